@@ -51,7 +51,7 @@ REASONS: Final = (
     r"too many pixels",  # a damaged header
     r"the mask holds \d+",  # numbers above 255
     r"the mask is a \w+ image",
-    r"one of its colours of 16 bits is transparent",
+    r"one of its 16-bit colours is transparent",
     r"colours have 16 bits",
     r"the mask has the colour",
 )

@@ -180,7 +180,7 @@ def test_an_interrupted_warmup_of_before_the_first_release_is_refused_with_a_rem
     for key in ("labels", "asked", "retry"):
         del plan[key]
     (cache / WORK_NAME / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(BuildError, match=r"before version 0\.2, which can finish it.*Remove .* to give up"):
+    with pytest.raises(BuildError, match=r"with the version before 0\.2 that began it.*Remove .* to give up"):
         build_cache(tmp_path / "images", cache, recipe_of(), jobs=1)
 
 

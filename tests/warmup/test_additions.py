@@ -131,7 +131,7 @@ def test_a_sample_the_cache_has_is_not_skipped_when_variants_are_added(
     first = sorted((source / "cat").iterdir())[0]
     data = first.read_bytes()
     first.write_bytes(bytes(len(data)))
-    with pytest.raises(SampleError, match=f"{first.name}.*the cache has it already, so that it cannot be skipped"):
+    with pytest.raises(SampleError, match=f"{first.name}.*the cache already has records of this sample"):
         build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_error="skip")
     assert before.items() <= digests(cache).items()
     first.write_bytes(data)

@@ -446,7 +446,7 @@ def test_a_second_warmup_of_the_same_cache_is_refused(
     (cache / WORK_NAME).mkdir(parents=True)
     with (cache / WORK_NAME / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BuildError, match="another warmup is writing"):
+        with pytest.raises(BuildError, match="another process is writing"):
             build_cache(photos, cache, _CLEAN, jobs=1)
         assert [path.name for path in cache.iterdir()] == [WORK_NAME]
     build_cache(photos, cache, _CLEAN, jobs=1)
@@ -534,7 +534,7 @@ def test_additions_by_other_versions_are_reported(
     assert not caplog.records
     build_cache(photos, tmp_path / "cache", Recipe(size=_SIZE, variants=1), jobs=1)
     (message,) = [record.message for record in caplog.records]
-    assert message.endswith(f"what is added may differ: cykooz_resizer {made}, now 99.0")
+    assert message.endswith(f"so added records may differ: cykooz_resizer {made}, now 99.0")
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_what_is_spooled_already_still_has_to_be_sealed(tmp_path: Path, free: Ca
     cache, reports = tmp_path / "cache", list[Estimate]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardWriter, "append", _no_chunk)
-        with pytest.raises(BuildError, match="cannot be sealed"):
+        with pytest.raises(BuildError, match="cannot be finished"):
             build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1)
     assert list((cache / WORK_NAME).glob("chunk-*.bin"))
     free(10)

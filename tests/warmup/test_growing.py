@@ -441,7 +441,7 @@ def test_room_for_all_of_it_is_looked_for_before(tmp_path: Path, monkeypatch: py
     building = Building(Gated(), tmp_path / "cache", Recipe(size=SIZE))
     assert building.wait_for_prospect() is None
     building.join()
-    with pytest.raises(BuildError, match=r"to work in, and 0\.1 MB are free: make room"):
+    with pytest.raises(BuildError, match=r"temporary files, and 0\.1 MB are free: make room"):
         building.check()
     assert not (tmp_path / "cache").exists()
 

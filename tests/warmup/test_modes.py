@@ -116,7 +116,7 @@ def test_an_image_of_another_kind_is_refused_by_name(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("array", "reason"),
     [
-        (np.zeros((SIDE, SIDE)), "are float64: --mode keep keeps uint8, uint16, int16, float32"),
+        (np.zeros((SIDE, SIDE)), "are float64: --mode keep takes uint8, uint16, int16, float32"),
         (np.full((SIDE, SIDE), np.nan, np.float32), "not finite"),
         (np.zeros((SIDE, SIDE, 17), np.uint8), None),
         (np.zeros((20, 20, 20), np.uint8), "1 to 16 channels"),

@@ -377,7 +377,7 @@ def test_an_augmentation_that_a_manifest_names_is_imported_only_if_it_is_named_t
 def test_no_repair_while_a_warmup_writes(source: Path, cache: Path) -> None:
     flip(cache / "v00-00000.lmdb")
     (cache / ".warmup").mkdir()
-    with repair.hold(cache / ".warmup"), pytest.raises(BuildError, match="another warmup is writing"):
+    with repair.hold(cache / ".warmup"), pytest.raises(BuildError, match="another process is writing"):
         repair_cache(source, cache, jobs=1)
 
 

@@ -387,7 +387,7 @@ def test_changes_are_refused_while_somebody_else_writes(three: Path) -> None:
             lambda: undo_delete(three),
             lambda: compact_cache(three),
         ):
-            with pytest.raises(BuildError, match="another warmup is writing"):
+            with pytest.raises(BuildError, match="another process is writing"):
                 change()
     assert {path.name: path.read_bytes() for path in three.iterdir() if path.is_file()} == before
 

@@ -157,7 +157,7 @@ def test_colours_of_16_bits_are_their_high_bytes(colour: int) -> None:
     np.testing.assert_array_equal(_grey(_png(values, colour)), values >> 8)
     dark = _ramp(2000)
     np.testing.assert_array_equal(_grey(_png(dark, colour), 65535), dark >> 8)
-    with pytest.raises(SampleError, match="can scale grey only"):
+    with pytest.raises(SampleError, match="can scale only grey"):
         _grey(_png(values, colour), 4095)
 
 

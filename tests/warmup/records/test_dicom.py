@@ -84,7 +84,7 @@ def test_without_a_window_the_stored_bits_are_shown() -> None:
     np.testing.assert_array_equal(
         shown(encoded(), Recipe(size=SIDE, mode="grey", white_level=5000)), np.rint(NUMBERS / 5000 * 255)
     )
-    with pytest.raises(SampleError, match="it has no window: state which number is white by --white-level"):
+    with pytest.raises(SampleError, match="the file has no window: state which number is white by --white-level"):
         shown(encoded(RescaleIntercept=-1024, RescaleSlope=1))
 
 

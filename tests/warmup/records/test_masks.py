@@ -54,7 +54,7 @@ def test_a_jpeg_that_is_nearly_black_and_white_is_scaled() -> None:
 
 @pytest.mark.parametrize("value", [1, 127, 254])
 def test_a_third_value_is_not_scaled_away(value: int) -> None:
-    with pytest.raises(SampleError, match=f"holds {value}, and --mask-values scale takes 0 and 255 alone"):
+    with pytest.raises(SampleError, match=f"holds {value}, and --mask-values scale takes only 0 and 255"):
         decode_mask(encoded(Image.fromarray(np.array([[0, 255, value]], np.uint8))), "a", SCALE)
 
 
@@ -118,7 +118,7 @@ def test_the_colours_of_a_palette_are_looked_up() -> None:
     data = encoded(palette_of([[0, 0, 255], [255, 128, 0]]))
     np.testing.assert_array_equal(decode_mask(data, "a", COLOURS), 2 - CLASSES)
     np.testing.assert_array_equal(decode_mask(data, "a"), CLASSES)  # without the table: the indices
-    with pytest.raises(SampleError, match="has colours, and --mask-values scale takes black and white alone"):
+    with pytest.raises(SampleError, match="has colours, and --mask-values scale takes only black and white"):
         decode_mask(data, "a", SCALE)
 
 

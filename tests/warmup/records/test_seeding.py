@@ -114,7 +114,7 @@ def test_the_shared_generators_are_left_as_they_were(custom: Callable[[str], dic
 def test_what_makes_something_else_each_time_is_refused_at_the_start(
     text: str, custom: Callable[[str], dict[str, Any]]
 ) -> None:
-    with pytest.raises(RecipeError, match="noise_by_test:noise makes something else of the same image each time"):
+    with pytest.raises(RecipeError, match="noise_by_test:noise returns different arrays for the same image each time"):
         custom(text)
 
 

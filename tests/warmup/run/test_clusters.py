@@ -140,7 +140,7 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_finished_work_i
         with (
             contextlib.nullcontext()
             if allowed_failures
-            else pytest.raises(BuildError, match=r"dask.*KilledWorker.*run it again")
+            else pytest.raises(BuildError, match=r"dask.*KilledWorker.*run the same command again")
         ):
             build_cache(source, cache, _RECIPE, engine=engine)
     finally:

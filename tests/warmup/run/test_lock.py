@@ -32,6 +32,6 @@ def test_a_folder_that_is_gone_is_not_held(tmp_path: Path) -> None:
 def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "_PATIENCE_SECONDS", 0.0)
     with hold(tmp_path) as first:
-        with pytest.raises(BuildError, match="another warmup is writing"), hold(tmp_path):
+        with pytest.raises(BuildError, match="another process is writing"), hold(tmp_path):
             pass
         assert is_held(tmp_path, first)

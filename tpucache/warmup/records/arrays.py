@@ -3,8 +3,8 @@
 The annotations of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays
 with these names are like any other arrays.
 
-Viewers turn an image with an EXIF orientation. The recipe's `coordinates` states whether annotations refer to the image
-as displayed or as stored. Without it, a sample is refused if this makes a difference.
+Viewers turn an image that has an EXIF orientation. The recipe's `coordinates` states whether annotations refer to the
+image as displayed or as stored. Without `coordinates`, a sample is refused if the two differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
 
 _FARTHEST: Final = 1 << 31  # more pixels than the side of any image
 _UNSTATED: Final = (
-    "give --coordinates displayed if they were drawn on the image as viewers show it, otherwise --coordinates stored"
+    "give --coordinates displayed if annotations were drawn on images as viewers show them, else --coordinates stored"
 )
 
 #: The number of annotations by field.
@@ -58,21 +58,24 @@ _COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
 
 
 def image_fields(names: Container[str]) -> tuple[str, ...]:
-    """Return the names of the image and its annotations in a record, in order; () without an image."""
+    """Return the names of the image and its annotations in a record, in the record's order; () without an image."""
     return tuple(name for name in IMAGE_FIELDS if name in names) if IMAGE in names else ()
 
 
 def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") -> tuple[Field, ...]:
-    """Return the fields of all records of a source, derived from one of its samples, which `path` names.
+    """Return the fields that all records of a source have, derived from its sample `item`, whose path is `path`.
 
-    First come the image and its annotations: `image` in the recipe's codec, uint8 (height, width, 3), with one channel
-    in the mode grey, and with the sample's channels and dtype in the mode keep; `mask`, lossless, uint8
-    (height, width, 1); `boxes`, float32 (max_boxes, 5); `keypoints`, float32 (n, 3) for the sample's n. Then come the
-    other arrays, unchanged, in the sample's order; they are raw, or in the recipe's codec if it stores any array.
+    - `image`: in the recipe's codec, uint8 (height, width, 3), or one channel in the mode grey. In the mode keep, it
+      has the sample's channels and dtype.
+    - `mask`: lossless, uint8 (height, width, 1).
+    - `boxes`: float32 (max_boxes, 5).
+    - `keypoints`: float32 (n, 3), for the n keypoints of the sample.
+    - other arrays: unchanged, in the sample's order, raw or in the recipe's codec if that stores any array.
+
     Raises SourceError if a record cannot hold an array, SampleError for an image that must be decoded and cannot be.
     """
     if not item.fields:
-        raise SourceError("the first sample has no fields: give it an image or arrays")
+        raise SourceError("the first sample has no fields: give each sample an image or arrays")
     known = image_fields(_names(item))
     makers: dict[str, Callable[[], Field]] = {
         IMAGE: lambda: _image_field(item.fields[IMAGE], recipe, path),
@@ -97,11 +100,11 @@ def clean_and_count(
 ) -> tuple[dict[str, Array], Counts, Facts]:
     """Return a sample's arrays in the fields' order, the numbers of its annotations, and statistics of its image.
 
-    Each array has exactly its field's dtype and shape. `presize` resizes the image; the mask follows it pixel by pixel.
+    Each array has exactly its field's dtype and shape. `presize` resizes the image, and mask pixels are moved with it.
     Boxes are rows of left, top, right, bottom, class (0 without a class), clipped to the visible part of the image;
     boxes outside of it are dropped, and rows of -1 fill the rest. Keypoints are rows of x, y and 1, or 0 for points
-    outside of the visible part. `path` names the sample in errors. The numbers are those of the source's annotations,
-    by field. The statistics, such as the image's width, are by column of the samples table.
+    outside of the visible part. The numbers count the annotations in the source, by field. The statistics, such as the
+    image's width, are by column of the samples table. `path` names the sample in errors.
 
     Raises SampleError if a field is missing, unexpected, of another dtype or shape, or cannot be used.
     """
@@ -151,17 +154,16 @@ def _facts(framing: Framing, kind: str) -> Facts:
 
 
 def _names(item: Item) -> list[str]:
-    """Return the names of a sample's fields, including `mask` if the mask is given as run lengths."""
     return [*item.fields] if item.mask_runs is None else [*item.fields, MASK]
 
 
 def _check_alike(image: Array, field: Field, path: str) -> None:
-    """Raise SampleError when an image, in the mode keep, has other channels or another dtype than the first one."""
+    """Raise SampleError when an image has other channels or another dtype than `field`, in the mode keep."""
     if image.dtype.str != field.dtype or image.shape != field.shape:
         raise SampleError(
             path,
             f"its image is {image.dtype} with {image.shape[2]} channels, in other samples {np.dtype(field.dtype)} with "
-            f"{field.shape[2]}: make them alike, or use --mode rgb or grey",
+            f"{field.shape[2]}: make all images alike, or use --mode rgb or grey",
         )
 
 
@@ -198,7 +200,8 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
 def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
     """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
 
-    Without `coordinates`, the mask's size must show whether it belongs to the image as stored or as displayed.
+    Without the recipe's `coordinates`, the mask's size must show whether it belongs to the image as stored or as
+    displayed.
     """
     coordinates = recipe.coordinates
     stored, own = decode_turned_mask(value, path, recipe)
@@ -210,21 +213,18 @@ def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> 
         height, width = stored.shape if coordinates == "stored" else displayed.shape
         size = framing.stored if coordinates == "stored" or not framing.turn.swap else framing.stored[::-1]
         image = " x ".join(map(str, size))
-        raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make them equal")
+        raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make their sizes equal")
     if len(fitting) > 1 and not np.array_equal(fitting[0], fitting[1]):
         raise SampleError(
             path,
-            "the image has an EXIF orientation, and the mask's size does not show on which image it was drawn; "
+            "the image has an EXIF orientation, and the mask's size does not show how the image was turned for it; "
             f"{_UNSTATED}",
         )
     return framing.nearest(fitting[0])[..., None], int(stored.any())
 
 
 def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
-    """Draw a mask from run lengths.
-
-    Return its visible part (height, width, 1), and 1 if any of its pixels is not 0, else 0.
-    """
+    """Draw a mask from run lengths, and return the same values as `_mask`."""
     coordinates = _coordinates(framing, recipe, path)
     drawn = draw_runs(runs, framing.stored_as(coordinates), path)
     stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)
@@ -246,7 +246,7 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 
 
 def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
-    """Return the recipe's `coordinates`. Raises SampleError if they are not stated, but make a difference."""
+    """Return the recipe's `coordinates`, or "stored" if both readings are equal. Raises SampleError otherwise."""
     if recipe.coordinates is None and framing.turn != Turn():
         raise SampleError(path, f"the image has an EXIF orientation, and boxes, keypoints or run lengths; {_UNSTATED}")
     return recipe.coordinates or "stored"
@@ -255,32 +255,32 @@ def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
 def _boxes(
     boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, framing: Framing, recipe: Recipe, path: str
 ) -> npt.NDArray[np.float32]:
-    """Return the visible boxes as rows of the record. `size` is the (width, height) of the image that they refer to."""
+    """Return the visible boxes as rows of the record. `size` is the (width, height) to which they refer, or None."""
     most = recipe.max_boxes
     if not boxes.size:
         return fill_boxes(np.empty((0, 5)), most)
     if boxes.ndim != 2 or boxes.shape[1] not in (4, 5):
-        raise SampleError(path, f"boxes are (n, 4) or (n, 5), not {boxes.shape}")
+        raise SampleError(path, f"boxes must have the shape (n, 4) or (n, 5), not {boxes.shape}")
     wrong = np.flatnonzero((boxes[:, 2:4] < boxes[:, :2]).any(axis=1))
     if wrong.size:
-        raise SampleError(path, f"box {wrong[0]} ends before it begins: {boxes[wrong[0], :4].tolist()}")
+        raise SampleError(path, f"box {wrong[0]} has a negative width or height: {boxes[wrong[0], :4].tolist()}")
     coordinates = _coordinates(framing, recipe, path)
     if size is not None and not framing.is_of(size, coordinates):
         raise SampleError(
-            path, f"its boxes refer to an image of {size[0]} x {size[1]} pixels, but it has another size: scale them"
+            path, f"its boxes refer to {size[0]} x {size[1]} pixels, but its image has another size: scale the boxes"
         )
     corners = np.stack([framing.points(points, coordinates) for points in (boxes[:, :2], boxes[:, 2:4])])
     classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
     kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), framing.area)
     if len(kept) > most:
-        raise SampleError(path, f"holds {len(kept)} boxes, more than --max-boxes {most}")
+        raise SampleError(path, f"holds {len(kept)} boxes, more than --max-boxes {most}: give a larger number")
     return fill_boxes(kept, most)
 
 
 def _keypoints(
     points: npt.NDArray[np.float64], framing: Framing, recipe: Recipe, count: int, path: str
 ) -> npt.NDArray[np.float32]:
-    """Return keypoints (n, 2) as rows of the record, with 0 for points out of view."""
+    """Return keypoints (n, 2) as rows of the record, (n, 3), with 0 for points out of view."""
     if points.shape != (count, 2):
         raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
     coordinates = _coordinates(framing, recipe, path)
@@ -290,6 +290,6 @@ def _keypoints(
 
 
 def count_annotations(arrays: Mapping[str, Array]) -> Counts:
-    """Return the numbers of annotations in the arrays of a record; empty without an image."""
+    """Return the numbers of annotations in the arrays of a record, by field; empty without an image."""
     names = [name for name in _COUNTERS if name in arrays] if IMAGE in arrays else []
     return {name: int(_COUNTERS[name](arrays[name])) for name in names}

@@ -67,7 +67,8 @@ class AugmentationError(RecipeError):
 def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int, variant: int) -> Image:
     """Return one augmented variant of an image. The same arguments give the same result, in any process and order.
 
-    Raises RecipeError when the augmentation fails or changes the image's shape or dtype.
+    The arguments are those of `augment_fields`. Raises RecipeError when the augmentation fails or changes the image's
+    shape or dtype.
     """
     return augment_fields({IMAGE: image}, definition, seed, number, variant)[IMAGE]
 
@@ -103,7 +104,7 @@ def augment_fields(
 
 
 def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of an augmentation's result. Raises RecipeError for other names, shapes or dtypes."""
+    """Return the arrays of an augmentation's result. Raises AugmentationError for other names, shapes or dtypes."""
     if not isinstance(result, dict) or result.keys() != clean.keys():
         got = f"one of {', '.join(map(str, result))}" if isinstance(result, dict) else type(result).__name__
         raise AugmentationError(f"the augmentation must return a dictionary of {', '.join(clean)}, not {got}")
@@ -232,7 +233,7 @@ def _albumentations() -> Any:
     else:
         raise DependencyError(
             "albumentationsx is installed in place of albumentations: it is another library under the AGPL. "
-            f"`pip uninstall albumentationsx` and {_INSTALL}, or use module:name"
+            f"`pip uninstall albumentationsx` and {_INSTALL}, or use --augment module:name"
         )
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
     bridge = "albumentations.pytorch"  # importing albumentations imports torch where it is installed
@@ -258,8 +259,8 @@ def _albumentations() -> Any:
 def with_targets(pipeline: Any, albumentations: Any) -> Any:
     """Return an albumentations pipeline that also accepts a record's boxes and keypoints. `pipeline` is not changed.
 
-    The result is a Compose around a copy, so that the pipeline's settings and random draws stay the same. Its
-    parameters for boxes, such as `min_visibility`, are kept, except their format.
+    The result is a Compose around a copy of the pipeline, so that the pipeline's settings and random draws stay the
+    same. The pipeline's parameters for boxes, such as `min_visibility`, are kept, except their format.
 
     albumentations moves masks by the nearest pixel. For boxes, pixel i covers [i, i + 1), as in records. For keypoints,
     the middle of pixel i is i; but albumentations scales them as if i were the edge, so that after an enlargement by 2
@@ -311,10 +312,7 @@ def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict
 
 
 def _fix_targets(pipeline: Any) -> None:
-    """Change a pipeline so that masks stay aligned with their image, and no mirrored boxes and keypoints are added.
-
-    A reflecting border would add mirror images of boxes and keypoints.
-    """
+    """Change a pipeline: align masks with their image, and add no mirror images of boxes and keypoints at borders."""
     for transform in getattr(pipeline, "transforms", ()):
         _fix_targets(transform)
     if type(pipeline).__module__.endswith(_RESIZING) and getattr(pipeline, "mask_interpolation", None) == _NEAREST:
@@ -338,7 +336,7 @@ def _area(image: Array) -> tuple[float, float, float, float]:
 
 
 def loaded_generators() -> tuple[str, ...]:
-    """Return the names of the imported libraries that have a global generator."""
+    """Return the names of the imported libraries, of OpenCV and torch, that have a global generator."""
     return tuple(name for name in _LIBRARIES if name in sys.modules)
 
 

@@ -22,18 +22,18 @@ _RGB: Final = "RGB"
 
 
 def is_dicom(data: bytes) -> bool:
-    """Return whether bytes begin as a DICOM file does."""
+    """Return whether bytes have the signature of a DICOM file."""
     return data[_MAGIC_AT : _MAGIC_AT + 4] == b"DICM"
 
 
 class DicomImage:
-    """A DICOM file. `decode` decodes its pixels; if it has several frames, those of the first one.
+    """A DICOM file. `decode` decodes its pixels; if it has several frames, those of the first frame.
 
     In the mode keep, pixels are the stored numbers, or float32 if the file rescales them (slope and intercept). In the
-    modes rgb and grey, grey pixels are shown as a viewer does: the stored numbers are rescaled, and the first of these
-    that exists decides which are black and white: the recipe's white level, the file's VOI LUT, its first window (DICOM
-    PS3.3, C.11.2), or, if the file does not rescale, the range of its bits. In all modes, a MONOCHROME1 file, whose low
-    numbers are bright, is inverted.
+    modes rgb and grey, grey pixels are shown as a viewer does: the stored numbers are rescaled and then mapped to black
+    and white by the first of these that exists: the recipe's white level, the file's VOI LUT, the file's first window
+    (DICOM PS3.3, C.11.2), or, if the file does not rescale, the range of its bits. In all modes, a MONOCHROME1 file,
+    whose low numbers are bright, is inverted.
     """
 
     kind = "DICOM"
@@ -51,7 +51,7 @@ class DicomImage:
             self.size = (int(self._file.Columns), int(self._file.Rows))
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return the pixels of the first frame in the recipe's mode."""
+        """Return the pixels of the first frame in the recipe's mode, always at full size."""
         with _refusing(self._path):
             numbers = self._numbers()
             if numbers.ndim == 2:
@@ -59,7 +59,7 @@ class DicomImage:
         return Decoded(to_pixels(numbers, recipe.mode, None, self._path), 1.0)
 
     def _numbers(self) -> Array:
-        """Return the stored numbers (height, width), or uint8 RGB (height, width, 3)."""
+        """Return the stored numbers (height, width), or RGB colours (height, width, 3)."""
         from pydicom import pixels
 
         file = self._file
@@ -68,7 +68,7 @@ class DicomImage:
             numbers = pixels.convert_color_space(numbers, file.PhotometricInterpretation, _RGB)
         if numbers.shape[:2] != self.size[::-1]:
             raise ValueError(
-                f"it has {numbers.shape[1]} x {numbers.shape[0]} pixels, and its header says "
+                f"the file has {numbers.shape[1]} x {numbers.shape[0]} pixels, and its header says "
                 f"{self.size[0]} x {self.size[1]}"
             )
         return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
@@ -88,10 +88,7 @@ class DicomImage:
         return str(self._file.PhotometricInterpretation) == _INVERTED
 
     def _kept(self, numbers: Array) -> Array:
-        """Return the pixels of the mode keep: the stored numbers, or float32 if the file rescales them.
-
-        Low ones are dark.
-        """
+        """Return the stored numbers, or float32 if the file rescales them. Low numbers are dark."""
         low, high = self._range
         if self._is_inverted:
             numbers = (low + high - numbers.astype(np.int64)).astype(numbers.dtype)
@@ -123,7 +120,7 @@ class DicomImage:
             function = str(file.get("VOILUTFunction") or "LINEAR").upper()
             return _window(values, _first(file.WindowCenter), _first(file.WindowWidth), function)
         if (slope, intercept) != (1, 0):
-            raise ValueError("it has no window: state which number is white by --white-level, or use --mode keep")
+            raise ValueError("the file has no window: state which number is white by --white-level, or use --mode keep")
         low, high = self._range
         return (values - low) / (high - low)
 
@@ -143,15 +140,12 @@ def _refusing(path: str) -> Iterator[None]:
 
 
 def _first(value: Any) -> float:
-    """Return an element of a file as a number, such as its WindowWidth; the first number if it has several."""
+    """Return an element of a file, such as its WindowWidth, as a number; its first value if there are several."""
     return float(value[0] if isinstance(value, (list, tuple)) or hasattr(value, "insert") else value)
 
 
 def _window(values: npt.NDArray[np.float64], centre: float, width: float, function: str) -> npt.NDArray[np.float64]:
-    """Map numbers to 0..1 by a window, as in DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3.
-
-    `function` is its VOI LUT function.
-    """
+    """Map numbers to 0..1 by a window and a VOI LUT `function` (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3)."""
     if function == "SIGMOID":
         return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
     if function == "LINEAR":

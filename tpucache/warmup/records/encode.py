@@ -25,10 +25,9 @@ class EncodedSample(NamedTuple):
     """An encoded sample.
 
     `item` is the sample as its source returns it, `clean` has its clean arrays by field, and `records` its record of
-    each requested variant and band.
-
-    `counts` has the numbers of annotations by field: in the source, then in each of the variants of `records`. `facts`
-    has statistics of the source's image, such as its width, by column of the samples table.
+    each requested variant and band. `counts` has the numbers of annotations by field: in the source, then in each of
+    the variants of `records`. `facts` has values of the source's image, such as its width, by column of the samples
+    table.
     """
 
     item: Item
@@ -43,8 +42,8 @@ class SampleEncoder:
     """Makes the records of samples. It has everything that decides their bytes, and is pickled to every worker.
 
     `augmentation` is a definition that `resolve` returned. `labels` is the rule for labels that are stored in the
-    samples, None where they are ignored. `is_labelled` says that the listing has labels, so that a sample without one
-    cannot be used.
+    samples, or None to ignore such labels. `is_labelled` says that the listing has labels, so that a sample without a
+    label cannot be used.
     """
 
     source: Source
@@ -55,7 +54,7 @@ class SampleEncoder:
     is_labelled: bool = False
 
     def encode(self, sample: Sample, parts: Sequence[Part], item: Item | None = None) -> EncodedSample:
-        """Decode a sample once, and encode these parts of it. Raises SampleError, RecipeError.
+        """Decode a sample once, and encode its records for `parts`. Raises SampleError, RecipeError.
 
         `item` is the result of `load`; without it, the sample is loaded here.
         """
@@ -79,7 +78,7 @@ class SampleEncoder:
         return item
 
     def listed_fault(self, sample: Sample) -> str:
-        """Return why a sample cannot be used, as far as its listing shows it, or ""."""
+        """Return the reason why a sample cannot be used, as far as the listing shows it, or ""."""
         if sample.fault:
             return sample.fault
         return NO_LABEL_REASON if self.is_labelled and sample.label is None else ""
@@ -94,7 +93,7 @@ class SampleEncoder:
             raise SampleError(sample.path, str(error)) from error
 
     def to_records(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """Encode a sample's arrays, and return its record of each band."""
+        """Encode a sample's arrays, and return one record for each band."""
         bands = [encode_bands(field, arrays[field.name], self._qualities[field.name]) for field in self.fields]
         first, *further = part_layouts(self.fields)
         more = [part for encoded in bands for part in encoded[1:]]
@@ -105,7 +104,7 @@ class SampleEncoder:
 
     @functools.cached_property
     def _qualities(self) -> dict[str, int | None]:
-        """The quality of each field: the recipe's for the image, and for arrays in the same codec, else None."""
+        """The quality by field: the recipe's for the image and other arrays in the same codec, None for annotations."""
         annotations = image_fields([field.name for field in self.fields])[1:]
         return {
             field.name: self.recipe.quality
@@ -119,7 +118,7 @@ class SampleEncoder:
 class LabelRule:
     """The rule for labels that are stored in the samples.
 
-    Each label must be of the kind of `like`, the first sample's label: no label, a class number, or a tuple of this
+    Each label must be of the kind of `like`, the first sample's label: no label, a class number, or a tuple of the same
     length. Class numbers must be below `classes`, unless that is 0.
     """
 
@@ -131,7 +130,7 @@ class LabelRule:
         if _kind(label) != _kind(self.like):
             raise SampleError(path, f"has {_kind(label)}, the first sample has {_kind(self.like)}")
         if isinstance(label, tuple) and len(label) == self.classes and not all(0 <= mark <= 1 for mark in label):
-            raise SampleError(path, f"has the label {label}: give 0 or 1 for each class, or say --labels numbers")
+            raise SampleError(path, f"has the label {label}: give 0 or 1 for each class, or use --labels numbers")
         if isinstance(label, int) and label < 0:
             raise SampleError(path, f"has the label {label!r:.40}: class numbers begin at 0")
         if isinstance(label, int) and label >= (self.classes or MOST_CLASSES):

@@ -1,4 +1,4 @@
-"""Measures how good images are that are decoded from only the lowest frequencies, for caches with bands."""
+"""Measures the quality of images that are decoded from their lowest frequencies only, for caches with bands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DECIMALS: Final = 1  # libraries of matrix multiplication differ in the last bi
 
 
 def measure_frequencies(field: Field, image: npt.NDArray[np.uint8]) -> list[list[float]]:
-    """Return [PSNR in dB, variance of each channel] for each K from 1 to 8.
+    """Return a list [PSNR in dB, variance of each channel] for each K from 1 to 8.
 
     The image is decoded at K/8 of its size from the lowest K frequencies, and compared with the whole image, resized to
     that size by Lanczos.
@@ -42,7 +42,10 @@ def measure_frequencies(field: Field, image: npt.NDArray[np.uint8]) -> list[list
 
 
 def summarise_frequencies(measured: Mapping[str, Sequence[Sequence[float]]]) -> tuple[FrequencyStatistics, ...]:
-    """Return the statistics of each K over some samples: mean PSNR, and standard deviations relative to K = 8."""
+    """Return the statistics of each K over some samples: mean PSNR, and standard deviations relative to K = 8.
+
+    `measured` has the results of `measure_frequencies` by sample number.
+    """
     if not measured:
         return ()
     samples = np.array([measured[number] for number in sorted(measured, key=int)])  # (n, 8, 1 + channels)

@@ -44,15 +44,12 @@ class _Numbers(NamedTuple):
 
 
 def decode_mask(data: bytes | Array, path: str, recipe: Recipe | None = None) -> Mask:
-    """Return a mask in its stored orientation, uint8 (height, width). Raises SampleError if it is not a mask."""
+    """Return a mask's class numbers in its stored orientation, uint8 (height, width). Raises SampleError."""
     return decode_turned_mask(data, path, recipe or Recipe())[0]
 
 
 def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[Mask, int]:
-    """Return a mask in its stored orientation, uint8 (height, width), and its EXIF orientation, 1 to 8.
-
-    Raises SampleError.
-    """
+    """Return the same as `decode_mask`, and the mask's EXIF orientation, 1 to 8. Raises SampleError."""
     if isinstance(data, np.ndarray):
         return _from_array(data, path, recipe), 1
     with opened(data, path, _WHAT, recipe.max_pixels) as image:
@@ -96,9 +93,9 @@ def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) ->
         if _is_grey(pixels):
             return _Numbers(pixels[..., 0], turned, 255, image.format in _LOSSY)
         raise SampleError(
-            path, "the mask has colours, and --mask-values scale takes black and white alone: give --mask-colours"
+            path, "the mask has colours, and --mask-values scale takes only black and white: give --mask-colours"
         )
-    advice = "save it as grey or palette, a number a pixel"
+    advice = "save it as grey or palette, with one class number for each pixel"
     if image.mode == "RGB":
         advice += ", or give --mask-colours, the colour of each class"
     raise SampleError(path, f"the mask is a {image.mode} image: {advice}")
@@ -119,7 +116,7 @@ def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
     ends = runs[:, 1] + runs[:, 2]
     if len(ends) and ends.max() > len(pixels):
         raise SampleError(
-            path, f"its run lengths end at pixel {ends.max()}, and the image has {width} x {height} = {len(pixels)}"
+            path, f"its run lengths end at pixel {ends.max()}, after the last of {width} x {height} = {len(pixels)}"
         )
     for number, start, end in zip(runs[:, 0].tolist(), runs[:, 1].tolist(), ends.tolist(), strict=True):
         pixels[start:end] = number
@@ -132,7 +129,7 @@ def _from_array(data: Array, path: str, recipe: Recipe) -> Mask:
         return _by_colours(np.broadcast_to(np.atleast_3d(plain), (*plain.shape[:2], 3)), recipe, path)
     scaled = recipe.mask_values == "scale" and plain.dtype in (np.bool_, np.uint16)
     if plain.ndim != 2 or not (plain.dtype == np.uint8 or scaled):
-        raise SampleError(path, f"the mask is uint8 (height, width), not {data.dtype} {data.shape}")
+        raise SampleError(path, f"the mask must be uint8 (height, width), not {data.dtype} {data.shape}")
     if plain.dtype == np.bool_:
         return plain.astype(np.uint8)
     return _to_classes(_Numbers(plain, 1, np.iinfo(plain.dtype).max), recipe, path)
@@ -149,13 +146,13 @@ def _to_classes(numbers: _Numbers, recipe: Recipe, path: str) -> Mask:
             between = int(values[(values != 0) & (values != white)][0])
             raise SampleError(
                 path,
-                f"the mask holds {between}, and --mask-values scale takes 0 and {white} alone: save it with these two, "
-                "or leave the option out for class numbers",
+                f"the mask holds {between}, and --mask-values scale takes only 0 and {white}: save the mask with these "
+                "two numbers, or leave the option out for class numbers",
             )
         return np.asarray(values > white // 2, np.uint8)
     if low < 0 or high > 255:
         advice = "; --mask-values scale makes 0 and 65535 into 0 and 1" if high == white else ""
-        raise SampleError(path, f"the mask holds {low} to {high}, but numbers are kept from 0 to 255{advice}")
+        raise SampleError(path, f"the mask holds {low} to {high}, but a mask can hold only 0 to 255{advice}")
     return values.astype(np.uint8)
 
 
@@ -169,5 +166,5 @@ def _by_colours(pixels: Array, recipe: Recipe, path: str) -> Mask:
     if (numbers == _NO_CLASS).any():
         other = int(codes[numbers == _NO_CLASS][0])
         rgb = ", ".join(map(str, other.to_bytes(3, "big")))
-        raise SampleError(path, f"the mask has the colour {rgb}, which --mask-colours does not list: add it")
+        raise SampleError(path, f"the mask has the colour {rgb}, which --mask-colours does not list: add the colour")
     return numbers.astype(np.uint8)

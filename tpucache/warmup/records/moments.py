@@ -72,9 +72,9 @@ def _of_bytes(image: npt.NDArray[np.uint8]) -> Moments:
 
 
 def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
-    """Return the exact sums of finite floats. For each exponent, the fractions are added as integers below 2^53."""
+    """Return the exact sum and sum of squares of finite floats, in units of 2^-149 and 2^-298."""
     fractions, exponents = np.frexp(values.astype(np.float64))
-    whole = np.ldexp(fractions, _FRACTION_BITS)
+    whole = np.ldexp(fractions, _FRACTION_BITS)  # for each exponent, integers below 2^53 are added
     lowest = int(exponents.min())
     places = exponents - lowest
     high = np.floor(whole / _HALF)
@@ -82,7 +82,7 @@ def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
     # (high * 2^12 + low)^2 is computed in three parts, whose sums are exact.
 
     def total(weights: Array, step: int) -> int:
-        """Return the sum of weights times 2 to the power of `step` times their places."""
+        """Return the exact sum of weights * 2^(step * place)."""
         return sum(int(part) << (step * place) for place, part in enumerate(np.bincount(places, weights).tolist()))
 
     squares = (total(high * high, 2) << 24) + (total(high * low, 2) << 13) + total(low * low, 2)

@@ -1,7 +1,7 @@
 """Converts arrays of numbers to the pixels of an image in the recipe's mode, and reads .npy files.
 
 - depth: grey of 16 and 32 bits is scaled from 0..65535 to 0..255, and float grey from 0..1. With a stated white level,
-  both are scaled from 0 to that level. An image is refused if its numbers do not show which range they use: a file
+  both are scaled from 0 to this level. An image is refused if its numbers do not show which range they use: a file
   states the number of bits, but cameras and scanners often use only 12 or 14 of 16 bits, and an image scaled by a wrong
   range turns black or white.
 - mode: `grey` is the luma of the colours (ITU-R BT.601). `keep` leaves channels and numbers unchanged: alpha is a
@@ -41,7 +41,7 @@ class PixelsError(Exception):
 
 
 class UncertainRangeError(PixelsError):
-    """An image does not show which number is white."""
+    """The numbers of an image do not fit between black and white, or do not show which number is white."""
 
 
 class Decoded(NamedTuple):
@@ -92,17 +92,18 @@ def with_channels_last(array: Array, path: str) -> Array:
 def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
     """Convert an array of pixels, of any dtype and order of axes, to a recipe's `mode`.
 
-    rgb and grey: uint8 (height, width), or (height, width, 3) for rgb; transparent pixels are blended with white. keep:
-    the unchanged array, (height, width, channels). Raises SampleError.
+    For the modes rgb and grey, return uint8 (height, width), or (height, width, 3) for coloured rgb; transparent pixels
+    are blended with white. For the mode keep, return the unchanged numbers, (height, width, channels). Raises
+    SampleError.
     """
     pixels = with_channels_last(array, path)
     if mode == "keep":
         if pixels.dtype.str not in KEPT_DTYPES:
             allowed = ", ".join(np.dtype(name).name for name in KEPT_DTYPES)
-            raise SampleError(path, f"its pixels are {pixels.dtype}: --mode keep keeps {allowed}; convert it")
+            raise SampleError(path, f"its pixels are {pixels.dtype}: --mode keep takes {allowed}; convert the image")
         return np.ascontiguousarray(pixels)
     if pixels.shape[2] not in _USUAL:
-        raise SampleError(path, f"has {pixels.shape[2]} channels: --mode keep keeps up to {MOST_CHANNELS}")
+        raise SampleError(path, f"has {pixels.shape[2]} channels: use --mode keep, which takes up to {MOST_CHANNELS}")
     if pixels.dtype == np.bool_:
         pixels = pixels.astype(np.uint8) * np.uint8(255)
     if pixels.dtype != np.uint8:
@@ -119,14 +120,14 @@ def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
 
 
 def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
-    """Return grey (height, width) of whole numbers or floats as uint8: 0 stays 0, `white` becomes 255.
+    """Return whole numbers or floats as uint8, in the same shape: 0 stays 0, `white` becomes 255.
 
     Without `white`, 65535 is white, or 1 for floats, if the numbers show that this is their range. Raises
     UncertainRangeError if they do not, and for numbers that are out of the range or not finite.
     """
     low, high = values.min().item(), values.max().item()
     if not (np.isfinite(low) and np.isfinite(high)):
-        raise UncertainRangeError("some of its pixels are not finite numbers: save it with 8 bits")
+        raise UncertainRangeError("some of its pixels are not finite numbers: save the image with 8 bits")
     floats = values.dtype.kind == "f"
     most = white if white is not None else 1 if floats else WHITE_16
     if low < 0 or high > most:
@@ -155,7 +156,7 @@ def is_npy(data: bytes) -> bool:
 
 
 def read_npy(data: bytes, path: str) -> Array:
-    """Return the array of an .npy file. Raises SampleError for a broken one, and for pickled objects."""
+    """Return the array of an .npy file. Raises SampleError for a broken file, and for pickled objects."""
     try:
         array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError, TypeError, SyntaxError, OverflowError) as error:

@@ -69,8 +69,8 @@ _BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1",
 def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None) -> Iterator[Image.Image]:
     """Open an image and yield it, decoded unless it is a JPEG or TIFF. Raises SampleError for any error of Pillow.
 
-    `path` names the sample in errors, and `what` its part, such as "the mask: ". `max_pixels` replaces Pillow's own
-    limit.
+    `path` names the sample in errors, and `what` the sample's part, such as "the mask: ". `max_pixels` replaces
+    Pillow's own limit.
     """
     if not data:
         raise SampleError(path, f"{what}the file is empty")
@@ -85,7 +85,7 @@ def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None
             with image:
                 check_size(image.size, path, what, max_pixels)
                 if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
-                    raise PixelsError("Pillow reads a black and white BMP of 4 or 8 bits as 1 bit: save it as PNG")
+                    raise PixelsError("Pillow reads a black and white BMP of 4 or 8 bits as 1 bit: save it as a PNG")
                 if image.format not in _DECODED_LATER:
                     with _as_broken():
                         image.load()
@@ -109,7 +109,7 @@ class PillowImage:
         self.kind = f"{image.format} {image.mode}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return the image's pixels in the recipe's mode and in stored orientation; see `decode`."""
+        """Return the image's pixels in the recipe's mode and in stored orientation, as the function `decode` does."""
         return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
 
 
@@ -121,10 +121,10 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
 
 
 def orientation(image: Image.Image, data: bytes) -> int:
-    """Return the EXIF orientation, 1 to 8, of an image that `opened` yielded for `data`; 1 without a readable one.
+    """Return the EXIF orientation, 1 to 8, of an image that `opened` yielded for `data`; 1 if it cannot be read.
 
-    If the metadata of a TIFF are broken, decoding should raise an error. Pillow raises it only at the first access, so
-    the metadata are read from another copy of the file.
+    If the metadata of a TIFF are broken, decoding should raise an error. Pillow raises this error only at the first
+    access, so the metadata are read from another copy of the file.
     """
     try:
         if image.format != "TIFF":
@@ -204,7 +204,7 @@ def _eighths(size: tuple[int, int], least: tuple[int, int] | None) -> int:
 
 @functools.cache
 def find_simplejpeg() -> Any:
-    """Return simplejpeg, or None where it is not installed."""
+    """Return the module simplejpeg, or None where it is not installed."""
     try:
         import simplejpeg
     except ImportError:
@@ -215,7 +215,7 @@ def find_simplejpeg() -> Any:
 def stored_pixels(image: Image.Image, data: bytes, mode: str | None = None) -> Array:
     """Return the pixels, in stored orientation, of an image that `opened` yielded for `data`.
 
-    They are converted to a mode of Pillow if one is given.
+    With `mode`, the pixels are converted to this mode of Pillow.
     """
     as_stored = _undo(image, data)
     image.load()
@@ -237,14 +237,14 @@ def check_size(size: tuple[int, int], path: str, what: str, max_pixels: int | No
 
 
 def _bits_of_bmp(data: bytes) -> int:
-    """Return the bits of a pixel from a BMP's header, which has one of two forms."""
+    """Return the bits of a pixel in a BMP."""
     (length,) = struct.unpack_from("<I", data, 14)
     (bits,) = struct.unpack_from("<H", data, 24 if length == 12 else 28)
     return int(bits)
 
 
 def is_heif(data: bytes) -> bool:
-    """Return whether bytes are the beginning of a HEIF file with HEVC images. AVIF is not: Pillow reads it itself."""
+    """Return whether `data` begins as a HEIF file with HEVC images; False for AVIF, which Pillow reads itself."""
     return data[4:8] == b"ftyp" and data[8:12] in _BRANDS and b"avif" not in data[8:48]
 
 
@@ -277,10 +277,7 @@ def _as_broken() -> Iterator[None]:
 
 
 class _PillowLimit:
-    """Lifts Pillow's limit of pixels while any thread is in the `with` block.
-
-    The limit is a global variable of the process.
-    """
+    """Lifts Pillow's limit of pixels, a global variable, while any thread is in the `with` block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -304,7 +301,7 @@ _PILLOW_LIMIT: Final = _PillowLimit()
 
 
 def decoder_versions() -> dict[str, str]:
-    """Return the versions of the decoders that pixels depend on; "" for one that is not installed."""
+    """Return the versions of the decoders that pixels depend on, by name; "" for one that is not installed."""
     simplejpeg = find_simplejpeg()
     return {
         "pillow": PIL.__version__,

@@ -80,21 +80,21 @@ def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
 
 
 def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
-    """Check an image of `COLOUR_MODES` with 16 bits per channel; Pillow keeps only their high bytes.
+    """Raise UncertainRangeError if 16-bit colours cannot be reduced to their high bytes, which Pillow keeps.
 
-    Raises UncertainRangeError when white may not be 65535, or when one colour is transparent: other colours may have
-    the same high bytes.
+    The error is raised if white may not be 65535, and if one colour stands for transparency, because other colours may
+    have the same high bytes. The image has one of `COLOUR_MODES`.
     """
     if "transparency" in image.info:
-        raise UncertainRangeError("one of its colours of 16 bits is transparent: save it with 8 bits, or with alpha")
+        raise UncertainRangeError("one of its 16-bit colours is transparent: save the image with 8 bits or with alpha")
     if white is None and _highest_byte(image, data) < LEAST_16 >> 8:
         raise UncertainRangeError(
             "its colours have 16 bits but use at most 14 of them, which is nearly black if 65535 is white: "
-            "save it with 8 bits, or state --white-level 65535 if it is as dark as that"
+            "save the image with 8 bits, or state --white-level 65535 if it really is that dark"
         )
     if white not in (None, WHITE_16):
         raise UncertainRangeError(
-            f"its colours have 16 bits, and --white-level {white} can scale grey only: save it with 8 bits"
+            f"its colours have 16 bits, and --white-level {white} can scale only grey: save the image with 8 bits"
         )
 
 
@@ -145,10 +145,7 @@ def _whole_numbers(image: Image.Image, bits: int) -> Array:
 
 
 def _deep_colours(image: Image.Image, data: bytes) -> Array:
-    """Return 16-bit colours, read by OpenCV, because Pillow keeps only the high bytes.
-
-    Raises DependencyError without OpenCV.
-    """
+    """Return 16-bit colours, read by OpenCV: Pillow keeps only high bytes. Raises DependencyError, PixelsError."""
     try:
         import cv2
     except ImportError as error:
@@ -163,7 +160,7 @@ def _deep_colours(image: Image.Image, data: bytes) -> Array:
             pixels: Array = found[..., order]
             if pixels.shape == high.shape and np.array_equal(pixels >> 8, high):
                 return pixels
-    raise PixelsError("16-bit colours in such a file cannot be read: save it as PNG, or as .npy")
+    raise PixelsError("the 16-bit colours of this file cannot be read: save the image as PNG or .npy")
 
 
 def bits_of(image: Image.Image, data: bytes) -> int:

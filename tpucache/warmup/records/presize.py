@@ -57,10 +57,9 @@ def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
 
 
 class Presized(NamedTuple):
-    """An image (height, width, channels) of the recipe's size, the geometry of its resize, and its file format and
-    mode.
+    """An image (height, width, channels) of the recipe's size, with the geometry of its resize and its kind.
 
-    Masks, boxes and keypoints need the same `framing`. `kind` is, for example, `JPEG RGB`.
+    Masks, boxes and keypoints need the same `framing`. `kind` is the file format and mode, such as `JPEG RGB`.
     """
 
     pixels: Array
@@ -69,7 +68,7 @@ class Presized(NamedTuple):
 
 
 def presize_framed(data: bytes | Array, recipe: Recipe, path: str) -> Presized:
-    """Return the image of `presize`, with the geometry of its resize. Raises SampleError."""
+    """Return the image of `presize`, with the geometry of its resize and its kind. Raises SampleError."""
     with open_image(data, recipe, path) as image:
         framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)
         pixels, scale = image.decode(recipe, None if recipe.exact else framing.least())
@@ -101,7 +100,7 @@ class SourceImage(Protocol):
         ...
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return the image's pixels in the recipe's mode and in stored orientation, at least as large as `least`."""
+        """Return pixels in the recipe's mode and stored orientation, at least as large as `least`: (width, height)."""
         ...
 
 
@@ -130,7 +129,7 @@ def image_versions() -> dict[str, str]:
 
 
 def slow_parts() -> list[str]:
-    """Return a line of advice for each missing library that would be faster."""
+    """Return a line of advice for each missing library that is faster than Pillow."""
     lines = {
         "simplejpeg": "JPEG files are decoded by Pillow: `pip install simplejpeg` decodes them faster",
         "cykooz_resizer": "images are resized by Pillow: `pip install cykooz-resizer` does it several times faster",
@@ -140,7 +139,7 @@ def slow_parts() -> list[str]:
 
 
 def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
-    """Resize the part of `pixels` inside `box` to `size`; shape (height, width) or (height, width, channels).
+    """Return the part of `pixels` inside `box`, resized to `size`: (height, width) or (height, width, channels).
 
     `box` is (left, top, right, bottom) in fractions of pixels, inside the image; `size` is (width, height).
     """
@@ -193,10 +192,10 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 
 
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
-    """Return the pixels of an axis that the filter reads when start..stop is resized to `count` pixels.
+    """Return which pixels of an axis the filter reads when start..stop is resized to `count` pixels, as a slice.
 
-    Other pixels need not be copied. `length` is the number of the axis's pixels. The result is a slice of them, then
-    `start` relative to this slice, and the length of start..stop.
+    `length` is the number of the axis's pixels. Return also `start` relative to this slice, and the length of
+    start..stop.
     """
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
@@ -204,7 +203,7 @@ def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[s
 
 
 def thread_resizer(library: Any) -> Any:
-    """Return this thread's resizer. It reuses its memory for the next image."""
+    """Return this thread's resizer, which reuses its memory for the next image."""
     if not hasattr(_threads, "resizer"):
         _threads.resizer = library.Resizer()
     return _threads.resizer
@@ -212,7 +211,7 @@ def thread_resizer(library: Any) -> Any:
 
 @functools.cache
 def find_cykooz_resizer() -> Any:
-    """Return cykooz_resizer, or None where it is not installed."""
+    """Return the module cykooz_resizer, or None where it is not installed."""
     try:
         import cykooz_resizer
     except ImportError:

@@ -1,11 +1,13 @@
 """Chunks and receipts: the finished work of a build on disk, so that the next run does not repeat it.
 
-A chunk has one file of records for each part (a variant, or a band of one) and, written last, a JSON file of metadata.
-If a time limit cuts a chunk short, its metadata get another name, so that it is never mistaken for a complete one.
+A chunk has one file of records for each part (a variant, or a band of a variant) and, written last, a JSON file of
+metadata. If a time limit cuts a chunk short, its metadata get another name, so that it is never mistaken for a complete
+chunk.
 
-These files are not synced. Damage by a power cut is noticed later, and the chunk is built again: the metadata are not
-JSON, a size differs, or the CRC of a record differs when its shard is written. When a shard is finished, a file is
-written that says so, its receipt. When all shards of a block are finished, its chunks are removed.
+When a shard is finished, a file is written that says so: its receipt. When all shards of a block are finished, the
+chunks of the block are removed. The files of chunks are not synced. If a power cut damages them, this is noticed later,
+and the chunk is built again: the metadata are not JSON, a size differs, or the CRC of a record differs when its shard
+is written.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ _METADATA: Final = "told"
 class KeptSample(NamedTuple):
     """A sample that is not skipped: the `label` and `columns` that are stored in it, and `facts`.
 
-    `facts` has values about its image, such as the width, by column of the samples table.
+    `facts` has values of the sample's image, such as the width, by column of the samples table.
     """
 
     number: int
@@ -67,13 +69,13 @@ class KeptSample(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkInfo:
-    """What the tables and the manifest need to know about the samples of a chunk or block; not their records.
+    """Everything about the samples of a chunk or block that the tables and the manifest need, without the records.
 
-    `labels` (None where the listing has them) and each list in `columns` (None where a sample lacks that column) have
-    one item for each of `numbers`. `sums` and `squares` are exact sums over each channel of the clean images.
-    `annotations` has the numbers of boxes, keypoints or masks by field: in the source, and in each variant. `digests`
-    has content hashes by sample number: of all skipped samples, and of a few others. `frequencies` has results of
-    `measure_frequencies` by sample number.
+    `numbers` are the numbers of the samples that are not skipped. `labels` (None where the listing has them) and each
+    list in `columns` (None where a sample lacks that column) have one item for each of them. `sums` and `squares` are
+    exact sums over each channel of the clean images. `annotations` has the numbers of boxes, keypoints or masks by
+    field: in the source, and in each variant. `digests` has content hashes by sample number: of all skipped samples,
+    and of a few kept samples. `frequencies` has results of `measure_frequencies` by sample number.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -148,7 +150,10 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Add up numbers of annotations, by field and place. A field that one of the parts lacks is left out."""
+    """Add up numbers of annotations, by field and by place: `IN_SOURCE`, or the number of a variant.
+
+    A field that one of the `parts` lacks is left out.
+    """
     names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
     return {
         name: {
@@ -162,7 +167,7 @@ def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[st
 def save_chunk(
     work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[Part, Sequence[bytes]], whole: bool = True
 ) -> None:
-    """Write a chunk, or the beginning of one if not `whole`. The metadata are written last. Raises OSError."""
+    """Write a chunk or, if not `whole`, its beginning. The metadata are written last. Raises OSError."""
     # A unique name, because a worker of a killed run may still be writing the same chunk.
     temporary = work / f"spool.{uuid.uuid4().hex}.tmp"
     try:
@@ -179,9 +184,9 @@ def save_chunk(
 
 
 def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole: bool = True) -> StoredChunk | None:
-    """Return the metadata of a chunk, or, if not `whole`, of the beginning of one.
+    """Return the metadata of a chunk or, if not `whole`, of a chunk's beginning.
 
-    Returns None if one of its files for `parts` is missing or damaged.
+    Returns None if a file is damaged, or if the file of a part in `parts` or the metadata are missing.
     """
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
@@ -205,7 +210,7 @@ def _checksum(content: Mapping[str, Any]) -> int:
 def read_records(
     work: Path, block: int, chunk: int, part: Part, stored: StoredChunk
 ) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (sample number, record, CRC-32) for each record of a chunk's part. Raises OSError."""
+    """Yield (sample number, record, CRC-32) for each record of one part of a chunk. Raises OSError."""
     rows = zip(stored.info.numbers, stored.lengths[part], stored.crcs[part], strict=True)
     with _records_path(work, block, chunk, part).open("rb") as file:
         for number, length, crc in rows:
@@ -257,7 +262,7 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
 
 
 def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard | None:
-    """Return a finished shard, or None if it has no receipt or a damaged one, or if the shard does not exist any more.
+    """Return a finished shard; None if its receipt is missing or damaged, or if the shard does not exist any more.
 
     A shard exists if its file is in the folder `cache`, or if it was sent to the URL or to Kaggle.
     """

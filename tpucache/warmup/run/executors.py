@@ -1,8 +1,7 @@
 """Executor: runs tasks in this process, in worker processes on this machine, or on a cluster of Dask, Ray or Spark.
 
-joblib starts the worker processes, or they are forked. Short runs, and runs with one job, need none.
-
-Clusters are not used through joblib: with joblib 1.6, a run waits for ever if a worker dies.
+Worker processes are started by joblib, or forked. Short runs, and runs with one job, use none. Clusters are not used
+through joblib: with joblib 1.6, a run waits for ever if a worker dies.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class _Place:
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Run a task with the working directory and `sys.path` of the process that started the run.
 
-        Each task sets them anew: joblib keeps its workers, and a later run may begin in another directory.
+        Each task sets both anew: joblib keeps its workers, and a later run may begin in another directory.
         """
         if os.getpid() != self.process:
             _end_with(self.process)
@@ -89,7 +88,7 @@ class _Pickled:
         return self.function(*arguments)
 
     def wait_for(self, tasks: Callable[[], int]) -> None:
-        """Wait until as many tasks were sent as `tasks()` says, for `_SETTLE_SECONDS` at most.
+        """Wait until as many tasks were sent as `tasks()` says, at most `_SETTLE_SECONDS`.
 
         If the run ended earlier, a thread of joblib would print a KeyError.
         """
@@ -103,7 +102,7 @@ class Executor(WorkerOptions):
 
     @property
     def is_cluster(self) -> bool:
-        """Whether tasks run on other machines. These must sync the files that they write."""
+        """Whether tasks run on other machines, and so must sync the files that they write."""
         return self.backend != "loky"
 
     @property
@@ -119,9 +118,9 @@ class Executor(WorkerOptions):
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
         """Yield the results of tasks, in the order in which they finish.
 
-        A task is taken from the iterator when a worker is free. If there are only a `few` tasks, this process runs
-        tasks itself for the time that workers need to start; not on a cluster. Raises the error of a task, BuildError
-        when workers die or the cluster fails, DependencyError if the library of the cluster is missing.
+        A task is taken from the iterator when a worker is free. With `few` tasks, this process runs tasks itself for
+        the half second that workers need to start; not on a cluster. Raises the error of a task, BuildError when
+        workers die or the cluster fails, DependencyError if the library of the cluster is missing.
         """
         if self.backend == "loky":
             if few or self.jobs == 1:
@@ -136,12 +135,11 @@ class Executor(WorkerOptions):
         except Exception as error:  # a cluster's library may raise any error
             what = " ".join(str(error).split("\n")[:2])  # Spark adds a long traceback of Java
             raise BuildError(
-                f"the {self.backend} cluster failed: {type(error).__name__}: {what}. What it had finished is kept: "
-                "repair the cluster and run it again."
+                f"the {self.backend} cluster failed: {type(error).__name__}: {what}. Finished work is kept: "
+                "repair the cluster and run the same command again."
             ) from error
 
     def _run_local(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Give tasks to worker processes on this machine."""
         import joblib
         from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
@@ -172,10 +170,7 @@ class Executor(WorkerOptions):
                 results.close()
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Keep a few tasks for each worker submitted.
-
-        If a worker dies, Dask runs its tasks on another worker, a few times.
-        """
+        """Keep a few tasks for each worker submitted. If a worker dies, Dask runs its tasks again, a few times."""
         with self._reaching_cluster():
             from distributed import Client, as_completed
 
@@ -190,14 +185,10 @@ class Executor(WorkerOptions):
                 running.update(itertools.islice(submitted, max(1, room)))
 
     def _jobs_of(self, client: Client) -> int:
-        """Return how many tasks a Dask cluster should run at once."""
         return self.jobs or sum(client.ncores().values())
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Keep a few tasks for each worker submitted.
-
-        If a worker dies, Ray runs its tasks on another worker, a few times.
-        """
+        """Keep a few tasks for each worker submitted. If a worker dies, Ray runs its tasks again, a few times."""
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
                 import ray
@@ -218,7 +209,7 @@ class Executor(WorkerOptions):
                 running += itertools.islice(submitted, len(done))
 
     def _run_spark(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Run one Spark job for each group of tasks. If a worker dies, Spark runs its tasks on another worker."""
+        """Run one Spark job for each group of tasks. If a worker dies, Spark runs its tasks again, a few times."""
         with self._reaching_cluster():
             from pyspark.sql import SparkSession
 
@@ -240,14 +231,14 @@ class Executor(WorkerOptions):
 
 
 class ForkedWorkers(Executor):
-    """Runs tasks with processes that are forked from this one, with its modules. So they start at once.
+    """Runs tasks in processes that are forked from this one. They have its modules already, so they start at once.
 
-    Make it in a process that was started to build, before that process has threads or runs code of the user. The
-    workers end with the process, within a second after a kill.
+    This process must have been started to build, and must not yet have threads or have run code of the user. The
+    workers end with it, within a second after a kill.
     """
 
     def __init__(self, jobs: int, begin: Callable[[], None]) -> None:
-        """Fork `jobs` workers. Each calls `begin` first, to close files that it must not hold."""
+        """Fork `jobs` workers. Each worker calls `begin` first, to close files that it must not hold."""
         super().__init__(jobs=jobs)
         gc.freeze()  # the modules' objects: otherwise each worker looks through them again and again
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin_worker, (os.getpid(), begin))
@@ -255,7 +246,7 @@ class ForkedWorkers(Executor):
         signals.start_processes(lambda: pool.submit(int))  # the first task starts all workers
 
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
-        """Yield results in the order in which tasks finish, as any Executor."""
+        """Yield the results of tasks, as `Executor.run` does."""
         pool: ProcessPoolExecutor = vars(self)["_pool"]
         running: set[Future[Any]] = set()
 
@@ -279,7 +270,7 @@ class ForkedWorkers(Executor):
                 future.cancel()
 
     def wait_for_end(self) -> None:
-        """Wait until the thread has ended that talks to the workers, after they were killed.
+        """After the workers were killed, wait until the thread that talks to them has ended.
 
         Otherwise the exit of the interpreter may write to a pipe that this thread closes.
         """
@@ -298,7 +289,7 @@ def _run_pickled(task: bytes) -> Any:
 
 
 def _pickled_task(task: Task) -> bytes:
-    """Pickle a task. cloudpickle is imported only for what needs it, such as classes that a notebook defines."""
+    """Pickle a task. cloudpickle is imported only for tasks that need it, such as those with a notebook's classes."""
     try:
         return pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001  # pickle raises many kinds of errors; cloudpickle decides
@@ -318,7 +309,7 @@ def _unsendable(error: pickle.PicklingError) -> BuildError:
 
 def _worker_died() -> BuildError:
     return BuildError(
-        "A worker process died, most likely for want of memory. What it had finished is kept: "
+        "A worker process died, most likely because memory was full. Finished work is kept: "
         "run the same command again, with fewer --jobs."
     )
 
@@ -359,7 +350,6 @@ def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def _result(outcome: Any) -> Any:
-    """Return a task's result, or raise the error of the task."""
     if isinstance(outcome, _Failure):
         raise outcome.error
     return outcome

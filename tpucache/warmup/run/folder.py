@@ -1,4 +1,4 @@
-"""The folders of a build: the cache's folder and, until it is finished, the work folder inside it, with a lock."""
+"""The folders of a build: the cache's folder and, while a build is unfinished, the work folder in it, with a lock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def cache_folder(cache: Path) -> Iterator[None]:
-    """Make a cache's folder before the `with` block runs. At its end, folders that were made and are empty are removed.
+    """Make a cache's folder before the `with` block runs. Afterwards, remove new folders that are empty.
 
     Raises BuildError if the folder has other files, and in place of an OSError of the block.
     """
@@ -114,7 +114,7 @@ def _check_files(cache: Cache) -> None:
     if wrong:
         more = f" and {len(wrong) - 1:,} other files are damaged" if len(wrong) > 1 else ""
         raise DamageError(
-            f"{folder} is damaged: {wrong[0]}{more}. Run `tpucache verify {folder} --repair SOURCE`, or copy it again"
+            f"{folder} is damaged: {wrong[0]}{more}. Run `tpucache verify {folder} --repair SOURCE`, or copy all again"
         )
 
 
@@ -142,11 +142,11 @@ def remove_leftovers(work: Path) -> None:
 
 
 def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = True) -> None:
-    """Remove tables, shards and manifests that belong to no version of a cache.
+    """Remove tables, shards and manifests that belong to no version of a cache, and times without earlier versions.
 
-    Call it only while no warmup adds to the cache. If an earlier version's manifest is damaged, nothing is removed,
-    because its files are not known. With `is_thorough=False`, a table whose generation (the number in its name) is
-    below that of this manifest is always kept, and the manifests of earlier versions may remain unread.
+    No warmup may be adding to the cache. If an earlier version's manifest is damaged, nothing is removed, because the
+    files of that version are not known. Without `is_thorough`, all tables with a lower generation (the number in the
+    name) than this manifest's are kept, so that the manifests of earlier versions need not be read for them.
     """
     listed = {entry.name for entry in manifest.files}
     listed |= {version_name(number) for number in range(1, manifest.number)}
@@ -170,24 +170,25 @@ def _is_cache_file(name: str) -> bool:
 
 
 def _is_earlier(name: str, generation: int) -> bool:
-    """Return whether a file is a table with a lower generation, the number in its name."""
+    """Return whether a file is a table whose generation, the number in its name, is below `generation`."""
     found = TABLE_NAME.fullmatch(name)
     return found is not None and int(found[2] or 0) < generation
 
 
 class HeldError(BuildError):
-    """Another run has locked the work folder."""
+    """Another process has locked the work folder, or has just finished the cache."""
 
 
 @contextmanager
 def hold(work: Path) -> Iterator[str]:
     """Lock a work folder for this process, for the `with` block, and yield the lock's token.
 
-    Workers check by the token that the run is alive. Raises HeldError when another run has locked the folder, OSError.
+    Workers check by the token that the run is alive. Raises HeldError when another process has locked the folder,
+    OSError.
     """
 
     def refusal(holder: str) -> BuildError:
-        return HeldError(f"another warmup is writing {work.parent} ({holder}): wait for it or stop it")
+        return HeldError(f"another process is writing {work.parent} ({holder}): wait until it ends, or stop it")
 
     with holding.hold(work / LOCK_NAME, refusal) as held:
         yield held.token
@@ -196,11 +197,11 @@ def hold(work: Path) -> Iterator[str]:
 def is_held(work: Path, run: str) -> bool:
     """Return whether the run with the token `run` still has the lock of its work folder.
 
-    A run loses it when it is killed, or when a later run takes it.
+    A run loses the lock when it is killed, or when a later run takes the lock.
     """
     return holding.is_held(work / LOCK_NAME, run)
 
 
 def is_worked_on(work: Path) -> bool:
-    """Return whether any run has locked a work folder."""
+    """Return whether any process has locked a work folder."""
     return holding.is_held(work / LOCK_NAME)

@@ -71,12 +71,12 @@ _FEW: Final = 64
 
 
 def has_arrivals(work: Path) -> bool:
-    """Return whether a work folder has records of a build that could be read."""
+    """Return whether a work folder has the log of a build that readers can follow."""
     return (work / ARRIVED_NAME).exists()
 
 
 def can_grow(context: BuildContext, plan: BuildPlan) -> bool:
-    """Return whether a cache can be read while it is built: its samples, labels and classes are known already.
+    """Return whether a cache can be read while it is built, because its samples, labels and classes are known already.
 
     A build that was started with chunks is continued with chunks, and cannot be read.
     """
@@ -86,16 +86,12 @@ def can_grow(context: BuildContext, plan: BuildPlan) -> bool:
 
 
 def _sort_key(part: Part) -> tuple[int, int]:
-    """Return the key that sorts parts as in a manifest."""
     return part.band, part.variant
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The samples of one block that a task has built.
-
-    `rows` has a row of the log for each of their records, and `info` everything else about them.
-    """
+    """The samples of one block that a task has built: the log's rows of their records, and all other information."""
 
     block: int
     info: ChunkInfo
@@ -103,7 +99,7 @@ class _Group:
 
 
 class _Made(NamedTuple):
-    """The result of a task: the built groups, whether they are complete, and how many samples a task should have."""
+    """The result of a task: groups of samples, whether none is left out, and how many samples a task should have."""
 
     groups: list[_Group]
     is_whole: bool
@@ -111,7 +107,7 @@ class _Made(NamedTuple):
 
 
 class GrowingScheduler:
-    """Builds the shards of a new cache, or continues an interrupted build."""
+    """Builds the shards of a new cache, or continues an interrupted build, in the order in which readers ask."""
 
     def __init__(
         self,
@@ -408,7 +404,7 @@ def _are_right(work: Path, rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def _in_order(info: ChunkInfo) -> ChunkInfo:
-    """Return the info of a block, sorted by sample number."""
+    """Return the info of a block, with its values sorted by sample number."""
     order = np.argsort(info.numbers).tolist()
 
     def sort(values: list[Any]) -> list[Any]:
@@ -440,13 +436,11 @@ class _Built(NamedTuple):
     records: list[_Record]
 
     def keep(self, number: int, records: Sequence[bytes]) -> None:
-        """Add the records of the sample `number`: one for each part."""
+        """Add the records of the sample `number`, in the order of the parts."""
         self.records.extend(_Record(part, number, record) for part, record in enumerate(records))
 
 
 class _Spool(NamedTuple):
-    """The spool file that this process writes."""
-
     file: int
     descriptor: int
 
@@ -487,8 +481,8 @@ def _run_samples(
 def _write(context: BuildContext, built: Sequence[_Built], samples: int) -> list[_Group]:
     """Append the records of chunks to the spool file of this process, and return a group for each chunk with records.
 
-    `samples` is the number of samples of the cache. All chunks are written together, which saves the time of many
-    small steps: a task has a few samples of each block.
+    `samples` is the number of samples of the cache. A task has a few samples of each block, so all chunks are written
+    together, which is faster.
     """
     built = [each for each in built if each.records]
     made = [record for each in built for record in each.records]
@@ -516,7 +510,6 @@ def _write(context: BuildContext, built: Sequence[_Built], samples: int) -> list
 
 
 def _append(descriptor: int, data: memoryview) -> None:
-    """Append data to a file, in several writes if necessary. Raises OSError."""
     while data:
         data = data[os.write(descriptor, data) :]
 

@@ -1,8 +1,8 @@
 """KagglePlace: sends a cache to Kaggle while it is built. At the end, the files become one version of a dataset.
 
-Kaggle shows no file before that. So this machine keeps the files that the next run needs in the work folder: the plan,
-the receipts of the shards, and a journal of the sent files. If an upload has expired at Kaggle, its shard is built
-again.
+Kaggle does not show the files before they are a version. So this machine keeps the files that the next run needs in the
+work folder: the plan, the receipts of the shards, and a journal of the sent files. If an upload has expired at Kaggle,
+its shard is built again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_NAMED: Final = 5
 
 
 class KagglePlace:
-    """A Kaggle dataset that does not exist yet, or that an earlier run made from the files that its journal lists."""
+    """The Kaggle dataset to which a build sends its cache."""
 
     needs_work = True
     takes_several = False
@@ -56,8 +56,8 @@ class KagglePlace:
         self.shown, self._folder, self._work = place, folder, folder / WORK_NAME
         self.dataset_id = check_id(place.removeprefix(KAGGLE), "the dataset")
         self.adds_not = (
-            "a dataset's version has to be sent as a whole. Give another name, or build in a folder and send what is "
-            "new by `tpucache publish --version-notes`"
+            "a dataset's version has to be sent as a whole. Give another name, or build in a folder and send the "
+            "new version by `tpucache publish --version-notes`"
         )
         self._dataset = KaggleDataset(self.dataset_id)
         self._companions = companions or (lambda manifest: {})
@@ -66,14 +66,14 @@ class KagglePlace:
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes of the files that were sent. Most of them are no longer on this machine."""
+        """The total bytes of the files that were sent."""
         return self._draft.bytes if self._draft else 0
 
     def resume(self) -> Cache | None:
-        """Ask Kaggle which of the sent files it still keeps. The other files will be built again.
+        """Find out which of the sent files Kaggle still keeps. The other files will be built again.
 
-        Returns the finished cache in the dataset, or None if there is no dataset, or if an earlier run made it from the
-        files that it sent. Raises UsageError for a dataset without a cache, PublishError, BuildError.
+        Returns the finished cache in the dataset; None if there is no dataset, or if this build has made it or has
+        asked for it. Raises UsageError for a dataset without a cache, PublishError, BuildError.
         """
         draft = self._open_draft()
         if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
@@ -139,10 +139,7 @@ class KagglePlace:
             self._work.rmdir()
 
     def _open_draft(self) -> Draft:
-        """Lock the work folder, and return the journal of files that were sent to Kaggle.
-
-        Raises BuildError, OSError.
-        """
+        """Lock the work folder, and return the journal of the files sent to Kaggle. Raises BuildError, OSError."""
         if self._draft is None:
             self._work.mkdir(parents=True, exist_ok=True)
             self._exits.enter_context(hold(self._work / _LOCK_NAME, self._refusal))
@@ -153,15 +150,12 @@ class KagglePlace:
         return BuildError(f"another process sends {self._folder} to {self.shown} ({holder}): wait for it or stop it")
 
     def _send_left(self, manifest: Manifest, others: Mapping[str, Content]) -> None:
-        """Send the files that Kaggle lacks.
-
-        Raises UnfinishedError if a shard is neither at Kaggle nor on this machine.
-        """
+        """Send the files that Kaggle lacks. Raises UnfinishedError if this machine lacks one of these, too."""
         lacking = [entry for entry in manifest.files if not self._open_draft().sent(entry.name, entry.sha256)]
         if gone := [entry.name for entry in lacking if not (self._folder / entry.name).exists()]:
             raise UnfinishedError(
-                f"{', '.join(gone[:_MOST_NAMED])}: neither here nor at Kaggle any more. Run the same command again to "
-                "build them again"
+                f"{', '.join(gone[:_MOST_NAMED])}: neither on this machine nor at Kaggle any more. Run the same "
+                "command again to build these files again"
             )
         for entry in lacking:
             self._send_entry(entry)
@@ -170,7 +164,7 @@ class KagglePlace:
 
     def _send_entry(self, entry: FileEntry) -> None:
         if not is_whole(self._folder, entry):
-            raise DamageError(f"{self._folder / entry.name} is not what was built: remove it, and run this again")
+            raise DamageError(f"{self._folder / entry.name} has changed since it was built: remove it, and run again")
         self._open_draft().send(entry.name, self._content(entry))
 
     def _content(self, entry: FileEntry) -> Content:

@@ -37,7 +37,7 @@ def has_plan(work: Path) -> bool:
 def is_adding_to(work: Path, manifest: Manifest) -> bool:
     """Return whether a work folder has an unfinished addition to this cache, which must not be removed.
 
-    Raises BuildError when another run has locked the folder.
+    Raises BuildError when another process has locked the folder, or when the plan in it cannot be read.
     """
     with hold(work):
         try:
@@ -52,11 +52,11 @@ def save_or_compare_plan(
 ) -> tuple[list[Sample], tuple[str, ...], bool]:
     """Write a plan and the listing of its source, or compare the plan with that of an interrupted run.
 
-    If the interrupted run has built nothing, for example because its first sample could not be used, a different plan
-    replaces its plan. This is not done if the cache `is_sent` to a URL, which may have shards already.
+    If the interrupted run has built nothing, for example because its first sample could not be used, the new plan
+    replaces the plan of that run. This is not done if the cache `is_sent` to a URL, which may have shards already.
 
-    Returns the samples whose size has changed, the versions that differ (a warning lists them), and whether versions
-    or `max_pixels` differ, so that other samples may be skipped now. Raises RecipeError for another recipe, SourceError
+    Returns the samples whose size has changed, the versions that differ (a warning lists them), and whether versions or
+    `max_pixels` differ, so that other samples may be skipped now. Raises RecipeError for another recipe, SourceError
     for another source, BuildError if the existing cache has changed.
     """
     if has_plan(work):
@@ -85,14 +85,14 @@ def _read_plan(work: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"it is a {type(content).__name__}, not an object")
         if missing := sorted({"labels", "asked", "retry"} - content.keys()):
-            raise ValueError(f"it has no {missing[0]!r}, so it comes from before version 0.2, which can finish it")
+            raise ValueError(f"it has no {missing[0]!r}: finish the build with the version before 0.2 that began it")
     except ValueError as error:
         raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up the unfinished build") from error
     return content
 
 
 def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, ...], bool]:
-    """Compare a plan with the one in a work folder. Results and errors are those of `save_or_compare_plan`."""
+    """Compare a plan with the plan in a work folder. Results and errors are those of `save_or_compare_plan`."""
     saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])
@@ -111,11 +111,11 @@ def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, 
         )
     if (saved["before"], saved["fields"], saved["retry"]) != (now["before"], now["fields"], now["retry"]):
         raise BuildError(
-            f"{cache} has changed since this build was started, or --retry was given only once: remove {work} to give "
+            f"{cache} has changed since this build began, or only one of its runs had --retry: remove {work} to give "
             "up the unfinished build"
         )
     if other := version_differences(saved["versions"]):
-        _log.warning("%s was started with other versions, whose records may differ: %s", cache, "; ".join(other))
+        _log.warning("%s was started with other versions, so that records may differ: %s", cache, "; ".join(other))
     sizes: Any = table[SIZE_COLUMN]
     changed = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
     limits = {recipe.get("max_pixels") for recipe in (saved["recipe"], now["recipe"])}
@@ -133,10 +133,7 @@ def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _encode(plan: BuildPlan) -> bytes:
-    """Return a plan as JSON.
-
-    `before` in it is the `identity` of the existing cache's manifest, or "" for a new cache.
-    """
+    """Return a plan as JSON. Its `before` is the `identity` of the existing cache's manifest, or "" for a new cache."""
     content = {
         "recipe": plan.full_recipe,
         "source": plan.source,

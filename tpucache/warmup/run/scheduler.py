@@ -118,7 +118,7 @@ class Scheduler:
             if self._stopped or self._context.deadline.is_past:
                 break
             if (len(self._done), len(self._sealed)) == before:
-                raise BuildError(f"the shards of {self._context.shards} cannot be sealed: run the same command again")
+                raise BuildError(f"the shards of {self._context.shards} cannot be finished: run the same command again")
         if not all(map(self._is_built, self._blocks)):
             progress = self._progress()
             raise UnfinishedError(
@@ -137,7 +137,7 @@ class Scheduler:
                 raise
             raise SampleError(
                 error.path,
-                f"{error.reason}; the cache has it already, so that it cannot be skipped any more",
+                f"{error.reason}; the cache already has records of this sample, so it cannot be skipped",
                 error.file,
             ) from error
         finally:
@@ -146,8 +146,9 @@ class Scheduler:
     def _tasks(self, blocks: Sequence[Block], executor: Executor) -> Iterator[Task]:
         """Yield the tasks for missing chunks and shards.
 
-        A small block is one task. For other blocks, tasks build the chunks, and then write the shards. The shards of a
-        block come after the chunks of the next block, so that no worker waits for a block's last chunk.
+        A small block is one task. For other blocks, tasks build the chunks, and then write the shards. The tasks for
+        the shards of a block follow those for the chunks of the next block, so that no worker waits for a block's last
+        chunk.
         """
         small = self._small_blocks(blocks, executor)
         for at, block in enumerate(small):
@@ -203,7 +204,7 @@ class Scheduler:
         return taken
 
     def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
-        """Return small blocks that one task each builds without chunks: equally many for each worker."""
+        """Return small blocks that are each built by one task, without chunks: as many for each worker."""
         if executor.is_cluster:
             return []
         begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}
@@ -218,10 +219,7 @@ class Scheduler:
         return small[: len(small) // executor.workers * executor.workers]
 
     def _context_for(self, block: Block) -> BuildContext:
-        """Return the context of a block's tasks.
-
-        If the block adds variants to samples that have other variants already, no sample must be skipped.
-        """
+        """Return the context of a block's tasks. If the cache already has its samples, none of them may be skipped."""
         added = 0 not in block.variants
         return dataclasses.replace(self._context, skip_errors=False) if added else self._context
 
@@ -307,7 +305,7 @@ class Scheduler:
 
 
 def _found(stored: StoredChunk, whole: bool = True) -> ChunkResult:
-    """Return the result of a chunk that an earlier run has built; if not `whole`, of its beginning."""
+    """Return the result of a chunk or, if not `whole`, of its beginning, that an earlier run has built."""
     return ChunkResult(len(stored.info.numbers), len(stored.info.skipped), 0, whole)
 
 

@@ -71,8 +71,8 @@ class BuildContext:
     """The settings that all tasks of a run share. They are pickled to every worker.
 
     `work` is the work folder, `shards` the folder of finished shards, and `run` the token of the run's lock. No task
-    starts after `deadline`. `other_versions` are the library versions that differ from the cache's. The samples with
-    the numbers `compared` get a content hash, by which later runs notice another source. `latency` is the time in
+    starts after `deadline`. `other_versions` describes the library versions that differ from the cache's. The samples
+    with the numbers `compared` get a content hash, by which later runs notice another source. `latency` is the time in
     seconds that the storage took to deliver the first sample; 0 if that was not measured.
     """
 
@@ -88,7 +88,7 @@ class BuildContext:
 
     @property
     def lateness(self) -> Lateness:
-        """This process's measurements of the storage."""
+        """This process's measurements of how late the storage answers."""
         return lateness_of(self.work, self.latency)
 
 
@@ -96,9 +96,8 @@ class BuildContext:
 class ChunkResult:
     """The result of a chunk: the numbers of `kept` and `skipped` samples, and the `bytes` of their records.
 
-    `whole` says whether the chunk is complete.
-
-    `samples_a_task` is how many samples a task should have, given the storage's delay that the worker has measured.
+    `whole` says whether the chunk is complete. `samples_a_task` is how many samples a task should have, given the
+    storage's delay that the worker has measured.
     """
 
     kept: int
@@ -109,8 +108,6 @@ class ChunkResult:
 
 
 class _Record(NamedTuple):
-    """A record and its CRC-32."""
-
     data: bytes
     crc32: int
 
@@ -160,7 +157,7 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
 
     `items` loads the samples. If the deadline cuts a chunk short, its finished records are written, and the next call
     for the same chunk continues with the samples after them. Raises SampleError when a sample cannot be used and errors
-    are not skipped, BuildError when its clean record differs from that of the cache, or when the disk fails.
+    are not skipped, BuildError when a clean record differs from that of the cache, or when the disk fails.
     """
     keep_freed_memory()
     info, records = _resume(context, chunk)
@@ -182,10 +179,9 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
 def build_block(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample] = ()) -> WrittenShard | None:
     """Build a block with one part, and write its records directly into the shard, under a temporary name.
 
-    `then` is that of `load_ahead`.
-
-    This avoids writing chunks and reading them again. At the deadline, None is returned. At the deadline, or when a
-    sample cannot be used, finished records are saved as chunks. Raises the errors of `build_chunk` and `write_shard`.
+    This avoids writing chunks and reading them again. At the deadline, or when a sample cannot be used, finished
+    records are saved as chunks; at the deadline, None is returned. Raises the errors of `build_chunk` and
+    `write_shard`. `then` is that of `load_ahead`.
     """
     keep_freed_memory()
     (part,) = chunks[0].parts
@@ -251,10 +247,7 @@ def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | Non
 
 
 def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, list[_Record]]]:
-    """Return the info and the records of the beginning of a chunk that an earlier run has written.
-
-    Without such a beginning, both are empty.
-    """
+    """Return the info and records of the beginning of a chunk that an earlier run has written; empty without one."""
     empty: dict[Part, list[_Record]] = {part: [] for part in chunk.parts}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
@@ -291,7 +284,8 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
 def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> WrittenShard | None:
     """Write the shard of one part of a block from its `chunks` chunks on disk, under a temporary name.
 
-    Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails.
+    Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails or a chunk
+    is damaged.
     """
     check_run(context)
     found = [load_chunk(context.work, block.number, chunk, block.parts) for chunk in range(chunks)]
@@ -338,10 +332,7 @@ def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos:
 def _write_records(
     context: BuildContext, aside: Path, block: Block, part: Part, chunks: list[StoredChunk]
 ) -> ShardInfo | None:
-    """Write the records of all chunks into a shard. Return None if the deadline has passed.
-
-    Raises OSError, BuildError.
-    """
+    """Write the records of all chunks into a shard. Return None at the deadline. Raises OSError, BuildError."""
     with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
         for chunk, stored in enumerate(chunks):
             for number, record, crc in read_records(context.work, block.number, chunk, part, stored):
@@ -408,10 +399,7 @@ def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) 
 
 
 def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
-    """Add the moments of images to `totals`, and return the sums. Write each image's mean and deviation into its facts.
-
-    `images` is cleared.
-    """
+    """Return `totals` plus the moments of `images`. Write mean and deviation into their facts. Clear `images`."""
     for image, facts in images:
         found = moments(image)
         totals = add_moments(totals, found)
@@ -431,7 +419,7 @@ def keep_freed_memory() -> None:
 
 
 def check_run(context: BuildContext) -> None:
-    """Raise BuildError if this worker's run was killed or has ended: another run may use its folder now."""
+    """Raise BuildError if this worker's run was killed or has ended: another run may use the work folder now."""
     if not is_held(context.work, context.run):
         raise BuildError(f"the run for which this worker builds {context.shards} has ended")
     _checked.clear()
@@ -439,7 +427,7 @@ def check_run(context: BuildContext) -> None:
 
 
 def known_records(cache: Cache) -> Known:
-    """Return the CRC-32s of some records of a finished cache: clean ones, and those of two augmented variants."""
+    """Return the CRC-32s of some records of a finished cache: clean ones, and those of up to two augmented variants."""
     manifest = cache.manifest
     positions = np.arange(0, manifest.samples, max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS)))
     augmented = manifest.variants[1:]
@@ -479,12 +467,12 @@ def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, c
 def _difference(context: BuildContext, sample: Sample, variant: int) -> BuildError:
     what = f"variant {variant}" if variant else "the clean record"
     if context.other_versions:
-        why = f"it was made with other versions ({'; '.join(context.other_versions)}): use those"
+        why = f"the cache was made with other versions ({'; '.join(context.other_versions)}): use those"
     elif variant:
-        why = "the source or what the augmentation uses changed since, or it is not reproducible: bring both back"
+        why = "the source or the augmentation has changed since, or is not reproducible: bring both back"
     else:
-        why = "its source changed since without changing its size, or code that it uses did: bring it back as it was"
+        why = "the source or its code has changed since, but not the size of the sample: bring it back"
     return BuildError(
-        f"{sample.path!r}: {what} comes out as something else than {context.shards} has. So that versions are not "
-        f"mixed, nothing is added: {why}, or give another folder to build anew"
+        f"{sample.path!r}: {what} is not the same as in {context.shards} when it is built again, so nothing is added: "
+        f"{why}, or give another folder to build anew"
     )

@@ -1,7 +1,7 @@
 """Upload: sends each finished shard of a build to a URL or to Kaggle while the next ones are built.
 
 `url_place` writes files to a URL, and the manifest last. `kaggle_place` sends files to Kaggle, and at the end makes one
-version of a dataset. If a notebook is killed, the next run continues.
+version of a dataset. If a run is killed, the next run continues.
 """
 
 from __future__ import annotations
@@ -112,10 +112,7 @@ class CacheUpload:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the thread.
-
-        After an error, waiting shards are left to the next run; at a time limit, they are still sent.
-        """
+        """End the thread: send waiting shards first, except after an error, when they are left to the next run."""
         self._end(is_whole=kind is None or issubclass(kind, UnfinishedError))
         self.place.close()
 
@@ -191,10 +188,7 @@ class CacheUpload:
             self._error = error
 
     def _end(self, *, is_whole: bool = False) -> None:
-        """End the thread and wait for it.
-
-        If `is_whole`, it first sends all waiting shards; otherwise they are dropped.
-        """
+        """End the thread and wait for it. If `is_whole`, waiting shards are sent first; otherwise they are dropped."""
         if self._thread is None:
             return
         while not is_whole:
@@ -238,7 +232,7 @@ def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = 
                     followed.add(shard.entry.name)
                     on_shard(shard.entry.name)
             if time.monotonic() - seen > _CLEANING_SECONDS and has_plan(work):
-                raise BuildError(f"the warmup into {folder} was stopped: run it again, and follow it again")
+                raise BuildError(f"the warmup into {folder} was stopped: run the warmup again, then this command again")
             time.sleep(_POLL_SECONDS)
         manifest = Manifest.load(folder)
         upload.finish(manifest)

@@ -45,7 +45,7 @@ class UrlPlace:
         self._remote = Remote(url)
         self.takes_several = self._remote.is_atomic
         if self._remote.is_http:
-            raise UsageError(f"{self.shown} can be read only: build into gs://, s3://, hf:// or a folder")
+            raise UsageError(f"{self.shown} cannot be written: build into gs://, s3://, hf:// or a folder")
         self._names: set[str] = set()
         self._claim, self._is_taken = Claim(_COMMAND, secrets.token_hex(16), {}), False
         self._versions: dict[str, tuple[int | None, str | None]] = {}  # size and tag of each file that was sent
@@ -54,7 +54,8 @@ class UrlPlace:
     def resume(self) -> Cache | None:
         """List the URL. If only the URL has the plan of an unfinished build, copy plan and receipts to this machine.
 
-        Returns the finished cache at the URL, or None. Raises UsageError if the URL has other files, StoreError.
+        Returns the finished cache at the URL, or None. Raises UsageError if the URL has files that no warmup wrote,
+        StoreError.
         """
         self._names = self._remote.names() - OF_REPOSITORIES.get(self._remote.scheme, set())
         if not self._names:
@@ -62,7 +63,7 @@ class UrlPlace:
         has_claim = CLAIM_NAME in self._names
         is_ours = self._read_claim().command == _COMMAND if has_claim else MANIFEST_NAME in self._names
         if not is_ours:
-            raise UsageError(f"{self.shown} holds files that no warmup left there: give another place")
+            raise UsageError(f"{self.shown} holds files that no warmup left there: give another URL")
         if CLAIM_NAME in self._names and not has_plan(self._work) and not (self._folder / MANIFEST_NAME).exists():
             self._fetch_work()
         for block, part in sent_shards(self._work):
@@ -83,10 +84,7 @@ class UrlPlace:
         return self._sent.get(entry.name) == entry.sha256
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards and then their receipts. After that, local files may be removed.
-
-        Raises BuildError, StoreError.
-        """
+        """Send shards and then their receipts. Then local files may be removed. Raises BuildError, StoreError."""
         self._check_taken()
         receipts: dict[str, bytes] = {}
         for entry in entries:
@@ -100,7 +98,7 @@ class UrlPlace:
             self._sent[entry.name] = entry.sha256
 
     def finish(self, manifest: Manifest) -> None:
-        """Send the remaining files of a finished cache, the manifest last. Raises StoreError, UsageError."""
+        """Send the missing files of a finished cache, the manifest last. Raises BuildError, StoreError, UsageError."""
         names = self._remote.names()
         known = dict(self._sent)
         if MANIFEST_NAME in names:
@@ -110,7 +108,7 @@ class UrlPlace:
             check_ours(self.shown, [MANIFEST_NAME], [Claim.of(FINISHED, there)], Claim.of(_COMMAND, manifest))
             known |= {entry.name: entry.sha256 for entry in there.files}
             if manifest.history and there.identity not in (manifest.identity, *manifest.parents):
-                raise StoreError(f"{self.shown} holds another version than the one that was added to: run it again")
+                raise StoreError(f"{self.shown} has another version than when this run began: run this again")
         self._names = names
         self._take()
         self._check_taken()
@@ -153,8 +151,8 @@ class UrlPlace:
 
     def _lost(self) -> BuildError:
         return BuildError(
-            f"another process builds into {self.shown}, and has claimed it: this one has stopped, and has not written "
-            "its manifest there. Wait until the other has ended and run this again, or give another place"
+            f"another process builds into {self.shown}: this process has stopped, and has not written its manifest "
+            "there. Wait until the other process has ended and run this again, or give another URL"
         )
 
     def _send_versions(self, manifest: Manifest, names: set[str]) -> None:
@@ -180,7 +178,7 @@ class UrlPlace:
             if self._remote.version(name) != version:
                 raise StoreError(
                     f"{self.shown}/{name} was replaced after it was sent: another process writes there. Give another "
-                    "place, or end the other and run this again"
+                    "URL, or end that process and run this again"
                 )
 
     def _fetch_work(self) -> None:
@@ -206,7 +204,7 @@ class UrlPlace:
             size, tag = self._remote.version(entry.name)
             if size != entry.bytes:
                 raise StoreError(
-                    f"{self.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: run it again"
+                    f"{self.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: run this again"
                 )
             self._versions[entry.name] = size, tag
         self._remote.send(together)

@@ -52,8 +52,8 @@ __all__ = [
 #: How to convert other lists of files to a table with commas.
 _LISTS: Final = {
     ".tsv": "`python -c \"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter='\\t'))\" "
-    "< {path} > table.csv` makes one of it",
-    ".txt": "of lines such as `cat/1.jpg 3` make one by `(echo path,label; sed 's/ /,/' {path}) > table.csv`",
+    "< {path} > table.csv` makes a .csv of it",
+    ".txt": "for lines such as `cat/1.jpg 3`, make a .csv by `(echo path,label; sed 's/ /,/' {path}) > table.csv`",
 }
 
 
@@ -102,7 +102,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
     """Return the source that a path, pattern or name stands for; `options` say what its columns or features mean.
 
     tpucache's own kinds of sources are tried first. Raises SourceError for a text that matches no kind of source,
-    UsageError for options that the source does not have, and for a URL that no kind can read.
+    UsageError for options that the source does not have, and for a URL that no kind of source can read.
     """
     kind = _find_kind(source)
     if kind is not None:
@@ -127,7 +127,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
 
 
 def _nearest(path: Path) -> str:
-    """Return where a path that does not exist was looked for, and what has a similar name there."""
+    """Return text for a message: in which folder a missing path was looked for, and a similar name there."""
     folder = path.absolute().parent
     if not folder.is_dir():
         while not folder.is_dir():
@@ -141,7 +141,7 @@ def _find_kind(source: str | Path) -> SourceKind | None:
     """Return the first kind of source that matches a text, or None.
 
     `module:callable` is tried last, because texts of other kinds may have this form, too. If no kind matches, and a
-    kind of another package could not be imported, that DependencyError is raised.
+    kind of another package could not be imported, the DependencyError of that import is raised.
     """
     own = [cloud.KIND] if is_url(source) else [_KINDS[name] for name in _KINDS.own]
     if found := next((kind for kind in own if kind is not datasets.KIND and kind.matches(source)), None):
