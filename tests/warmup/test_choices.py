@@ -191,7 +191,7 @@ def test_a_limit_is_spread_over_the_classes_and_a_larger_one_adds(photos: Path, 
     assert few.items() <= more.items()
     build_cache(photos, cache, SMALL, jobs=1)
     assert len(labels_of(cache)) == 150
-    with pytest.raises(UsageError, match="limit is at least 1"):
+    with pytest.raises(UsageError, match="limit must be at least 1"):
         select_source(open_source(photos), limit=0)
 
 

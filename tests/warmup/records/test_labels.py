@@ -31,7 +31,7 @@ class Labelled:
 
 _NONE = "has no label, as other samples have"
 _ODD = {
-    "negative": (0, -1, (), "has the label -1, which is no label, as class numbers begin at 0"),
+    "negative": (0, -1, (), "has the label -1, which means no label .class numbers begin at 0"),
     "beyond the classes": (0, 2, ("ant", "bee"), "has the label 2: the 2 classes are 0 to 1"),
     "missing": (0, None, (), _NONE),
     "longer": ((0.5, 1.0), (1.0, 2.0, 3.0), (), "has a label of 3 numbers, and most samples have 2"),

@@ -80,7 +80,7 @@ def test_labels_in_json_and_captions(tmp_path):
     several = open_source(path, TableOptions(label_cols=("x", "y"))).list()
     assert [sample.label for sample in several.samples] == [(0, 1), (1, 1), (0, 1)]
     assert several.classes == ("x", "y")
-    with pytest.raises(SourceError, match="no 'none' in its JSON: there are 'x', 'y'"):
+    with pytest.raises(SourceError, match="no 'none' in its JSON: its keys are 'x', 'y'"):
         open_source(path, TableOptions(label_cols=("none",))).list()
 
 
@@ -147,8 +147,8 @@ def test_a_sample_without_the_label_that_others_have_is_refused(tmp_path):
     ("labels", "reason"),
     [
         ([0, "cat", 1, 1], "'cat', and most labels are numbers: give --labels classes"),
-        ([0, [1.0, 0], 1, 1], "a class is one whole number or name a sample"),
-        ([[1, 0], 3, [0, 1], [1, 1]], "several labels a sample are a 0 or 1 for each class"),
+        ([0, [1.0, 0], 1, 1], "a class is one whole number or name"),
+        ([[1, 0], 3, [0, 1], [1, 1]], "the labels of a sample are a 0 or 1 for each class"),
         ([1.5, "cat", True, 2], "'cat', which is no number"),
     ],
 )

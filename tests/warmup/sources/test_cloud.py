@@ -296,7 +296,7 @@ def test_old_content_is_removed_once_nobody_reads_it(nested: str, tmp_path: Path
 def test_what_cannot_be_read_at_a_url_says_what_can(zipped: Server) -> None:
     with pytest.raises(SourceError, match="does not list its files"):
         open_source(f"{zipped.url}/photos")
-    with pytest.raises(SourceError, match="copy it here, or make"):
+    with pytest.raises(SourceError, match="copy the tar here, or make"):
         open_source(f"{zipped.url}/photos.tar")
     with pytest.raises(SourceError, match="does not exist"):
         open_source(f"{zipped.url}/other.zip").list()

@@ -204,7 +204,7 @@ def test_a_fault_of_one_image_is_skipped_with_it_and_listed(tmp_path: Path, capl
     (skipped,) = manifest.skipped
     assert skipped.path == "b.png"
     assert "annotation 5 has the category 4, which the file does not list" in skipped.reason
-    assert "1 annotations belong to images that it does not list, such as annotation 6 of image 8" in caplog.text
+    assert "1 annotations of images that the file does not list are left out, such as annotation 6" in caplog.text
     assert manifest.samples == 1
 
 

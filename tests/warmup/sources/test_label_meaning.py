@@ -274,7 +274,7 @@ def test_another_column_that_may_be_the_label_is_told_of(tmp_path: Path, caplog:
     for name in ("rows.parquet", "rows.tar"):
         caplog.clear()
         assert _read(tmp_path / name, tmp_path / f"{name} cache")[1] == [0, 1]
-        assert "using the labels in 'label', not in 'class': --label-col chooses others" in caplog.text
+        assert "using the labels in 'label', not in 'class': --label-col names what to use" in caplog.text
         caplog.clear()
         named = open_source(tmp_path / name, TableOptions(label_cols=("class",)))
         assert _read(named, tmp_path / f"{name} named")[:2] == (("cat", "dog"), [1, 0])

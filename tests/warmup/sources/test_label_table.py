@@ -247,7 +247,7 @@ def _read(source: Source, kind: LabelKind, is_boxes: bool) -> tuple[tuple[str, .
         try:
             labels.append(sample.label if is_listed else labelled.load(sample).label)
         except SampleError as error:
-            if "is no label" not in str(error):
+            if "means no label" not in str(error):
                 raise
             labels.append(None)
     labels = [list(label) if isinstance(label, tuple) else label for label in labels]

@@ -174,7 +174,7 @@ def test_lists_of_numbers_are_arrays(tmp_path):
 def test_what_is_ambiguous_is_refused(tmp_path):
     _shard(tmp_path / "d" / "train-00000-of-00001.parquet", range(2))
     _shard(tmp_path / "d" / "test-00000-of-00001.parquet", range(2))
-    with pytest.raises(SourceError, match="splits test, train: give a pattern of one"):
+    with pytest.raises(SourceError, match="splits test, train: give a pattern for one split"):
         open_source(tmp_path / "d").list()
     assert len(open_source(tmp_path / "d" / "test-*.parquet").list().samples) == 2
     columns = {"image": _images([1]), "fine": [1], "coarse": [1]}

@@ -132,7 +132,7 @@ def test_a_copy_that_was_changed_between_two_runs_is_made_again(
     data = bytearray(path.read_bytes())
     data[data.rindex(place) + len(place)] ^= 1
     path.write_bytes(data)
-    with pytest.raises(SourceError, match=r"it was changed after it was made.*: run this again"):
+    with pytest.raises(SourceError, match=r"the copy was changed after it was made.*: run the same command again"):
         build_cache(stream, tmp_path / "a", recipe, jobs=1)
     found = build_cache(stream, tmp_path / "a", recipe, jobs=1)
     assert stream.times == 2
@@ -173,7 +173,7 @@ def test_a_copy_that_is_gone_is_no_broken_sample(tmp_path: Path, copies: Path) -
     (sample, *_) = source.list().samples
     for path in copies.rglob("*.npy"):
         path.unlink()
-    with pytest.raises(SourceError, match="run this again") as caught:
+    with pytest.raises(SourceError, match="run the same command again") as caught:
         source.load(sample)
     assert not isinstance(caught.value, SampleError)
 

@@ -137,8 +137,8 @@ def test_the_column_of_paths_is_the_one_called_so_or_the_first(
         ("", "no rows"),
         ("path,y\n", "no rows"),
         ("path,y,y\n1,2,3\n", "more than one column 'y'"),
-        ("path,y\n1.jpg,2\n\n3.jpg\n", "line 4: it has 1 cells, and the first line has 2"),
-        ("path,y\n1.jpg,2,3\n", "line 2: it has 3 cells, and the first line has 2"),
+        ("path,y\n1.jpg,2\n\n3.jpg\n", "line 4: the line has 1 cells, and the first one 2"),
+        ("path,y\n1.jpg,2,3\n", "line 2: the line has 3 cells, and the first one 2"),
         ('path,y\n"1.jpg,2\n3.jpg,4\n', "line 2: unexpected end of data"),
         ("name;y\n1.jpg;2\n", "no column 'y': there are 'name;y'"),
         ("path,z\n1.jpg,2\n", "no column 'y': there are 'path', 'z'"),
@@ -289,7 +289,7 @@ def test_columns_with_a_meaning_are_not_kept_again_and_the_fold_is(tmp_path: Pat
 
 @pytest.mark.parametrize("cell", ["", "-2", "0.5", "a", "nan", "99999999999999999999"])
 def test_a_fold_that_is_no_whole_number_from_0_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
-    with pytest.raises(SourceError, match="line 3, column 'f': a fold is a whole number from 0"):
+    with pytest.raises(SourceError, match="line 3, column 'f': a fold must be a whole number from 0"):
         _list(tmp_path, f"path,f\n1,0\n2,{cell}\n", fold_col="f")
 
 

@@ -69,7 +69,7 @@ def test_records_without_a_known_label_are_reported(tmp_path, caplog):
 def test_another_feature_that_may_be_the_label_is_told_of(tmp_path, caplog):
     path = _write(tmp_path / "a.tfrec", [{"image": _jpeg(n), "class": b"cd"[n : n + 1], "label": n} for n in range(2)])
     build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
-    assert "using the labels in 'label', not in 'class': --label-col chooses others" in caplog.text
+    assert "using the labels in 'label', not in 'class': --label-col names what to use" in caplog.text
     caplog.clear()
     source = open_source(path, TableOptions(label_cols=("class",)))
     assert build_cache(source, tmp_path / "named", Recipe(size=8), jobs=1).classes == ("c", "d")

@@ -77,9 +77,9 @@ class MemberFiles(Protocol):
 class ArchiveSource:
     """The samples in one archive or several.
 
-    Files with the same key (the path up to the first dot of the name) are one sample, as in WebDataset, if any image
-    has a `.cls` file, or, if there are no folders that could be classes, a JSON or text file. Otherwise images are
-    listed as in `FolderSource`; a folder that contains all images is not a class.
+    If an image has a `.cls` file, files with the same key (the path up to the first dot of the name) are one sample, as
+    in WebDataset. If there are no folders that could be classes, a JSON or text file of an image is enough. Otherwise
+    images are listed as in `FolderSource`; a folder that contains all images is not a class.
     """
 
     loads_in_threads = True
@@ -120,7 +120,6 @@ class ArchiveSource:
 
 
 def _places(entries: Mapping[str, Member], is_several: bool) -> dict[str, PurePosixPath]:
-    """Return the path of each entry in its archive."""
     places = {name: PurePosixPath(name) for name in entries}
     return {name: place.relative_to(entries[name].archive) for name, place in places.items()} if is_several else places
 
@@ -132,7 +131,7 @@ def _without_shared(places: Sequence[PurePosixPath]) -> list[PurePosixPath]:
 
 
 def _own_folder(places: Mapping[str, PurePosixPath]) -> str:
-    """Return the one folder that contains everything, or "" if there is none."""
+    """Return the one folder that contains all files and folders, or "" if there is none."""
     tops = {place.parts[0] for place in places.values()}
     files = (place for name, place in places.items() if not name.endswith("/"))
     return "" if len(tops) != 1 or any(len(place.parts) == 1 for place in files) else tops.pop()
@@ -236,7 +235,7 @@ def read_group(sample: Sample, read: Read) -> Item:
         kind = _kind(ending)
         if kind in (IMAGE, MASK):
             if kind in fields:
-                raise SampleError(sample.path, f"has more than one {kind}: give each a key of its own")
+                raise SampleError(sample.path, f"has more than one {kind}: give each file a key of its own")
             fields[kind] = read(member, sample.path)
         elif kind == _ARRAY:
             arrays[ending.removesuffix(_ARRAY).rstrip(".") or "array"] = _array(read(member, sample.path), sample.path)
@@ -282,9 +281,9 @@ def _metadata(kind: str, data: bytes, path: str) -> dict[str, Any]:
 
 
 def _class_column(texts: Sequence[Any]) -> Sequence[Any]:
-    """Return the contents of .cls files as numbers, or as texts if one of them is a name: the same rule as in a table.
+    """Return the contents of .cls files as numbers, or as texts if one of them is a name, as in a table.
 
-    An empty file holds no class.
+    The content of an empty file becomes None.
     """
     texts = [text or None if isinstance(text, str) else text for text in texts]
     known = {text for text in texts if isinstance(text, str)}
@@ -296,10 +295,10 @@ def _class_column(texts: Sequence[Any]) -> Sequence[Any]:
 def _labels(
     columns: Mapping[str, Sequence[Any]], label_names: Sequence[str], where: str
 ) -> tuple[Sequence[Label], tuple[str, ...], tuple[str, ...]]:
-    """Return labels, classes, and the columns that they come from."""
+    """Return labels, classes, and the names of the columns from which the labels come."""
     missing = [name for name in label_names if name not in columns]
     if missing:
-        raise SourceError(f"{where} has no {missing[0]!r} in its JSON: there are {', '.join(map(repr, columns))}")
+        raise SourceError(f"{where} has no {missing[0]!r} in its JSON: its keys are {', '.join(map(repr, columns))}")
     found = [name for name in dict.fromkeys((_CLASS, *LABEL_NAMES)) if name in columns]
     used = tuple(label_names or found[:1])
     if not label_names and found:

@@ -96,7 +96,7 @@ class ArchiveFiles:
         }
 
     def read(self, member: Member, path: str) -> bytes:
-        """Return a file's content. Raises SampleError, with `path`, where it differs from the listing."""
+        """Return a file's content. Raises SampleError, with `path`, if the file has changed or cannot be read."""
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file in an archive may have at most {_LARGEST:,}")
         archive = self.root / member.archive
@@ -113,7 +113,7 @@ class ArchiveFiles:
 
 
 def find_archive(source: str | Path) -> ArchiveFiles | None:
-    """Return the files of a path that leads into archives: `a.zip`, `a.zip/folder`, `'part-*.tar'`; or None."""
+    """Return the files of a path into archives, such as `a.zip`, `a.zip/folder` or `part-*.tar`, or None."""
     path = Path(source)
     for end in (path, *path.parents):
         if _NAMES.search(end.name) and (end.is_file() or (has_wildcard(str(end)) and not end.exists())):
@@ -133,7 +133,7 @@ def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
 
 
 def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
-    """Return members by their plain names, in order; the name of a folder ends with a slash.
+    """Return members by their plain names (without `./`), in order; the name of a folder ends with a slash.
 
     Raises SourceError if two files have the same name, or if an entry leads out of the archive.
     """
@@ -153,20 +153,19 @@ def _plain_folder(name: str) -> str:
 
 
 def _plain(name: str, path: str) -> str:
-    """Return an entry's name without `./` and a leading slash. Raises SourceError where it leads out of the archive."""
+    """Return an entry's name without `./` and a leading slash. Raises SourceError if it leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name or not parts:
-        raise SourceError(f"{path}: entry {name!r} leads out of the archive: it is damaged, or made to do harm")
+        raise SourceError(f"{path}: entry {name!r} leads out of the archive, which is damaged or made to do harm")
     return "/".join(parts)
 
 
 def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
     """Return all files and folders of a tar in order; `archive` is the name of the archive in its members.
 
-    A link stands for the file that it names. The name of a folder ends with a slash. `advance` is called with the
-    number of entries found.
-
-    Raises SourceError when the tar is compressed, broken or cut short, or has sparse files or links out of it.
+    A link stands for the file that it names. The name of a folder ends with a slash. `advance` is called with 1 for
+    each entry. Raises SourceError when the tar is compressed, broken or cut short, or has sparse files or links out of
+    it.
     """
     try:
         with open_file(path) as file:
@@ -195,14 +194,14 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
 
 
 def read_tar(descriptor: int, member: Member, path: str) -> bytes:
-    """Return a file's content from an open tar. Raises SampleError, with `path`, where it differs from the listing."""
+    """Return a file's content from an open tar. Raises SampleError, with `path`, if the file has changed."""
     whole = os.pread(descriptor, _BLOCK + member.bytes, member.offset)
     try:
         header = tarfile.TarInfo.frombuf(whole[:_BLOCK], "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         header = None
     if header is None or (header.chksum, len(whole)) != (member.checksum, _BLOCK + member.bytes):
-        raise SampleError(path, "is no longer where the archive had it: the archive changed. Run warmup again")
+        raise SampleError(path, "is no longer at its place in the archive, which has changed: run warmup again")
     return whole[_BLOCK:]
 
 
@@ -232,7 +231,7 @@ def _check_end(path: Path, end: int) -> None:
             if any(block):
                 raise SourceError(
                     f"{path} has more data after its end, at offset {end}: it is several archives in one, or damaged. "
-                    "Give them as separate files"
+                    "Give each archive as a file of its own"
                 )
 
 
@@ -249,7 +248,7 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
         target = found or regular.get(name, entry)
         if _is_link(target):
             raise SourceError(
-                f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is not in it: make the archive with "
+                f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is not there: make the archive with "
                 "`tar --dereference`"
             )
     if target.issparse():
@@ -260,10 +259,9 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
 def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
     """Return all files of a zip in the order of its directory; `archive` is the name of the archive in its members.
 
-    Its folders follow; their names end with a slash. `advance` is called with the number of entries.
-
-    Raises SourceError when the zip is broken, or when an entry is encrypted, compressed by another method than deflate,
-    overlaps another one, or claims an impossible size.
+    The folders of the zip follow; their names end with a slash. `advance` is called with the number of files. Raises
+    SourceError when the zip is broken, or when an entry is encrypted, compressed by another method than deflate,
+    overlaps another entry, or claims an impossible size.
     """
     try:
         with open_file(path) as opened:
@@ -286,7 +284,7 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
             raise SourceError(f"{path}: entry {entry.filename!r} {problem}")
     ends = sorted((entry.header_offset, entry.header_offset + _HEADER.size + entry.compress_size) for entry in entries)
     if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-        raise SourceError(f"{path}: entries overlap: it is damaged, or made to do harm")
+        raise SourceError(f"{path}: entries overlap: the archive is damaged, or made to do harm")
     return [
         *(
             Member(archive, _name(entry), entry.header_offset, entry.file_size, entry.compress_size, entry.CRC)
@@ -297,14 +295,13 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
 
 
 def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
-    """Return a file's content from a zip. `pread` reads up to a number of bytes from an offset; one call is usually
-    enough.
+    """Return a file's content from a zip. Raises SampleError, with `path`, if the file differs from the listing.
 
-    Raises SampleError, with `path`, where the file differs from the listing.
+    `pread(count, offset)` reads up to `count` bytes; one call is usually enough.
     """
     found = pread(_HEADER.size + len(member.name.encode()) + _EXTRA_BYTES + member.packed, member.offset)
     if len(found) < _HEADER.size or not found.startswith(_SIGNATURE):
-        raise SampleError(path, "is no longer where the archive had it: the archive changed. Run warmup again")
+        raise SampleError(path, "is no longer at its place in the archive, which has changed: run warmup again")
     _, _, _, method, _, _, _, _, _, name_length, extra_length = _HEADER.unpack_from(found)
     start = _HEADER.size + name_length + extra_length
     if (missing := start + member.packed - len(found)) > 0:
@@ -318,7 +315,7 @@ def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> b
 
 
 def _inflate(data: bytes, size: int, path: str) -> bytes:
-    """Unpack deflated data, but at most one byte more than its stated size, because it may be a zip bomb."""
+    """Return deflated data unpacked, but at most `size` + 1 bytes, because it may be a zip bomb. Raises SampleError."""
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
     except zlib.error as error:
@@ -326,7 +323,7 @@ def _inflate(data: bytes, size: int, path: str) -> bytes:
 
 
 def _problem(entry: zipfile.ZipInfo) -> str:
-    """Return why an entry cannot be read, as the rest of a sentence; "" where it can be."""
+    """Return why an entry cannot be read, as the rest of a sentence, or ""."""
     if entry.flag_bits & _ENCRYPTED:
         return "is encrypted: unpack it with its password, and zip it without one"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

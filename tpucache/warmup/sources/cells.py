@@ -47,7 +47,7 @@ class CsvTable:
         return self.columns[name]
 
     def wrong(self, row: int, column: str, reason: str) -> SourceError:
-        """Return the error for a cell, with its line."""
+        """Return the SourceError for a cell: its line, its column and the `reason`."""
         return SourceError(f"{self.path}, line {self.lines[row]}, column {column!r}: {reason}")
 
 
@@ -120,7 +120,7 @@ def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
         csv.field_size_limit(limit)
     for row, start in zip(rows, lines, strict=True):
         if len(row) != len(rows[0]):
-            raise SourceError(f"{path}, line {start}: it has {len(row)} cells, and the first line has {len(rows[0])}")
+            raise SourceError(f"{path}, line {start}: the line has {len(row)} cells, and the first one {len(rows[0])}")
     return [list(cells) for cells in zip(*rows, strict=True)], lines
 
 
@@ -139,8 +139,8 @@ def _read(path: Path) -> bytes:
 def are_names(texts: Iterable[str]) -> bool:
     """Return whether texts are class names, not class numbers.
 
-    They are names if one of them is not a number, or if all are whole numbers and one has leading zeros. So 007 is a
-    name, and a different class than 7.
+    That is so if one text is not a number, or if all are whole numbers and one has leading zeros: 007 is a name, and a
+    different class than 7.
     """
     distinct = set(texts)
     numbers = [to_number(text) for text in distinct]

@@ -73,12 +73,12 @@ class CloudFolder:
         return list_images(self, places)
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a sample's file. Raises SampleError if it is gone, StoreError for the network."""
+        """Return the bytes of a sample's file. Raises SampleError if the file is gone or too large, StoreError."""
         remote = _open(self._url)
         try:
             return Item({IMAGE: remote.read(sample.path, _LARGEST)})
         except FormatError:
-            raise SampleError(sample.path, f"has more than {_LARGEST:,} bytes, the most that is read") from None
+            raise SampleError(sample.path, f"has more than {_LARGEST:,} bytes, the most that a file may have") from None
         except StoreError:
             if remote.size(sample.path) is None:
                 raise SampleError(sample.path, f"is no longer at {self}") from None
@@ -161,7 +161,7 @@ class _RemoteFile(io.RawIOBase):
 def copy_parquet(url: str) -> Copies:
     """Copy parquet files to this machine: the file at a URL, those that match a pattern, or those in a folder.
 
-    Raises SourceError if there are none, and the errors of `copy_files`.
+    Raises SourceError if there are no such files, and the errors of `copy_files`.
     """
     from tpucache.store.remote.copies import copy_files
 
@@ -180,7 +180,7 @@ def copy_parquet(url: str) -> Copies:
 
 
 def _files(url: str) -> Files:
-    """Return the files below a URL and their sizes. A listing of an earlier run of this build is used again."""
+    """Return the sizes in bytes of the files below a URL, by name. Use the listing of an earlier run of this build."""
     kept = kept_listings()
     files = kept.get(url) if kept else None
     if files is None:
@@ -194,7 +194,6 @@ def _files(url: str) -> Files:
 
 @functools.lru_cache(maxsize=4)
 def _open(url: str) -> Remote:
-    """Return this process's connection to a folder at a URL."""
     from tpucache.store.remote.url_folder import Remote
 
     return Remote(url)
@@ -220,7 +219,7 @@ def _is_at_url(source: str | Path) -> bool:
 
 
 def _open_source(source: str | Path, options: TableOptions | None) -> Source:
-    """Return the source at a URL. Raises SourceError, and UsageError for options that it does not have."""
+    """Return the source at a URL. Raises SourceError, and UsageError for options that do not fit the source."""
     url = as_url(source)
     path = PurePosixPath(urlsplit(url).path)
     suffix = path.suffix.lower()
@@ -230,7 +229,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
         check_is_local(url)
     if suffix in _TARS:
         raise SourceError(
-            f"{shown(url)}: single files of a tar at a URL cannot be read: copy it here, or make it a .zip"
+            f"{shown(url)}: single files of a tar at a URL cannot be read: copy the tar here, or make a .zip"
         )
     if suffix == _PARQUET:
         copies = copy_parquet(url)
@@ -238,7 +237,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
     if url.partition("://")[0].lower() in _WEB:
         raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a .zip or .parquet")
     if options is not None and options != TableOptions():
-        raise UsageError(f"{shown(url)} is a folder of images, which has no table: leave its options out")
+        raise UsageError(f"{shown(url)} is a folder of images, which has no table: leave the options of tables out")
     return CloudFolder(url)
 
 

@@ -60,7 +60,7 @@ class _Coco:
     strays: Sequence[str]
 
     def find(self, path: str) -> str | None:
-        """Return the file name by which the JSON lists the image of the sample with this path, or None."""
+        """Return the file name in the JSON for the sample with this path, or None."""
         return path if path in self.images else self.plain.get(posixpath.basename(path))
 
 
@@ -74,19 +74,19 @@ class BoxSource(DerivedSource):
     """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
 
     A sample is found by its path, or else by its file name if that is unique in both. Classes are the file's categories
-    in the order of their ids; if the other source has no labels, they are the listing's classes. The box of a crowd
-    (`iscrowd`) does not belong to a single object and is left out. A sample does not load if one of its annotations has
-    no box, or a category that the file does not list. Annotations of images that the file does not list are counted as
-    left out.
+    in the order of their ids. These are also the classes of the listing if the other source has no labels. The box of a
+    crowd (`iscrowd`) does not belong to a single object and is left out. A sample does not load if one of its
+    annotations has no box, or a category that the file does not list. Annotations of images that the file does not list
+    are counted as left out.
     """
 
     source: Source
     path: Path
 
     def list(self) -> Listing:
-        """Return the samples that the file lists; others are counted as left out.
+        """Return the samples that the file lists; other samples are counted as left out. Raises SourceError.
 
-        Boxes that reach beyond their image are reported and counted in a column. Raises SourceError.
+        Boxes that reach beyond their image are reported and counted in a column.
         """
         listing, coco = self.source.list(), _coco_of(self.path)
         names = _names([sample.path for sample in listing.samples], coco)
@@ -109,7 +109,7 @@ class BoxSource(DerivedSource):
             _log.warning("%s: %d boxes of crowds are left out", self.path, crowds)
         if coco.strays:
             _log.warning(
-                "%s: %d annotations belong to images that it does not list, such as %s: they are left out",
+                "%s: %d annotations of images that the file does not list are left out, such as %s",
                 self.path, len(coco.strays), coco.strays[0],
             )  # fmt: skip
         missing = len(coco.images) - len(kept)
@@ -155,7 +155,7 @@ class BoxSource(DerivedSource):
 
 
 def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
-    """Return the file name by which the JSON lists each of the paths. Paths that it does not list are left out.
+    """Return the file name in the JSON for each path, without paths that it does not list.
 
     Raises SourceError if two paths have the same file name.
     """
@@ -164,7 +164,7 @@ def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
     if twice:
         first, second = [path for path, name in names.items() if name == twice[0]][:2]
-        raise SourceError(f"{first!r} and {second!r} may both be {twice[0]!r} in the JSON: add folders there")
+        raise SourceError(f"{first!r} and {second!r} may both be {twice[0]!r} in the JSON: add folders to its names")
     return names
 
 
@@ -180,7 +180,7 @@ def _coco_of(path: Path) -> _Coco:
 def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     """Read a COCO JSON file. Raises SourceError.
 
-    `_size` and `_changed`, its modification time, only make `lru_cache` read the file again after it has changed.
+    `_size` and `_changed`, its modification time, only make `lru_cache` read the file again after a change.
     """
     try:
         content = parse_json(read_file(path))
@@ -202,7 +202,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
                 except ValueError as error:
                     faults.setdefault(key, f"{_annotation(item, number)} {error}")
         if images and strays and len(strays) == len(content["annotations"]):
-            raise ValueError(f"it lists none of the images of its annotations, such as {strays[0]}")
+            raise ValueError(f"the file lists none of the images of its annotations, such as {strays[0]}")
         found = {}
         for key, item in images.items():
             boxes = np.array(rows[key], np.float64).reshape(-1, 5)
@@ -238,8 +238,8 @@ def _category_names(categories: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
 
 
 def _annotation(item: Mapping[str, Any], number: int) -> str:
-    """Return the name of an annotation in messages: its id, or its place in the file."""
-    return f"annotation {item['id']!r:.60}" if "id" in item else f"the annotation in place {number}"
+    """Return the name of an annotation in messages: its id, or its position in the file."""
+    return f"annotation {item['id']!r:.60}" if "id" in item else f"the annotation at position {number}"
 
 
 def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:

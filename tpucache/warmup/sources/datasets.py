@@ -149,7 +149,7 @@ class DatasetSource:
                     yield error
         except Exception as error:  # a user's stream raises anything
             raise SourceError(
-                f"{self._name} raised {type(error).__name__} after {done:,} items: {error}. Run this again"
+                f"{self._name} raised {type(error).__name__} after {done:,} items: {error}. Run the same command again"
             ) from error
 
 
@@ -174,7 +174,7 @@ def _pickled(dataset: Items, name: str) -> bytes:
     except Exception as error:  # a user's dataset raises anything
         raise UsageError(
             f"{name} cannot be sent to workers ({type(error).__name__}: {error}): give module:callable of a function "
-            "that makes it"
+            "that makes the dataset"
         ) from error
     if len(data) > _MOST_BYTES:
         raise UsageError(
@@ -185,7 +185,7 @@ def _pickled(dataset: Items, name: str) -> bytes:
 
 @functools.cache
 def _dataset(made_by: str | bytes, name: str) -> Any:
-    """Return the dataset of a callable or of pickled bytes. Each process makes it once."""
+    """Return the dataset of a callable or of pickled bytes. Each process makes it once. Raises SourceError."""
     make = load_callable(made_by) if isinstance(made_by, str) else functools.partial(pickle.loads, made_by)
     try:
         dataset = make()
@@ -232,12 +232,12 @@ def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
     dataset = _dataset(made_by, name)
     paths = _texts(dataset, "paths", name)
     if paths and len(paths) != len(dataset):
-        raise SourceError(f"{name}: the dataset has {len(dataset)} items but {len(paths)} paths: give each one path")
+        raise SourceError(f"{name}: the dataset has {len(dataset)} items and {len(paths)} paths: give each item a path")
     return {path: number for number, path in enumerate(unique(paths))}
 
 
 def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
-    """Return the texts of a dataset's attribute; () if it has no such attribute."""
+    """Return the texts of a dataset's attribute; () if the dataset has no such attribute."""
     values = getattr(dataset, attribute, None)
     if values is None:
         return ()
@@ -290,7 +290,6 @@ def is_saved(source: str | Path) -> bool:
 
 
 def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
-    """Return a saved dataset as a source. Raises the errors of `load_saved`."""
     return DatasetSource(load_saved(source))
 
 
@@ -315,7 +314,7 @@ SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets
 
 
 def to_item(value: Any, path: str) -> Item:
-    """Convert an item, in a form that `DatasetSource` describes. Raises SampleError if it cannot be stored."""
+    """Return the content of an item, in one of the forms that `DatasetSource` describes. Raises SampleError."""
     if not isinstance(value, Mapping) or _is_encoded(value):
         single = _field(value, IMAGE, path)
         is_sequence = isinstance(single, np.ndarray) and single.ndim == 1
@@ -420,7 +419,7 @@ def to_label(value: Any, key: str, path: str) -> Any:
         return tuple(value)
     array = _array(value, key, path)
     if array.ndim > 1:
-        raise SampleError(path, f"{key!r} has the shape {array.shape}: give a number, or one dimension of them")
+        raise SampleError(path, f"{key!r} has the shape {array.shape}: give a number, or a vector of numbers")
     if array.ndim == 0 and array.dtype.kind != "f":
         return int(array)
     return tuple(map(float, array.reshape(-1).tolist()))
@@ -432,7 +431,7 @@ def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -
     `truncate` cuts longer sequences; without it, their samples do not load. Raises UsageError.
     """
     if pad is not None and pad < 1:
-        raise UsageError(f"pad is at least 1, not {pad}")
+        raise UsageError(f"pad must be at least 1, not {pad}")
     if truncate and pad is None:
         raise UsageError("truncate needs a length to cut to: give --pad, too")
     has_images = isinstance(source, (FolderSource, TableSource))
@@ -464,10 +463,7 @@ class PaddedSource(DerivedSource):
         return dataclasses.replace(listing, asked={**listing.asked, "pad": self.pad, "truncate": self.truncate})
 
     def load(self, sample: Sample) -> Item:
-        """Load a sample from `source`, and return its item, padded.
-
-        Raises SampleError for a sequence that is too long.
-        """
+        """Load a sample from `source`, and return its padded item. Raises SampleError if a sequence is too long."""
         item = self.source.load(sample)
         names, length = self._shape
         if not names:
@@ -479,8 +475,8 @@ class PaddedSource(DerivedSource):
         if len(main) > length and not self.truncate:
             raise SampleError(
                 sample.path,
-                f"{first!r} has {len(main):,} numbers: give --pad {len(main)} or more, or leave it out, so that "
-                "the longest is looked for; or cut with --truncate",
+                f"{first!r} has {len(main):,} numbers: give --pad {len(main)} or more, leave it out to pad to "
+                "the longest sequence, or cut with --truncate",
             )
         fields = dict(item.fields)
         for name, dtype in names.items():
@@ -528,9 +524,9 @@ class PaddedSource(DerivedSource):
 
 
 def _padded(item: Item, name: str, own: int, length: int, path: str) -> Array:
-    """Return a sample's sequence with zeros up to `length`. It must have `own` numbers."""
+    """Return a sample's sequence with zeros up to `length`. Raises SampleError unless it has `own` numbers."""
     value = item.fields.get(name)
     if not isinstance(value, np.ndarray) or value.shape != (own,):
-        raise SampleError(path, f"{name!r} is not a sequence of {own:,} numbers, as the others are")
+        raise SampleError(path, f"{name!r} is not a sequence of {own:,} numbers, like the main sequence")
     kept = value[:length]
     return np.concatenate([kept, np.zeros(length - len(kept), kept.dtype)])

@@ -67,7 +67,7 @@ _MOST_DIGITS: Final = 20
 class FoundFile(NamedTuple):
     """A file that may be a sample: its `name` in the source, and its size, `bytes`.
 
-    `place` is its path with the folders that may be classes, and `members` has the file if it is in an archive.
+    `place` is the file's path with the folders that may be classes. `members` has the file if it is in an archive.
     """
 
     name: PurePath
@@ -77,9 +77,7 @@ class FoundFile(NamedTuple):
 
 
 class FolderSource:
-    """All image files in a folder, at any depth, sorted by the bytes of their paths. Links are followed, but not in
-    circles.
-    """
+    """The images in a folder, at any depth, sorted by the bytes of their paths. Links are followed, not in circles."""
 
     loads_in_threads = True
 
@@ -111,18 +109,16 @@ class FolderSource:
         return list_images(self._root, found, walked.empty)
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
+        """Return the bytes of a sample's file. Raises SampleError when the file cannot be read."""
         return Item({IMAGE: read_file(os.path.join(self._root, sample.path), sample.path)})
 
 
 def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PurePath] = ()) -> Listing:
     """Return the images among files, in the order of the bytes of their names; see `FolderSource.list`.
 
-    If one folder contains all images, its subfolders are the classes instead. `empty` are folders without files; if
-    other folders are classes, they are classes without samples. If the classes look like parts of a data set, such as
-    train and test, the listing has a `doubt`.
-
-    Raises SourceError. `where` names the place of the files in messages.
+    If one folder contains all images, its subfolders are the classes instead. `empty` are folders without files, which
+    are classes without samples if other folders are classes. If the classes look like parts of a data set, such as
+    train and test, the listing has a `doubt`. Raises SourceError. `where` names the place of the files in messages.
     """
     suffix_of = [file.name.suffix.lower() for file in files]
     suffixes = SUFFIXES if not SUFFIXES.isdisjoint(suffix_of) else {_ARRAY_SUFFIX}
@@ -222,7 +218,7 @@ def tell_of_ignored(where: object, names: Iterable[str]) -> None:
 
 
 def without_ignored(where: object, names: Iterable[str]) -> list[str]:
-    """Return the paths that are not ignored, with slashes between the parts. Warn of the others."""
+    """Return the paths that are not ignored, with slashes. Warn of ignored names, not of hidden files."""
     kept, ignored = [], set[str]()
     for name in names:
         *folders, last = name.split("/")
@@ -236,7 +232,7 @@ def without_ignored(where: object, names: Iterable[str]) -> list[str]:
 
 
 def read_file(path: str | Path, name: str) -> bytes:
-    """Return the bytes of the file of the sample called `name`. Raises SampleError when they cannot be read."""
+    """Return the bytes of the file of the sample called `name`. Raises SampleError when the file cannot be read."""
     try:
         return files.read_file(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
@@ -254,7 +250,7 @@ def _advice(path: Path) -> str:
         return f", but {found} is there: write / instead of \\ in the table, `sed -i 's|\\\\|/|g' TABLE`"
     if (padded := _padded(path)) is not None:
         return (
-            f", but {padded.name} is there: a program read the names as numbers and cut their zeros. Write them with "
+            f", but {padded.name} is there: a program read the names as numbers and cut their zeros. Write names with "
             f"{len(padded.stem)} digits, in pandas `table[column].astype(str).str.zfill({len(padded.stem)})`"
         )
     suffixes = sorted(SUFFIXES)
@@ -293,7 +289,7 @@ def find_below(root: Path, name: str) -> str | None:
 def read_below(root: Path, name: str, sample: str) -> bytes:
     """Return the bytes of the file that a table names for a sample.
 
-    Raises SampleError when it cannot be read, or is not inside `root`.
+    Raises SampleError when the file cannot be read, or is not inside `root`.
     """
     path = find_below(root, name)
     if path is None:
@@ -304,7 +300,7 @@ def read_below(root: Path, name: str, sample: str) -> bytes:
 
 
 def _type(path: PurePath) -> str:
-    """Return a file's suffix, or `NO_SUFFIX` if it is too long or a number, as in many names of DICOM files."""
+    """Return a file's suffix, or `NO_SUFFIX` if that is too long or a number, as in many names of DICOM files."""
     name = path.suffix[1:].lower()
     named = len(name) <= _LONGEST_SUFFIX and name.isascii() and name.isalnum() and not name.isdecimal()
     return f".{name}" if named else NO_SUFFIX
@@ -312,7 +308,7 @@ def _type(path: PurePath) -> str:
 
 @dataclass
 class _Walk:
-    """Other results of a walk through folders: empty folders, and ignored names."""
+    """What a walk through folders finds besides files: empty folders, and ignored names."""
 
     empty: list[PurePath] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)

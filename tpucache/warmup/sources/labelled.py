@@ -35,8 +35,8 @@ from tpucache.warmup.sources.source import Item, Label, Listing, Sample, Source,
 
 #: Why a sample without a label cannot be used where other samples have one.
 NO_LABEL_REASON: Final = (
-    "has no label, as other samples have (--missing-label states what counts as none): give it one, or leave such "
-    "samples out with --on-error skip"
+    "has no label, as other samples have (--missing-label states what means no label): give it a label, or leave "
+    "such samples out with --on-error skip"
 )
 #: If labels are stored in the samples, this many evenly spread samples are read to decide how to read labels.
 _LOOKED_AT: Final = 64
@@ -65,7 +65,7 @@ def label_source(
 def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
     """Return how the labels of a finished cache were read. None without a cache, or if it was relabelled.
 
-    A damaged cache also counts as none here; opening it later raises the error.
+    A damaged cache counts as no cache here; opening it later raises the error.
     """
     if isinstance(cache, Path):
         try:
@@ -79,14 +79,14 @@ def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
 def _missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
     """Return the texts that mean no label, or None for the default. Raises UsageError for a single text."""
     if isinstance(missing, str):
-        raise UsageError(f"missing_label is a list of values, such as [{missing!r:.60}], not one text")
+        raise UsageError(f"missing_label must be a list of values, such as [{missing!r:.60}], not one text")
     return tuple(str(value).strip() for value in missing) if missing else None
 
 
 def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
     """Raise UsageError for an unknown kind, and if classes are given for labels that are numbers."""
     if kind not in get_args(LabelKind):
-        raise UsageError(f"labels are one of {', '.join(get_args(LabelKind))}, not {kind!r}")
+        raise UsageError(f"labels must be one of {', '.join(get_args(LabelKind))}, not {kind!r}")
     if classes and kind == "numbers":
         raise UsageError("labels that are numbers have no classes: leave out --classes, or --labels numbers")
 
@@ -105,14 +105,14 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
         raise UsageError(f"{where} has no class names: give a text file with one on each line, or a cache with classes")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise UsageError(f"{where} has the class {twice[0]!r} more than once: each class has one number")
+        raise UsageError(f"{where} has the class {twice[0]!r} more than once: name each class once")
     return names
 
 
 def labels_like(
     cache: str | Path, kind: LabelKind, classes: str | Path | Sequence[str] | None = None
 ) -> tuple[LabelKind, tuple[str, ...] | None]:
-    """Return the kind and the classes of the labels of a finished cache, for a new cache that belongs to it.
+    """Return the kind and the classes of the labels of a finished cache, for a new cache with the same classes.
 
     Raises UsageError for a different kind or other classes, and the errors of `load_version`.
     """
@@ -151,7 +151,7 @@ def read_labels_as(
     """Return labels, read as a kind, and their classes. `own` are the source's classes, `classes` the user's.
 
     A class may have no sample. Raises SampleError for a label that does not fit the kind, or whose class is not among
-    the given ones.
+    the user's.
     """
     asked = _missing_texts(missing)
     read = _read_all(labels, tuple(own), kind, tuple(classes), asked, where="the table", may_index=False)
@@ -209,7 +209,7 @@ def _read_all(
     lost = labels.count(None) - [*given].count(None) - len(faults)
     if lost and stated is None and reading.form != "none":
         _log.warning(
-            "%s: %d samples have the label -1 or NaN, which is no label: --missing-label states another", where, lost
+            "%s: %d samples have the label -1 or NaN, which means no label: --missing-label states others", where, lost
         )
     _tell_of_one_hot(where, reading, labels)
     return _ReadLabels(labels, classes or known, faults)
@@ -329,8 +329,8 @@ class LabelledSource:
         if label is None:
             raise UnreadLabelError(
                 sample.path,
-                f"has the label {shown(item.label)}, which is no label, as class numbers begin at 0 and by "
-                "--missing-label: give it one, or leave such samples out with --on-error skip",
+                f"has the label {shown(item.label)}, which means no label (class numbers begin at 0; see "
+                "--missing-label): give it a label, or leave such samples out with --on-error skip",
             )
         return dataclasses.replace(item, label=label)
 
@@ -430,7 +430,7 @@ class _Conversion:
         place = self._places[number]
         if place is None:
             raise LabelFault(
-                f"has the class {self._known[number]!r}, which is none of the {len(self._classes):,} given: "
-                f"{named(self._classes)}. Add it to them, or leave its samples out"
+                f"has the class {self._known[number]!r}, none of the {len(self._classes):,} given classes: "
+                f"{named(self._classes)}. Add it to these classes, or leave its samples out"
             )
         return place

@@ -61,7 +61,7 @@ def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) 
 def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
     """Return the label of each text, None for an empty one, and the names of the classes; see `read_labels`.
 
-    Where all others are numbers, texts such as NA and nan mean no label.
+    If all other texts are numbers, texts such as NA and nan mean no label.
     """
     distinct = without_words(cells, where)
     if are_names(distinct):
@@ -86,13 +86,13 @@ def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
     """Warn, with `where`, of other columns that are named like labels but are not used as the label."""
     if others:
         shown = ", ".join(map(repr, others))
-        _log.warning("%s: using the labels in %r, not in %s: --label-col chooses others", where, used, shown)
+        _log.warning("%s: using the labels in %r, not in %s: --label-col names what to use", where, used, shown)
 
 
 def without_words(cells: Collection[str], where: str) -> set[str]:
-    """Return the distinct texts that are labels, without words such as NA and nan where all others are numbers.
+    """Return the distinct texts that are labels, without words such as NA and nan if all other texts are numbers.
 
-    Warns, with `where`, where a user may mean something else.
+    Warns, with `where`, of words and texts that a user may have meant otherwise.
     """
     distinct = {cell for cell in set(cells) if cell.strip()}
     words = {cell for cell in distinct if cell.strip().lower() in MISSING_WORDS}
@@ -125,7 +125,7 @@ def split_names(
 ) -> tuple[Sequence[Label], tuple[str, ...]]:
     """Split cells with several names. Return a 0 or 1 for each cell and class, and the classes, which are all names.
 
-    `is_own` says that tpucache wrote the cells, by `join_names`, which puts a mark before some names.
+    `is_own` says that tpucache's `join_names` wrote the cells: its marks before some names are removed.
     """
     rows = [
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
@@ -214,7 +214,7 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
     for name, values in columns.items():
         wrong = next((value for value in values if value is not None and not _is_number(value)), None)
         if wrong is not None:
-            raise SourceError(f"{where}: label column {name!r} holds {wrong!r}: several label columns hold numbers")
+            raise SourceError(f"{where}: label column {name!r} holds {wrong!r}: label columns must hold numbers")
     rows = list(zip(*columns.values(), strict=True))
     labels: list[Label] = [None if None in row else tuple(map(float, row)) for row in rows]
     marks = all(value in (0, 1) for row in rows for value in row if value is not None)
@@ -282,7 +282,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    """Return whether a value is a number. Infinity counts as one here, so that only its sample has a fault."""
+    """Return whether a value is a number or infinite. Only the sample of an infinite label has a fault."""
     return isinstance(value, float) or _is_number(value)
 
 

@@ -153,19 +153,19 @@ class ParquetSource:
         splits = sorted({found[1] for name in names if (found := _SPLIT.fullmatch(Path(name).name))})
         if len(splits) > 1:
             raise SourceError(
-                f"{self._place} holds files of the splits {', '.join(splits)}: give a pattern of one, such as "
+                f"{self._place} holds files of the splits {', '.join(splits)}: give a pattern for one split, such as "
                 f"'{self._place}/{splits[-1]}-*{_SUFFIX}'"
             )
 
     def _encoded(self, cell: Any, column: str, path: str) -> bytes:
-        """Return the bytes of an image, which are in the cell, or in a file that the cell names."""
+        """Return the bytes of an image, which are in the cell or in a file that the cell names. Raises SampleError."""
         if isinstance(cell, Mapping):
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, bytes) and cell:
             return cell
         if isinstance(cell, str) and cell and self._images is None:
             raise SampleError(
-                path, f"{cell!r} is the name of a file: copy these files here, and give their folder as --root"
+                path, f"{cell!r} is the name of a file: copy such files here, and give their folder as --root"
             )
         if isinstance(cell, str) and cell and self._images is not None:
             name = cell + self._options.suffix
@@ -211,7 +211,7 @@ def _array(cell: Any, column: str, path: str) -> Array:
     except ValueError as error:
         raise SampleError(path, f"column {column!r} holds lists of different lengths in one row") from error
     if value is None or array.dtype.kind not in "biuf":
-        raise SampleError(path, f"column {column!r} has no numbers in this row, or lacks one")
+        raise SampleError(path, f"column {column!r} has no numbers in this row, or one is missing")
     kind = getattr(cell.type, "storage_type", cell.type)
     while hasattr(kind, "value_type"):
         kind = kind.value_type
@@ -235,7 +235,7 @@ KIND: Final = SourceKind(
 
 @dataclass(frozen=True)
 class Roles:
-    """The meaning of each column: of the image and its mask ("" if there is none), of labels, arrays and other columns.
+    """The names of columns by their meaning: `image` and `mask` ("" if there is none), `labels`, `arrays` and others.
 
     `kept` are the columns that go into the samples table. `classes` are the names of the classes, if the metadata has
     them. `unread` are columns of types that are not kept.
@@ -442,10 +442,7 @@ def open_rows(path: Path) -> ParquetRows:
 
 @functools.lru_cache(maxsize=2)
 def _opened(path: Path, size: int, changed: int) -> ParquetRows:
-    """Return an open file.
-
-    `size` and `changed`, its modification time, make `lru_cache` open it again after a change.
-    """
+    """Open a file. `size` and `changed`, its modification time, make `lru_cache` open it again after a change."""
     return ParquetRows(path)
 
 

@@ -32,8 +32,8 @@ def class_range(classes: int) -> str:
     if classes:
         return f"the {classes:,} classes are 0 to {classes - 1:,}"
     return (
-        f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or say --labels "
-        "numbers where these are values"
+        f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or give --labels "
+        "numbers if labels are values"
     )
 
 
@@ -85,8 +85,8 @@ class Reading:
                 return self.names.index(_text(number))
             if not self.names:
                 raise LabelFault(
-                    f"has the label {value!r:.60}, and most labels are numbers: give --labels classes if all of "
-                    "them are names"
+                    f"has the label {value!r:.60}, and most labels are numbers: give --labels classes if all "
+                    "labels are names"
                 )
             raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {named(self.names)}")
         number = _single(value)
@@ -94,8 +94,8 @@ class Reading:
             if self.kind == "classes" and _are_marks([value]) and sum(value) == 1:
                 return int(value.index(1.0))
             raise LabelFault(
-                f"has the label {shown(value)}: a class is one whole number or name a sample. Give --labels multilabel "
-                "where a sample may have several"
+                f"has the label {shown(value)}: a class is one whole number or name. Give --labels multilabel "
+                "if a sample may have several"
             )
         if self.by_value:
             text = _text(number)
@@ -105,7 +105,7 @@ class Reading:
         if not _is_whole(number) or (self.is_int and isinstance(value, tuple)):
             raise LabelFault(
                 f"has the label {shown(value)}, and the labels looked at are whole numbers: a class is one whole "
-                "number or name a sample. Give --labels numbers where they are values"
+                "number or name. Give --labels numbers if labels are values"
             )
         if not 0 <= number < (len(self.names) or MOST_CLASSES):
             raise LabelFault(f"has the label {int(number)!r:.40}: {class_range(len(self.names))}")
@@ -127,7 +127,7 @@ class Reading:
         return values
 
     def _marks(self, value: Any) -> Label:
-        several = "several labels a sample are a 0 or 1 for each class"
+        several = "the labels of a sample are a 0 or 1 for each class"
         if self.form == "indices" and isinstance(value, (str, int)):  # a list of one value in a TFRecord
             value = (value,)
         if not isinstance(value, tuple):
@@ -171,7 +171,7 @@ def find_reading(
         if texts and kind != "multilabel":
             raise SourceError(
                 f"{where}: some labels are lists of texts and others are one text, such as {shown(texts[0])}: give "
-                "--labels multilabel where a sample may have several"
+                "--labels multilabel if a sample may have several"
             )
         parts = sorted({part for value in lists for part in value if isinstance(part, str)} | {*texts})
         return Reading("indices", names or tuple(parts), missing=missing, kind=kind)
@@ -235,7 +235,7 @@ def _single_reading(
 
 
 def are_counted_from_minus_one(numbers: Collection[float]) -> bool:
-    """Return whether numbers are classes, and -1 no label: -1 and 0 are among them, and nothing below."""
+    """Return whether -1 and 0 are among `numbers`, and none is below -1: then -1 means no label."""
     return UNLABELLED in numbers and 0 in numbers and min(numbers) == UNLABELLED
 
 
@@ -267,7 +267,7 @@ def _list_reading(
     if kind == "auto" and (2 * count <= len(known) or (can_index and len(lengths) > 1 and not are_marks)):
         raise SourceError(
             f"{where}: labels are lists of {', '.join(map(str, sorted(lengths)))} numbers: give --labels multilabel "
-            "where they are the numbers of classes, --labels numbers where they are values, or lists of one length"
+            "if these are numbers of classes, --labels numbers if they are values, or lists of one length"
         )
     if kind == "multilabel" or are_marks:
         own = names if len(names) == length else tuple(map(str, range(length)))
@@ -276,9 +276,9 @@ def _list_reading(
 
 
 def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None) -> bool:
-    """Return whether `value` means that the sample has no label. `missing` lists the texts that mean this.
+    """Return whether `value` means that the sample has no label: it is NaN, or one of the texts `missing`.
 
-    `value` may be a text, a number, the number of a class in `names`, or a vector. NaN always means this.
+    `value` may be a text, a number, the number of a class in `names`, or a vector.
     """
     if isinstance(value, tuple):
         return _is_missing_vector(value, missing)
@@ -294,8 +294,8 @@ def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None
 def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) -> bool:
     """Return whether a vector means that the sample has no label.
 
-    It does if all of its numbers are missing, or if one of them is a number that `missing` lists. A NaN among other
-    numbers is only an unknown value.
+    All of its numbers must be missing, or one of them must be listed in `missing`. A NaN among other numbers is only an
+    unknown value.
     """
     if not value or not all(isinstance(part, (int, float)) for part in value):
         return False
@@ -305,7 +305,7 @@ def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) 
 
 
 def is_one_hot(labels: Sequence[Label]) -> bool:
-    """Return whether each of several vectors of 0 and 1 has exactly one 1, and not always at the same place."""
+    """Return whether each of several vectors of 0 and 1 has exactly one 1, not always at the same position."""
     known = [label for label in labels if isinstance(label, tuple)]
     return len(set(known)) > 1 and _are_marks(known) and all(sum(label) == 1 for label in known)
 
@@ -322,7 +322,7 @@ def _are_marks(values: Sequence[Any]) -> bool:
 
 
 def _position(value: Any, classes: int) -> int | None:
-    """Return the class with this number, or None."""
+    """Return a number as a class number below `classes`, or None."""
     return int(value) if isinstance(value, (int, float)) and _is_whole(value) and 0 <= value < classes else None
 
 
@@ -346,6 +346,6 @@ def shown(value: Any) -> str:
 
 
 def named(classes: Sequence[str]) -> str:
-    """Return the first few of many classes as text."""
+    """Return the first eight classes as text, and how many more there are."""
     more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
     return ", ".join(map(repr, itertools.islice(classes, _NAMED))) + more

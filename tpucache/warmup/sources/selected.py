@@ -20,11 +20,12 @@ def select_source(
     """Return a source with some of the samples of `source`; without options, `source` itself.
 
     `include` and `exclude` are patterns for paths, in which `*` matches any text, even `/`. `limit` is the most samples
-    to keep: they are spread over the whole source, and a larger limit keeps all of them and more. Raises UsageError.
+    to keep: they are spread over the whole source, and a larger limit keeps all of them and more. Raises UsageError for
+    a limit below 1.
     """
     included, excluded = tuple(include), tuple(exclude)
     if limit is not None and limit < 1:
-        raise UsageError(f"limit is at least 1, not {limit}")
+        raise UsageError(f"limit must be at least 1, not {limit}")
     return SelectedSource(source, limit, included, excluded) if limit or included or excluded else source
 
 
@@ -86,7 +87,7 @@ def _is_meant(path: str, pattern: str) -> bool:
 
 
 def _few(kept: Sequence[int], paths: Sequence[str], limit: int | None) -> Sequence[int]:
-    """Return as many positions as the limit allows: those whose paths have the lowest hashes, in order."""
+    """Return at most `limit` positions: those whose paths have the lowest hashes, in order."""
     if limit is None or limit >= len(kept):
         return kept
     hashes = {at: hashlib.sha256(os.fsencode(paths[at])).digest() for at in kept}

@@ -114,7 +114,7 @@ class Item:
     boxes_size: tuple[int, int] | None = None
 
     def sha256(self, *labels: Label) -> str:
-        """Return a hash of the fields, the run lengths, the size of the boxes' image, and the given labels."""
+        """Return the hexadecimal SHA-256 of the fields, run lengths, size of the boxes' image, and given labels."""
         digest = hashlib.sha256(repr((labels, self.boxes_size)).encode())
         for name, value in (*self.fields.items(), *([] if self.mask_runs is None else [("mask runs", self.mask_runs)])):
             kind = "bytes" if isinstance(value, bytes) else f"{value.dtype.str} {value.shape}"
@@ -168,10 +168,7 @@ class DerivedSource:
 
 @dataclass(frozen=True, repr=False)
 class CheckedSource(DerivedSource):
-    """A source in the code of another package or of the user.
-
-    Mistakes of this code become SourceErrors that name it.
-    """
+    """A source in the code of another package or of the user. Errors of this code become SourceErrors that name it."""
 
     source: Source
 
@@ -189,7 +186,7 @@ class CheckedSource(DerivedSource):
             raise SourceError(f"{self._where('list')} does not number the samples from 0, each one more than the last")
         paths = Counter(sample.path for sample in listing.samples)
         if twice := next((path for path, count in paths.items() if count > 1), None):
-            raise SourceError(f"{self._where('list')} has two samples with the path {twice!r}: give each its own")
+            raise SourceError(f"{self._where('list')} has two samples with the path {twice!r}: give each its own path")
         return listing
 
     def load(self, sample: Sample) -> Item:
@@ -227,8 +224,8 @@ class SourceKind(NamedTuple):
     """A kind of source that a user can name by a path, a pattern or a name.
 
     `description` completes "give …" in errors. `matches` returns whether a user's text names such a source, and `open`
-    returns the source. The second argument of `open` says what columns, features and keys mean; `options` lists the
-    ones that it uses.
+    returns the source. The second argument of `open` says what columns, features and keys mean; `options` are the names
+    of the options in it that the source uses.
     """
 
     description: str
@@ -240,7 +237,8 @@ class SourceKind(NamedTuple):
 def column_names(names: Iterable[str]) -> dict[str, str]:
     """Return, by the name in the source, the name of each column in the samples table.
 
-    It has only letters, digits, `_` and `-`, is not a name that tpucache itself uses, and is unique.
+    A name in the samples table has only letters, digits, `_` and `-`, is unique, and is not one that tpucache itself
+    uses.
     """
     given: dict[str, str] = {}
     for name in names:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Copy:
-    """The copied items of a stream, numbered from 0. Its folder is removed with it, unless a build keeps it."""
+    """The copied items of a stream, numbered from 0. The copy's folder is removed with it, unless a build keeps it."""
 
     def __init__(self, name: str) -> None:
         """Set the name of the stream. `make` copies it."""
@@ -71,7 +71,7 @@ class Copy:
             ) from error
 
     def load(self, number: int, path: str) -> Item:
-        """Return an item. Raises SampleError for one that could not be stored, SourceError if the copy is gone."""
+        """Return an item. Raises SampleError for an item that could not be stored, SourceError for a damaged copy."""
         return self._read(number, lambda read, size: _decoded(read(0, size), path))
 
     def label(self, number: int, path: str) -> Label:
@@ -90,7 +90,7 @@ class Copy:
             if not isinstance(error, OSError):  # the next run copies it again
                 (self._folder / _STARTS).unlink(missing_ok=True)
             raise SourceError(
-                f"the copy of {self._name} in {self._folder} cannot be read ({error}): run this again"
+                f"the copy of {self._name} in {self._folder} cannot be read ({error}): run the same command again"
             ) from error
 
     def _write(self, items: Iterable[Item | SampleError]) -> int:
@@ -118,7 +118,7 @@ def _count(folder: Path) -> int | None:
 def _opened(folder: Path, _version: int) -> tuple[OpenFile, Any]:
     """Return the open file of a copy, and the offsets of its items.
 
-    `_version`, the modification time of the offsets, only makes `lru_cache` open a copy again after it was made again.
+    `_version`, the modification time of the offsets, only makes `lru_cache` open the files again after a new copy.
     """
     return OpenFile(folder / _ITEMS), np.load(folder / _STARTS, allow_pickle=False)
 
@@ -153,7 +153,7 @@ def _head(first: bytes, read: Callable[[int, int], bytes], path: str) -> Any:
     end = _START.size + length
     data = (first if len(first) >= end else read(0, end))[_START.size : end]
     if zlib.crc32(data) != crc:
-        raise ValueError("it was changed after it was made")
+        raise ValueError("the copy was changed after it was made")
     head = parse_json(data)
     if "error" in head:
         raise SampleError(path, head["error"])
@@ -169,7 +169,7 @@ def _decoded(data: bytes, path: str) -> Item:
     length, _, crc = _START.unpack_from(data)
     end = _START.size + length
     if zlib.crc32(memoryview(data)[end:]) != crc:
-        raise ValueError("it was changed after it was made")
+        raise ValueError("the copy was changed after it was made")
     fields: dict[str, Any] = {}
     for name, size, *kind in head["fields"]:
         part, end = data[end : end + size], end + size

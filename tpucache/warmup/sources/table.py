@@ -43,16 +43,14 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class TableOptions:
-    """The meaning of a table's columns, or of a record's features.
+    """The meaning of a table's columns, or of a record's features. Raises UsageError for options that do not fit.
 
     `path_col` has the paths of images, relative to `root` (default: the table's folder), without `suffix`. `label_cols`
     is one column of class names or numbers, or several columns of numbers; with `label_sep`, one column with several
     names in each row. `mask_col` has the paths of masks, relative to `root`, and `fold_col` whole numbers from 0.
-    `rle_cols` have masks as run lengths; `rle_class_col` has their class, or, if there are several columns, they are
-    the classes 1, 2, …. Other columns are kept if their name matches a pattern of `keep` (none: all), and none of
-    `drop`.
-
-    Raises UsageError.
+    `rle_cols` have masks as run lengths: a single column has the class 1, or the class in `rle_class_col`, and several
+    columns have the classes 1, 2, …. Other columns are kept if their name matches a pattern of `keep` (none: all), and
+    none of `drop`.
     """
 
     path_col: str | None = option(
@@ -85,13 +83,13 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.label_cols, str) or len(set(self.label_cols)) != len(self.label_cols):
-            raise UsageError(f"label_cols are several names, each once, not {self.label_cols!r}")
+            raise UsageError(f"label_cols must be a list of different names, not {self.label_cols!r}")
         for name in ("label_cols", "rle_cols", "keep", "drop"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_runs()
         if self.label_sep is not None and (not self.label_sep or len(self.label_cols) != 1):
             raise UsageError(
-                f"label_sep is text between the names in one label column, not {self.label_sep!r} "
+                f"label_sep must be the text between names in one label column, not {self.label_sep!r} "
                 f"with {len(self.label_cols)} label columns"
             )
 
@@ -116,8 +114,8 @@ class TableOptions:
 class TableSource:
     """The rows of a CSV file, in order.
 
-    If several rows have the same path, `#2`, `#3` … is appended to the second and later ones. A row without a path,
-    label or mask is a sample that does not load.
+    If several rows have the same path, `#2`, `#3` … is appended to all but the first. A row without a path, label or
+    mask is a sample that does not load.
     """
 
     loads_in_threads = True
@@ -183,7 +181,7 @@ class TableSource:
         return Item(fields, mask_runs=runs)
 
     def _read(self, sample: Sample, place: int, name: str) -> bytes:
-        """Return the bytes of one of a sample's files; in an archive, the member at this place."""
+        """Return the bytes of a sample's file `name`; in an archive, of its member at position `place`."""
         if self._archive is None:
             return read_file(self._root / name, sample.path)
         if not sample.members:
@@ -248,17 +246,14 @@ def _files(table: CsvTable, options: TableOptions) -> _Files:
 
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Return the data of a table that loading needs.
-
-    `size` and `changed`, its modification time, make `lru_cache` read it again after a change.
-    """
+    """Return what loading needs. `size` and `changed`, its time, make `lru_cache` read it again after a change."""
     return _read(path, options)[1]
 
 
 def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Files, TableOptions]:
     """Return a table with one row for each sample, the data that loading needs, and the options.
 
-    If the options name no labels, a label column that was found is added to them.
+    If the options name no labels, they get the label column of `with_found_labels`.
     """
     table = read_table(path)
     options = with_found_labels(table, options)
@@ -299,9 +294,8 @@ def path_column(table: CsvTable, options: TableOptions) -> str:
 def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
     """Return the columns that go into the samples table.
 
-    These are the fold, and all columns that `keep` and `drop` allow and no other option names.
-
-    Raises SourceError for a fold that is not a whole number from -1.
+    The columns are the fold, and those that `keep` and `drop` allow and no other option names. Raises SourceError for a
+    fold that is not a whole number from -1.
     """
     columns: dict[str, Column] = {}
     if options.fold_col is not None:
@@ -310,7 +304,7 @@ def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
         folds = [numbers[cell] for cell in cells]
         for cell, fold in numbers.items():
             if not isinstance(fold, int) or not -1 <= fold < 2**31:
-                reason = "a fold is a whole number from 0, or -1 for a sample that trains in all"
+                reason = "a fold must be a whole number from 0, or -1 for a sample that every fold trains on"
                 raise table.wrong(cells.index(cell), options.fold_col, reason)
         columns["fold"] = np.array(folds, np.int64)
     taken = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}

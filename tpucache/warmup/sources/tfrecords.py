@@ -113,9 +113,8 @@ class TFRecordSource:
     def list(self) -> Listing:
         """Return all records as samples, with paths such as `file#record`.
 
-        Several label features are the classes if they are 0 or 1 in each of some evenly spread records.
-
-        Raises SourceError, with file and offset, for a file that is broken or cut off, DependencyError.
+        Several label features are the classes if they are 0 or 1 in each of some evenly spread records. Raises
+        SourceError, with file and offset, for a file that is broken or cut off, DependencyError.
         """
         samples: list[Sample] = []
         with Progress(None, "list", "records", is_brief=True) as progress:
@@ -132,10 +131,7 @@ class TFRecordSource:
         return Listing(samples, self._classes(samples))
 
     def load(self, sample: Sample) -> Item:
-        """Return a record's content.
-
-        Raises SampleError when its data are damaged, are not an Example, or have features that cannot be kept.
-        """
+        """Return a record's content. Raises SampleError for damaged data, no Example, or features of a wrong form."""
         return read_example(self._data(sample.path), sample.path, self._options)
 
     def _classes(self, samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -159,7 +155,7 @@ class TFRecordSource:
             tell_of_others(repr(self), min(used), sorted(found - used))
         elif used:
             _log.warning(
-                "%s: the label of some records is feature %r, of others %r: --label-col says which it is",
+                "%s: the label of some records is feature %r, of others %r: name the right one with --label-col",
                 self, *sorted(used)[:2],
             )  # fmt: skip
 
@@ -213,10 +209,7 @@ def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: No
 
 
 def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
-    """Return the offsets at which the records of a file begin, and the end.
-
-    Each record's length leads to the next record.
-    """
+    """Return the offsets at which the records of a file begin, and the end, by following the records' lengths."""
     bounds = [0]
     with open_file(path) as file:
         while (start := bounds[-1]) < size:
@@ -302,7 +295,7 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
     several = [name for name, values in numbers.items() if len(values) > 1 and options.is_kept(name)]
     arrays: dict[str, bytes | Array] = {safe: numbers[name] for name, safe in field_names(several).items()}
     if fields.keys() & arrays.keys():
-        raise SampleError(path, f"has an image in feature {image!r}, and numbers in one called image")
+        raise SampleError(path, f"has an image in feature {image!r}, and numbers in a feature called image")
     fields |= arrays
     if not fields:
         raise SampleError(path, f"has no image and no array among its features {', '.join([*texts, *numbers])}")
@@ -326,7 +319,7 @@ def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
 
 
 def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
-    """Return the features with bytes, and those with numbers, sorted by name, without the dropped ones."""
+    """Return the features with bytes, and those with numbers, sorted by name, without dropped features."""
     example_class, decode_error = _reader()
     try:
         example = example_class.FromString(data)
@@ -432,14 +425,14 @@ def _reader() -> tuple[Any, Any]:
 
 
 def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[int, int]]:
-    """Return boxes in pixels: float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class.
+    """Return boxes in pixels, and the (width, height) of their image. Raises SampleError if a feature is missing.
 
-    The second result is the (width, height) of their image. The schema stores corners as fractions of it. Raises
-    SampleError if a feature is missing.
+    Boxes are float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class. The schema stores corners
+    as fractions of the image.
     """
     missing = [name for name in (*_CORNERS, *_SIZE) if name not in numbers]
     if missing:
-        raise SampleError(path, f"has boxes but no feature {missing[0]!r}: leave them out with --drop '{OBJECTS}*'")
+        raise SampleError(path, f"has boxes but no feature {missing[0]!r}: leave boxes out with --drop '{OBJECTS}*'")
     classes = next((numbers[name] for name in _CLASSES if name in numbers), None)
     parts = [numbers[name].astype(np.float64) for name in _CORNERS]
     columns = parts if classes is None else [*parts, classes.astype(np.float64)]
