@@ -71,7 +71,7 @@ def test_classes_of_the_samples_themselves_are_numbered_as_given(
     build_cache("labelled_by_test:Birds", tmp_path / "cache", SMALL, classes=["jay", "kea", "owl"], jobs=1)
     dataset = CachedDataset(tmp_path / "cache")
     assert (dataset.classes, dataset.labels.tolist()) == (("jay", "kea", "owl"), [2, 0, 2, 0])
-    with pytest.raises(TpucacheError, match="class 'jay', which is none of the 1 given: 'owl'"):
+    with pytest.raises(TpucacheError, match="class 'jay', which is none of the 1 given classes: 'owl'"):
         build_cache("labelled_by_test:Birds", tmp_path / "other", SMALL, classes=["owl"], jobs=1)
 
 
@@ -191,7 +191,7 @@ def test_a_limit_is_spread_over_the_classes_and_a_larger_one_adds(photos: Path, 
     assert few.items() <= more.items()
     build_cache(photos, cache, SMALL, jobs=1)
     assert len(labels_of(cache)) == 150
-    with pytest.raises(UsageError, match="limit must be at least 1"):
+    with pytest.raises(UsageError, match="limit is at least 1"):
         select_source(open_source(photos), limit=0)
 
 

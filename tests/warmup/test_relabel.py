@@ -133,7 +133,7 @@ def test_classes_may_be_given_by_a_file_or_another_cache(copy: Path, cache: Path
     dataset = CachedDataset(copy)
     assert dataset.classes == ("0001", "z", "y", "x")
     assert dataset.labels[:3].tolist() == [3, 2, 1]
-    with pytest.raises(SourceError, match="class 'z', which is none of the 3 given: 'cat'"):
+    with pytest.raises(SourceError, match="class 'z', which is none of the 3 given classes: 'cat'"):
         relabel_cache(copy, table, KIND, classes=cache)
     with pytest.raises(UsageError, match="'y' more than once"):
         relabel_cache(copy, table, KIND, classes=["x", "y", "y"])

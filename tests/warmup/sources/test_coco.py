@@ -140,9 +140,12 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         ("[" * 100_000, "is not a COCO JSON"),
         ({"images": []}, "there is no 'categories'"),
         (json.dumps(coco()).replace('"id": 7', '"id": 8, "id": 7'), "the key 'id' is there twice"),
-        (coco(annotations=[{"image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}]), "in place 0 of image 1"),
-        (coco(annotations=[{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]), "in place 0 has the category 5"),
-        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "in place 0 has the box"),
+        (coco(annotations=[{"image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}]), "at position 0 of image 1"),
+        (
+            coco(annotations=[{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]),
+            "at position 0 has the category",
+        ),
+        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "at position 0 has the box"),
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, -3, 4]}]), "not left, top, width, height"),
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, float("nan"), 4]}]), "not left, top"),
         *(

@@ -96,7 +96,7 @@ def test_a_sample_whose_sequences_do_not_fit_is_refused(items, reason):
 
 
 def test_wrong_options_are_refused(tmp_path):
-    for options, reason in (({"pad": 0}, "pad must be at least 1"), ({"truncate": True}, "give --pad, too")):
+    for options, reason in (({"pad": 0}, "pad is at least 1"), ({"truncate": True}, "give --pad, too")):
         with pytest.raises(UsageError, match=reason):
             build_cache(Reviews(([1], 0)), tmp_path / "cache", **options)
     image = np.zeros((4, 4, 3), np.uint8)

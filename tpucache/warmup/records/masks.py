@@ -116,7 +116,8 @@ def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
     ends = runs[:, 1] + runs[:, 2]
     if len(ends) and ends.max() > len(pixels):
         raise SampleError(
-            path, f"its run lengths end at pixel {ends.max()}, after the last of {width} x {height} = {len(pixels)}"
+            path,
+            f"its run lengths end at pixel {ends.max()}, and the image has {width} x {height} = {len(pixels)} pixels",
         )
     for number, start, end in zip(runs[:, 0].tolist(), runs[:, 1].tolist(), ends.tolist(), strict=True):
         pixels[start:end] = number

@@ -431,7 +431,7 @@ def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -
     `truncate` cuts longer sequences; without it, their samples do not load. Raises UsageError.
     """
     if pad is not None and pad < 1:
-        raise UsageError(f"pad must be at least 1, not {pad}")
+        raise UsageError(f"pad is at least 1, not {pad}")
     if truncate and pad is None:
         raise UsageError("truncate needs a length to cut to: give --pad, too")
     has_images = isinstance(source, (FolderSource, TableSource))

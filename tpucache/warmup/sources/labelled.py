@@ -430,7 +430,7 @@ class _Conversion:
         place = self._places[number]
         if place is None:
             raise LabelFault(
-                f"has the class {self._known[number]!r}, none of the {len(self._classes):,} given classes: "
-                f"{named(self._classes)}. Add it to these classes, or leave its samples out"
+                f"has the class {self._known[number]!r}, which is none of the "
+                f"{len(self._classes):,} given classes: {named(self._classes)}. Add it, or leave its samples out"
             )
         return place

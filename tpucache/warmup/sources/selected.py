@@ -25,7 +25,7 @@ def select_source(
     """
     included, excluded = tuple(include), tuple(exclude)
     if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least 1, not {limit}")
+        raise UsageError(f"limit is at least 1, not {limit}")
     return SelectedSource(source, limit, included, excluded) if limit or included or excluded else source
 
 
