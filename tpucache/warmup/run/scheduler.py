@@ -186,7 +186,7 @@ class Scheduler:
             yield task
 
     def _first_of(self, work: Iterable[Block | Chunk]) -> list[Sample]:
-        """Return the first samples of the work that a worker probably does next, if storage is slow: it reads them now.
+        """Return the first samples of `work`, the chunks or blocks of a worker's next task; [] if storage is not slow.
 
         Workers take tasks in turns. So a worker's next task probably comes as many tasks later as there are workers.
         """

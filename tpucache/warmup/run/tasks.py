@@ -122,7 +122,7 @@ class WrittenShard:
 
 @contextlib.contextmanager
 def load_ahead(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample] = ()) -> Iterator[LoadAhead]:
-    """Yield a loader of the chunks' samples. It reads ahead if the storage is slow to answer.
+    """Yield a loader of the chunks' samples, which reads ahead if the storage is slow to answer.
 
     `then` are the samples with which this process's next task probably begins. They are read ahead, too: the loader is
     kept for the next call, or until `end_loading`.

@@ -12,7 +12,7 @@ from typing import Final
 from tpucache.store.ahead import Lateness, ReadAhead
 from tpucache.warmup.sources.source import Item, Sample, Source, loads_in_threads
 
-#: What a sample of unknown size counts for.
+#: The size that is assumed for a sample of unknown size.
 _UNKNOWN_BYTES: Final = 2 << 20
 
 
@@ -20,13 +20,13 @@ _UNKNOWN_BYTES: Final = 2 << 20
 def lateness_of(_work: Path, latency: float = 0.0) -> Lateness:
     """Return this process's measurements of the storage, for the build with this work folder.
 
-    They begin with `latency`, the seconds that the storage took for an earlier answer.
+    The measurements begin with `latency`, the seconds that the storage took for an earlier answer.
     """
     return Lateness(latency)
 
 
 class LoadAhead(ReadAhead[Sample, Item]):
-    """Returns the items of samples in order. Use it in a `with` block, or close it, which ends its threads."""
+    """Returns the items of samples in order. Its threads end with the `with` block, or when it is closed."""
 
     def __init__(
         self, load: Callable[[Sample], Item], source: Source, samples: Iterable[Sample], lateness: Lateness
@@ -41,10 +41,10 @@ class LoadAhead(ReadAhead[Sample, Item]):
         super().__init__(load, ahead, lambda sample: sample.bytes or _UNKNOWN_BYTES, lateness)
 
     def follow(self, samples: Iterable[Sample]) -> None:
-        """Prepare to load other samples from now on, in this order.
+        """Load other samples from now on, in this order.
 
-        Samples that were announced before and come first now are not read a second time; a sample's number decides
-        whether it is the same one.
+        Samples that are being read already are not read again if `samples` begins with them; their numbers are
+        compared.
         """
         if not self._may_load_ahead:
             return
