@@ -82,7 +82,8 @@ def measure_payback(
     recipe = Recipe.from_dict(dataset.manifest.recipe)
     source = to_source(source)
     samples = _same_samples(source, dataset)
-    on_progress(f"reading {source_name(source)} by a DataLoader, for about {1.5 * seconds:.0f} s at most")
+    measured = seconds if device_rate is None else 1.5 * seconds
+    on_progress(f"reading {source_name(source)} by a DataLoader, for about {measured:.0f} s")
     rate, idle = _measure_loader(_SourceImages(source, samples, recipe), workers, seconds, device_rate)
     on_progress("estimating how long building takes, for at most 10 s")
     build_seconds, unknown = _estimate_build(source, recipe)

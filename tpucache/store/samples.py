@@ -199,7 +199,7 @@ class SampleTable(Mapping[str, Column]):
                 self._prove(file, status)
                 if f"{name}.ends.npy" in archive.namelist():
                     ends = parse_npy(archive.read(f"{name}.ends.npy"))
-                    column: Column = self._strings(name, parse_npy(archive.read(f"{name}.bytes.npy")), ends)
+                    column: Column = _to_strings(parse_npy(archive.read(f"{name}.bytes.npy")), ends)
                 else:
                     column = parse_npy(archive.read(f"{name}.npy"))
         except FileNotFoundError as error:
@@ -242,11 +242,13 @@ class SampleTable(Mapping[str, Column]):
             raise DamageError(f"{self._path} is not the file that the manifest lists: copy the whole cache again")
         self._proven = state
 
-    def _strings(self, name: str, data: Array, ends: Array) -> Strings:
-        plain = data.dtype == np.uint8 and ends.dtype == np.dtype("<i8") and data.ndim == ends.ndim == 1
-        if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
-            raise FormatError(f"{self._path}: column {name!r} is not strings: its ends do not ascend to its length")
-        return Strings(data, ends)
+
+def _to_strings(data: Array, ends: Array) -> Strings:
+    """Return the strings that lie one after the other in `data`, and end at the bytes `ends`. Raises FormatError."""
+    plain = data.dtype == np.uint8 and ends.dtype == np.dtype("<i8") and data.ndim == ends.ndim == 1
+    if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
+        raise FormatError("it is not strings: its ends do not ascend to its length")
+    return Strings(data, ends)
 
 
 def check_labels(labels: Array, classes: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,6 +130,25 @@ def test_of_several_that_create_a_file_at_once_one_does(s3: str) -> None:
     assert remotes[found.index(True)].create("claim", b"%d" % found.index(True))  # the answer was lost, it asks again
 
 
+def test_a_store_that_cannot_create_atomically_still_replaces_no_file(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+    from obstore.exceptions import NotSupportedError
+
+    put = obstore.put
+
+    def plain_put(store: Any, name: str, data: bytes, *, mode: str | None = None) -> Any:
+        if mode == "create":
+            raise NotSupportedError("If-None-Match")
+        return put(store, name, data)
+
+    monkeypatch.setattr(obstore, "put", plain_put)
+    remote = Remote(f"{s3}/claimed-by-put")
+    assert remote.create("claim", b"mine")
+    assert remote.create("claim", b"mine")  # the answer was lost, it asks again
+    assert not remote.create("claim", b"another")
+    assert remote.read("claim", 9) == b"mine"
+
+
 def test_parts_of_an_object_that_was_replaced_are_refused(s3: str, tmp_path: Path) -> None:
     remote = Remote(f"{s3}/folder")
     remote.put("file", bytes(100))
@@ -219,3 +239,9 @@ def test_workers_of_a_dataloader_read_the_same(served: Server, cache: Path, tmp_
     own = CachedDataset(cache)
     expected = torch.stack([own[at][0] for at in range(len(own))])
     assert torch.equal(torch.cat([images for images, _ in loader]), expected)
+
+
+@pytest.mark.parametrize("change", [lambda remote: remote.put("file", b""), lambda remote: remote.remove("file")])
+def test_a_web_server_that_should_be_written_to_is_one_error(change: Callable[[Remote], object]) -> None:
+    with pytest.raises(UsageError, match=r"^http://127\.0\.0\.1:9/cache is a web server, which can be read only"):
+        change(Remote("http://127.0.0.1:9/cache"))

@@ -163,18 +163,26 @@ class ObjectFolder:
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
 
-        This is atomic (If-None-Match). A store that does not support that replaces an existing file instead.
+        This is atomic (If-None-Match). A store that does not support that is asked whether the file exists, and after
+        writing, whether another process has replaced it meanwhile.
         """
         import obstore
         from obstore import exceptions as refused
+
+        def has_data(store: ObjectStore) -> bool:
+            return bytes(obstore.get(store, name).bytes()) == data
 
         def put(store: ObjectStore) -> bool:
             try:
                 obstore.put(store, name, data, mode="create")
             except (refused.AlreadyExistsError, refused.PreconditionError):
-                return bytes(obstore.get(store, name).bytes()) == data
+                return has_data(store)
             except refused.NotSupportedError:
-                obstore.put(store, name, data)
+                try:
+                    return has_data(store)
+                except (refused.NotFoundError, FileNotFoundError):
+                    obstore.put(store, name, data)
+                return has_data(store)
             return True
 
         return bool(self._call(put, name))

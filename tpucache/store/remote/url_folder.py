@@ -182,7 +182,7 @@ class Remote:
                     if at - reached >= min(_BLOCK, _CHUNK):
                         reached, tries = at, Tries(self._patience)
                     yield data
-            except StoreError:
+            except (StoreError, UsageError):
                 raise
             except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
                 failure = error
@@ -292,7 +292,7 @@ class Remote:
         while True:
             try:
                 return call()
-            except StoreError:
+            except (StoreError, UsageError):
                 raise
             except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
                 failure = error
