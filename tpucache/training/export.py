@@ -255,7 +255,7 @@ def _readme(card: Mapping[str, Any]) -> str:
         f"# Models exported by tpucache {card['tpucache']}\n\n"
         f"Task: {_plain(card['task'])}, {card['outputs']} outputs. `{CARD_NAME}` has all of this, and the names of the "
         "classes in the order of the outputs.\n\n"
-        f"1. Decode the image as {given['colours']}.\n"
+        f"1. Decode the image (colours: {given['colours']}).\n"
         f"2. Resize it to {height}x{width} pixels by Lanczos' filter, fit: {_plain(str(given['fit']))}.\n"
         f"3. Convert it to float32, {given['range']}, in the order {given['layout']}.\n\n"
         f"{inside}\n\n"
