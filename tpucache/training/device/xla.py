@@ -173,7 +173,9 @@ class XlaDevice:
         UsageError when the batch does not divide over the cores.
         """
         if self._mesh is not None and len(batch) % self.cores:
-            raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores: use a batch size that does")
+            raise UsageError(
+                f"a batch of {len(batch)} does not divide over {self.cores} cores: use a batch size that does"
+            )
         if self._is_sliced and len(batch):
             sent = self._put_slices(batch)
         else:
