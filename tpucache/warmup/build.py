@@ -235,7 +235,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Build:
-    """Builds a plan that has at least one block. `context.run` is still "", because no lock has been taken."""
+    """Builds a plan that has at least one block. `context.run`, the token of the work folder's lock, is still ""."""
 
     plan: BuildPlan
     context: BuildContext

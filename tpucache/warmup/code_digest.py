@@ -29,11 +29,11 @@ _parsing: Final = threading.Lock()
 
 
 def code_digests(name: str) -> dict[str, Any]:
-    """Return the SHA-256 of the code of the callable `name`, given as `module:name`: a dict for the manifest.
+    """Return the SHA-256 hashes of the code of the callable `name`, given as `module:name`, as JSON values.
 
-    `source_sha256` is that of the module's file, "" without a file. `helpers` maps names of helper modules to those of
-    their files; without helpers, the key is missing. Helpers are all modules that the module imports directly or
-    indirectly, except those of Python, of tpucache and of installed packages. Raises UsageError when the callable
+    `source_sha256` is the hash of the module's file, "" without a file. `helpers` maps names of helper modules to the
+    hashes of their files; without helpers, the key is missing. Helpers are all modules that the module imports directly
+    or indirectly, except those of Python, of tpucache and of installed packages. Raises UsageError when the callable
     cannot be imported.
     """
     load_callable(name)

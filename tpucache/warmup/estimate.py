@@ -71,7 +71,7 @@ class Estimate:
 
 
 class _TrialSample(NamedTuple):
-    """Mean sizes of an encoded sample's records, in bytes, alone and in a shard, and the seconds that encoding took."""
+    """The mean bytes of an encoded sample's records, alone and in a shard, and the seconds that encoding took."""
 
     bytes: float
     on_disk: float

@@ -261,7 +261,7 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
 
 
 def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise SourceError if an unfinished build was started with other values `before` of options such as --limit."""
+    """Raise SourceError if options such as --limit have other values `now` than `before`, when the build began."""
     changed = [
         f"--{name} {before.get(name, 'not given')}, now {now.get(name, 'not given')}"
         for name in sorted({*before, *now})
@@ -456,8 +456,8 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
     """Raise RecipeError if the pixels of masks are probably not class numbers, but black and white or levels of grey.
 
     The values of up to 32 masks together decide: next to masks with the classes 1 and 2, a mask of 0 and 255 has class
-    0 and pixels without a class. If the first mask is a JPEG, there is only a warning. A mask that cannot be decoded is
-    an error later, when its sample is built.
+    0 and pixels without a class. Too many values in one mask are refused, too. If the first mask is a JPEG, there is
+    only a warning. A mask that cannot be decoded is an error later, when its sample is built.
     """
     samples, found, most, looked_at = listing.samples, set[int](), 0, 0
     for position in sorted({*np.linspace(0, len(samples) - 1, _MASKS).round().astype(int).tolist()}):

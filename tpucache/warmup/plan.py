@@ -313,7 +313,7 @@ def find_unused_labels(listing: Listing, first: Item) -> list[str]:
 
 
 def saved_unused_labels(source: Mapping[str, Any]) -> list[str]:
-    """Return the names that `find_unused_labels` returned for a cache, from the `source` part of its manifest."""
+    """Return the names that `find_unused_labels` returned for a cache, from the value `source` of its manifest."""
     read = source.get("labels")
     unused = read.get("unused") if isinstance(read, dict) else None
     return [name for name in unused if isinstance(name, str)] if isinstance(unused, list) else []

@@ -98,13 +98,13 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
 def clean_and_count(
     item: Item, fields: Sequence[Field], recipe: Recipe, path: str
 ) -> tuple[dict[str, Array], Counts, Facts]:
-    """Return a sample's arrays in the fields' order, the numbers of its annotations, and statistics of its image.
+    """Return a sample's arrays in the fields' order, the numbers of its annotations, and values such as its width.
 
     Each array has exactly its field's dtype and shape. `presize` resizes the image, and mask pixels are moved with it.
     Boxes are rows of left, top, right, bottom, class (0 without a class), clipped to the visible part of the image;
     boxes outside of it are dropped, and rows of -1 fill the rest. Keypoints are rows of x, y and 1, or 0 for points
-    outside of the visible part. The numbers count the annotations in the source, by field. The statistics, such as the
-    image's width, are by column of the samples table. `path` names the sample in errors.
+    outside of the visible part. The numbers count the annotations in the source, by field. The values of the image are
+    by column of the samples table. `path` names the sample in errors.
 
     Raises SampleError if a field is missing, unexpected, of another dtype or shape, or cannot be used.
     """
@@ -246,7 +246,7 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 
 
 def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
-    """Return the recipe's `coordinates`, or "stored" if both readings are equal. Raises SampleError otherwise."""
+    """Return the recipe's `coordinates`, or "stored" without. Raises SampleError if an EXIF orientation needs them."""
     if recipe.coordinates is None and framing.turn != Turn():
         raise SampleError(path, f"the image has an EXIF orientation, and boxes, keypoints or run lengths; {_UNSTATED}")
     return recipe.coordinates or "stored"

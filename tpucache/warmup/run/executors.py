@@ -170,7 +170,7 @@ class Executor(WorkerOptions):
                 results.close()
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Keep a few tasks for each worker submitted. If a worker dies, Dask runs its tasks again, a few times."""
+        """Submit a few tasks for each worker at a time. If a worker dies, Dask runs its tasks again, a few times."""
         with self._reaching_cluster():
             from distributed import Client, as_completed
 
@@ -188,7 +188,7 @@ class Executor(WorkerOptions):
         return self.jobs or sum(client.ncores().values())
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Keep a few tasks for each worker submitted. If a worker dies, Ray runs its tasks again, a few times."""
+        """Submit a few tasks for each worker at a time. If a worker dies, Ray runs its tasks again, a few times."""
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
                 import ray
@@ -324,7 +324,7 @@ def to_pickle(value: object) -> bytes:
 
 @functools.cache
 def _end_with(parent: int) -> None:
-    """End this worker soon after its parent was killed. Without this, it would live for five more minutes."""
+    """End this worker soon after its parent was killed. Otherwise the worker would live for five more minutes."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -356,7 +356,7 @@ def _result(outcome: Any) -> Any:
 
 
 def _run_here(tasks: Iterator[Task], seconds: float | None) -> Iterator[Any]:
-    """Run tasks in this process, one after the other. Start no task after `seconds`."""
+    """Run tasks in this process, one after the other. Start no task after `seconds`, if given."""
     began = time.monotonic()
     for function, arguments in tasks:
         yield function(*arguments)

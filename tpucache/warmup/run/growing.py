@@ -238,7 +238,7 @@ class GrowingScheduler:
         return some, is_asked
 
     def _read_asked(self, path: Path) -> Iterator[int]:
-        """Return the samples that a reader asks for in a file, and remove the file; none if it cannot be read."""
+        """Return the samples that a reader asks for in a file, and remove the file; no samples if it cannot be read."""
         try:
             found = np.load(path, allow_pickle=False)
             path.unlink()
@@ -338,7 +338,7 @@ class GrowingScheduler:
                 self.known[block.samples[0].number] = first
 
     def _find_arrivals(self) -> None:
-        """Find the undamaged records in spool files, and ignore all others."""
+        """Find the undamaged records in spool files, and ignore all other records."""
         work = self._context.work
         groups = _read_groups(work, self._rows)
         kept = [group for group in groups if group.block in self._infos and not self._is_made[group.info.numbers].any()]

@@ -204,7 +204,7 @@ class Scheduler:
         return taken
 
     def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
-        """Return small blocks that are each built by one task, without chunks: as many for each worker."""
+        """Return small blocks that are each built by one task, without chunks: the same number for each worker."""
         if executor.is_cluster:
             return []
         begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}

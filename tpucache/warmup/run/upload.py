@@ -112,7 +112,7 @@ class CacheUpload:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the thread: send waiting shards first, except after an error, when they are left to the next run."""
+        """End the thread, and close the place. After any error but UnfinishedError, waiting shards are not sent."""
         self._end(is_whole=kind is None or issubclass(kind, UnfinishedError))
         self.place.close()
 

@@ -77,9 +77,9 @@ class MemberFiles(Protocol):
 class ArchiveSource:
     """The samples in one archive or several.
 
-    If an image has a `.cls` file, files with the same key (the path up to the first dot of the name) are one sample, as
-    in WebDataset. If there are no folders that could be classes, a JSON or text file of an image is enough. Otherwise
-    images are listed as in `FolderSource`; a folder that contains all images is not a class.
+    If any image has a `.cls` file, or if options name labels, files with the same key (the path up to the first dot of
+    the name) are one sample, as in WebDataset. If there are no folders that could be classes, a JSON or text file of an
+    image is enough. Otherwise images are listed as in `FolderSource`; a folder that contains all images is not a class.
     """
 
     loads_in_threads = True

@@ -297,7 +297,7 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
 def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
     """Return a file's content from a zip. Raises SampleError, with `path`, if the file differs from the listing.
 
-    `pread(count, offset)` reads up to `count` bytes; one call is usually enough.
+    `pread(count, offset)` reads up to `count` bytes at `offset`; one call is usually enough.
     """
     found = pread(_HEADER.size + len(member.name.encode()) + _EXTRA_BYTES + member.packed, member.offset)
     if len(found) < _HEADER.size or not found.startswith(_SIGNATURE):

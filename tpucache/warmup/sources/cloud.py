@@ -180,7 +180,7 @@ def copy_parquet(url: str) -> Copies:
 
 
 def _files(url: str) -> Files:
-    """Return the sizes in bytes of the files below a URL, by name. Use the listing of an earlier run of this build."""
+    """Return the sizes in bytes of the files below a URL, by name. An earlier listing of this build is used again."""
     kept = kept_listings()
     files = kept.get(url) if kept else None
     if files is None:

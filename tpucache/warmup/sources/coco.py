@@ -73,11 +73,11 @@ def box_source(source: Source, path: str | Path) -> Source:
 class BoxSource(DerivedSource):
     """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
 
-    A sample is found by its path, or else by its file name if that is unique in both. Classes are the file's categories
-    in the order of their ids. These are also the classes of the listing if the other source has no labels. The box of a
-    crowd (`iscrowd`) does not belong to a single object and is left out. A sample does not load if one of its
-    annotations has no box, or a category that the file does not list. Annotations of images that the file does not list
-    are counted as left out.
+    A sample is found by its path, or else by its file name if that is unique in the COCO file. Classes are the file's
+    categories in the order of their ids. These are also the classes of the listing if the other source has no labels.
+    The box of a crowd (`iscrowd`) does not belong to a single object and is left out. A sample does not load if one of
+    its annotations has no box, or a category that the file does not list. Annotations of images that the file does not
+    list are counted as left out.
     """
 
     source: Source
@@ -155,9 +155,9 @@ class BoxSource(DerivedSource):
 
 
 def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
-    """Return the file name in the JSON for each path, without paths that it does not list.
+    """Return the file name in the JSON for each path, without paths that the JSON does not list.
 
-    Raises SourceError if two paths have the same file name.
+    Raises SourceError if two paths have the same file name in the JSON.
     """
     found = {path: coco.find(path) for path in paths}
     names = {path: name for path, name in found.items() if name is not None}

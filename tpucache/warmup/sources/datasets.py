@@ -154,7 +154,7 @@ class DatasetSource:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return whether a dataset can only be iterated: it has no length, or no numbered items."""
+    """Return whether a dataset can only be iterated: it is an IterableDataset, or it has no length."""
     is_named = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)  # torch's, Hugging Face's
     return hasattr(dataset, "__iter__") and (is_named or not hasattr(dataset, "__len__"))
 

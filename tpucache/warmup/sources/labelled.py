@@ -266,7 +266,8 @@ class LabelledSource:
     """The samples of another source, with labels of one kind. A sample does not load if its label cannot be converted.
 
     If the listing has labels, all of them decide how labels are read. If labels are stored in the samples, some evenly
-    spread samples decide; for texts, all samples. Call `list` before the source is sent to workers.
+    spread samples decide, or, if these have texts or lists without known classes, all samples. Call `list` before the
+    source is sent to workers.
     """
 
     def __init__(

@@ -282,7 +282,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    """Return whether a value is a number or infinite. Only the sample of an infinite label has a fault."""
+    """Return whether a value is any float, or a finite int. An infinite float is later a fault of its own sample."""
     return isinstance(value, float) or _is_number(value)
 
 

@@ -210,7 +210,7 @@ class _Files:
     runs: RunTable | None = None
 
     def names(self, number: int) -> list[str]:
-        """Return the paths of a row's image and mask, if the table has masks; "" for a missing one."""
+        """Return the paths of a row's image and mask, if the table has masks; "" for a missing path."""
         return [column[number] for column in (self.images, self.masks) if column]
 
     def run_bytes(self, number: int) -> int:
@@ -246,7 +246,7 @@ def _files(table: CsvTable, options: TableOptions) -> _Files:
 
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Return what loading needs. `size` and `changed`, its time, make `lru_cache` read it again after a change."""
+    """Return a table's data for loading. `size` and `changed`, a file time, only make `lru_cache` notice changes."""
     return _read(path, options)[1]
 
 
