@@ -144,7 +144,7 @@ _REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "another dataset's table": (["path,kind", "dog/1.jpg,x"], {}, "no row .* such as 'dog/1.jpg', .* --path-col"),
     "samples without a row": (["path,kind", "cat/0000.jpg,x"], {}, "149 samples .* have no row"),
     "no label in a row": (["path,kind", "cat/0000.jpg,", "*,x"], {}, "line 2: the row has no label"),
-    "two rows of one sample": (["path,kind", "*,x", "cat/0000.jpg,y"], {}, "line 152.*is in line 2 already"),
+    "two rows of one sample": (["path,kind", "*,x", "cat/0000.jpg,y"], {}, "line 152.*is also in line 2"),
     "a mask": (["path,kind", "*,x"], {"mask_col": "kind"}, "masks .* are for a warmup"),
     "no such column": (["path,kind", "*,x"], {"label_cols": ("breed",)}, "has no column 'breed'"),
     "no table": ([], {}, "has no rows"),

@@ -100,9 +100,13 @@ class BuildOptions(SourceOptions):
     option of WorkerOptions.
     """
 
-    time_limit: float | None = option(None, "stop before this time; the same command continues", metavar="8h")
+    time_limit: float | None = option(
+        None, "stop before this much time has passed; run the same command again to continue", metavar="8h"
+    )
     target: Target = option(None, "kaggle: keep the cache within Kaggle's limits of 20 GB and 44 shards")
-    on_error: OnError = option("fail", "what to do about a sample that cannot be used: stop, or skip and list it")
+    on_error: OnError = option(
+        "fail", "fail: stop at a sample that cannot be used; skip: leave the sample out and list it"
+    )
     retry: bool = option(
         False,
         "try skipped samples of a finished cache again if their content, library versions or max_pixels have changed",
@@ -172,12 +176,17 @@ class SelectionOptions:
     """Which samples of a source are used: the arguments of `select_source`. Raises UsageError."""
 
     limit: int | None = option(
-        None, "most samples to use, spread over the source; a larger limit later adds samples", metavar="N", minimum=1
+        None,
+        "the most samples to use, spread over the source; a larger limit in a later run adds samples",
+        metavar="N",
+        minimum=1,
     )
     include: tuple[str, ...] = option(
-        (), "use only such paths, as in 'cats/*'; `*` is any text, also with /; can be repeated", metavar="PATTERN"
+        (),
+        "use only samples whose paths match, such as 'cats/*'; `*` is any text, also with /; can be repeated",
+        metavar="PATTERN",
     )
-    exclude: tuple[str, ...] = option((), "leave out such paths; can be repeated", metavar="PATTERN")
+    exclude: tuple[str, ...] = option((), "leave out samples whose paths match; can be repeated", metavar="PATTERN")
 
     def __post_init__(self) -> None:
         check_options(self)

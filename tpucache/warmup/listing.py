@@ -61,8 +61,8 @@ _JPEG_ADVICE: Final = (
 
 _GREY_PALETTE: Final = (
     "the mask of {path} is a palette image of greys, and the greys differ from their positions in the palette: give "
-    "--mask-values scale where masks are black and white, and white becomes class 1; --mask-colours with the grey of "
-    "each class; or --mask-values keep where the positions are the classes"
+    "--mask-values scale if masks are black and white (white becomes class 1), --mask-colours with the grey of each "
+    "class, or --mask-values keep if the positions are the classes"
 )
 
 
@@ -173,7 +173,7 @@ def put_in_order(listing: Listing, order: str) -> Listing:
         raise ValueError(f"the source has {len(listing.samples):,} samples now, and had {count:,}")
     places = [at for start, stop in slices for at in range(start, stop)]
     if sorted(places) != list(range(count)):
-        raise ValueError(f"{order!r} is no order of samples")
+        raise ValueError(f"the order {order!r} in the manifest is not valid")
     return _reordered(listing, places)
 
 
@@ -275,8 +275,8 @@ def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> No
     """Raise SourceError if a finished cache was built with --classes, and the listing has other classes."""
     if manifest.classes and "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
         raise SourceError(
-            f"{cache} was made with --classes, and the source now has other classes, or in another order: give "
-            f"--classes {cache}"
+            f"{cache} was made with --classes, and the source now has other classes, or the same in another order: "
+            f"give --classes {cache}"
         )
 
 

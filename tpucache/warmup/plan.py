@@ -182,7 +182,9 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
         check_contents(source, numbered, cache)
     if blocks and (other := version_differences(manifest.created_by)):
         _log.warning(
-            "%s was made with other versions, so added records may differ: %s", cache.directory, "; ".join(other)
+            "%s was made with other versions of libraries, so added records may differ: %s",
+            cache.directory,
+            "; ".join(other),
         )
     return BuildPlan(
         recipe=recipe,
@@ -229,7 +231,7 @@ def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> Non
     if fields[0].name != IMAGE and not CODECS[recipe.codec].holds_any_array:
         raise RecipeError(
             f"--codec {recipe.codec} needs images, and {source_name(source)} has none: arrays are stored as "
-            f"{' or '.join(ARRAY_CODECS)}. Give one of these"
+            f"{' or '.join(ARRAY_CODECS)}. Give one of these codecs"
         )
     for field in fields:
         if field.codec not in CODECS.own:

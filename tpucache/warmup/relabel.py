@@ -119,7 +119,10 @@ def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[An
                 raise UsageError(f"a column {name!r} cannot be set: use another name, or `relabel` to change labels")
             if len(column) != opened.manifest.samples:
                 samples = opened.manifest.samples
-                raise UsageError(f"the column {name!r} has {len(column):,} values, and {cache} has {samples:,} samples")
+                raise UsageError(
+                    f"the column {name!r} has {len(column):,} values, and {cache} has {samples:,} samples: give one "
+                    "value for each"
+                )
         return _write(opened, {**opened.samples, **columns}, {}, f"relabel: {', '.join(columns)}")
 
 
@@ -255,7 +258,8 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
         else:
             line = table.lines[int(rows[at])]
             raise SourceError(
-                f"{table.path}, line {line}: the label has another form than the labels of {cache.directory}"
+                f"{table.path}, line {line}: the label has another form than the labels of {cache.directory}: "
+                "write it in the same form"
             )
     counts = class_counts(labels, classes) if classes else ()
     asked = str(manifest.source.get("labels", {}).get("asked", "auto"))
@@ -347,7 +351,7 @@ def _tell_apart(table: CsvTable, column: str, keys: Sequence[str], names: Sequen
     for row, (key, own) in enumerate(zip(keys, apart, strict=True)):
         if key != own and key in known and own not in known:
             first = table.lines[keys.index(key)]
-            raise table.wrong(row, column, f"{key!r} is in line {first} already, and the cache has one sample of it")
+            raise table.wrong(row, column, f"{key!r} is also in line {first}, and the cache has only one such sample")
     return apart
 
 

@@ -223,7 +223,9 @@ def _numbers(manifest: Manifest) -> Array:
     every = np.arange(manifest.samples + len(gone), dtype=np.uint64)
     kept = np.setdiff1d(every, np.array(gone, np.uint64), assume_unique=True)
     if len(kept) != manifest.samples:
-        raise FormatError(f"the manifest lists skipped or deleted samples that are not among its {len(every):,}")
+        raise FormatError(
+            f"the manifest lists skipped or deleted samples that are not among its {len(every):,} samples"
+        )
     return kept
 
 

@@ -180,7 +180,7 @@ def _array_field(name: str, value: bytes | Array, codec: str) -> Field:
         raise SourceError(f"field {name!r} is encoded bytes: only an image and its mask are decoded, give an array")
     dtype = value.dtype.newbyteorder("<").str
     if dtype not in DTYPES:
-        raise SourceError(f"field {name!r} is {value.dtype}: a record holds {', '.join(DTYPES)}; convert it")
+        raise SourceError(f"field {name!r} is {value.dtype}: a record holds {', '.join(DTYPES)}; convert the array")
     if not value.size:
         raise SourceError(f"field {name!r} is empty: an array of shape {value.shape}")
     return Field(name, codec, dtype, value.shape)
@@ -217,7 +217,7 @@ def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> 
     if len(fitting) > 1 and not np.array_equal(fitting[0], fitting[1]):
         raise SampleError(
             path,
-            "the image has an EXIF orientation, and the mask's size does not show how the image was turned for it; "
+            "the image has an EXIF orientation, and the mask's size does not show which orientation the mask has; "
             f"{_UNSTATED}",
         )
     return framing.nearest(fitting[0])[..., None], int(stored.any())

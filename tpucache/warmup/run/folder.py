@@ -114,7 +114,8 @@ def _check_files(cache: Cache) -> None:
     if wrong:
         more = f" and {len(wrong) - 1:,} other files are damaged" if len(wrong) > 1 else ""
         raise DamageError(
-            f"{folder} is damaged: {wrong[0]}{more}. Run `tpucache verify {folder} --repair SOURCE`, or copy all again"
+            f"{folder} is damaged: {wrong[0]}{more}. Run `tpucache verify {folder} --repair SOURCE`, or "
+            "copy the cache again"
         )
 
 

@@ -164,7 +164,9 @@ class KagglePlace:
 
     def _send_entry(self, entry: FileEntry) -> None:
         if not is_whole(self._folder, entry):
-            raise DamageError(f"{self._folder / entry.name} has changed since it was built: remove it, and run again")
+            raise DamageError(
+                f"{self._folder / entry.name} has changed since it was built: remove it, and run the same command again"
+            )
         self._open_draft().send(entry.name, self._content(entry))
 
     def _content(self, entry: FileEntry) -> Content:

@@ -115,7 +115,9 @@ def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, 
             "up the unfinished build"
         )
     if other := version_differences(saved["versions"]):
-        _log.warning("%s was started with other versions, so that records may differ: %s", cache, "; ".join(other))
+        _log.warning(
+            "%s was started with other versions of libraries, so records may differ: %s", cache, "; ".join(other)
+        )
     sizes: Any = table[SIZE_COLUMN]
     changed = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
     limits = {recipe.get("max_pixels") for recipe in (saved["recipe"], now["recipe"])}

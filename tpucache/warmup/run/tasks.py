@@ -467,11 +467,13 @@ def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, c
 def _difference(context: BuildContext, sample: Sample, variant: int) -> BuildError:
     what = f"variant {variant}" if variant else "the clean record"
     if context.other_versions:
-        why = f"the cache was made with other versions ({'; '.join(context.other_versions)}): use those"
+        why = f"the cache was made with other versions ({'; '.join(context.other_versions)}): use those versions"
     elif variant:
-        why = "the source or the augmentation has changed since, or is not reproducible: bring both back"
+        why = "the source or the augmentation has changed since, or is not reproducible: bring both back as they were"
     else:
-        why = "the source or its code has changed since, but not the size of the sample: bring it back"
+        why = (
+            "the source or its code has changed since, but not the size of the sample: bring the source back as it was"
+        )
     return BuildError(
         f"{sample.path!r}: {what} is not the same as in {context.shards} when it is built again, so nothing is added: "
         f"{why}, or give another folder to build anew"

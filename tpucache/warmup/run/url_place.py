@@ -108,7 +108,9 @@ class UrlPlace:
             check_ours(self.shown, [MANIFEST_NAME], [Claim.of(FINISHED, there)], Claim.of(_COMMAND, manifest))
             known |= {entry.name: entry.sha256 for entry in there.files}
             if manifest.history and there.identity not in (manifest.identity, *manifest.parents):
-                raise StoreError(f"{self.shown} has another version than when this run began: run this again")
+                raise StoreError(
+                    f"{self.shown} has another version now than when this run began: run the same command again"
+                )
         self._names = names
         self._take()
         self._check_taken()
@@ -152,7 +154,7 @@ class UrlPlace:
     def _lost(self) -> BuildError:
         return BuildError(
             f"another process builds into {self.shown}: this process has stopped, and has not written its manifest "
-            "there. Wait until the other process has ended and run this again, or give another URL"
+            "there. Wait until the other process has ended and run the same command again, or give another URL"
         )
 
     def _send_versions(self, manifest: Manifest, names: set[str]) -> None:
@@ -178,7 +180,7 @@ class UrlPlace:
             if self._remote.version(name) != version:
                 raise StoreError(
                     f"{self.shown}/{name} was replaced after it was sent: another process writes there. Give another "
-                    "URL, or end that process and run this again"
+                    "URL, or end that process and run the same command again"
                 )
 
     def _fetch_work(self) -> None:
@@ -204,7 +206,8 @@ class UrlPlace:
             size, tag = self._remote.version(entry.name)
             if size != entry.bytes:
                 raise StoreError(
-                    f"{self.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: run this again"
+                    f"{self.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: run the "
+                    "same command again"
                 )
             self._versions[entry.name] = size, tag
         self._remote.send(together)

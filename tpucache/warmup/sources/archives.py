@@ -248,8 +248,8 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
         target = found or regular.get(name, entry)
         if _is_link(target):
             raise SourceError(
-                f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is not there: make the archive with "
-                "`tar --dereference`"
+                f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is not in the archive: make "
+                "the archive with `tar --dereference`"
             )
     if target.issparse():
         raise SourceError(f"{path}: {entry.name!r} is a sparse file: make the archive without `--sparse`")

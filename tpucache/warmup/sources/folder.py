@@ -214,7 +214,7 @@ def is_ignored(name: str) -> bool:
 def tell_of_ignored(where: object, names: Iterable[str]) -> None:
     """Warn of folders and files that are ignored because of their names, except hidden files."""
     if shown := {*names}:
-        _log.warning("%s: hidden or made by systems, and therefore ignored: %s", where, _some(shown))
+        _log.warning("%s: ignored, because hidden or made by systems: %s", where, _some(shown))
 
 
 def without_ignored(where: object, names: Iterable[str]) -> list[str]:

@@ -209,7 +209,9 @@ def _read_all(
     lost = labels.count(None) - [*given].count(None) - len(faults)
     if lost and stated is None and reading.form != "none":
         _log.warning(
-            "%s: %d samples have the label -1 or NaN, which means no label: --missing-label states others", where, lost
+            "%s: %d samples have the label -1 or NaN, which means no label: --missing-label names other values",
+            where,
+            lost,
         )
     _tell_of_one_hot(where, reading, labels)
     return _ReadLabels(labels, classes or known, faults)

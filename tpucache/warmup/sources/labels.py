@@ -237,7 +237,7 @@ def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[l
             raise SourceError(f"{where}: {value!r:.60} is not a list of classes, as other labels are")
         found = {places.get(part) for part in value or () if part is not None and (part != -1 or not classes)}
         if None in found:
-            raise SourceError(f"{where}: {value!r} are not numbers of the {len(names)} classes")
+            raise SourceError(f"{where}: {value!r} are not all among the {len(names)} classes")
         labels.append(None if value is None else tuple(float(number in found) for number in range(len(names))))
     return labels, names
 

@@ -199,7 +199,8 @@ def _folds(values: Sequence[Any], where: str) -> Array:
     wrong = [value for value in values if type(value) is not int or not -1 <= value < 2**31]
     if wrong:
         raise SourceError(
-            f"{where}: {wrong[0]!r} is not a fold: folds are whole numbers from 0, or -1 for samples that train in all"
+            f"{where}: {wrong[0]!r} is not a fold: folds are whole numbers from 0, or -1 for samples that every fold "
+            "trains on"
         )
     return np.array(values, np.int64)
 

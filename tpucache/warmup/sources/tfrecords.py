@@ -295,7 +295,7 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
     several = [name for name, values in numbers.items() if len(values) > 1 and options.is_kept(name)]
     arrays: dict[str, bytes | Array] = {safe: numbers[name] for name, safe in field_names(several).items()}
     if fields.keys() & arrays.keys():
-        raise SampleError(path, f"has an image in feature {image!r}, and numbers in a feature called image")
+        raise SampleError(path, f"has an image in feature {image!r}, and numbers in a feature called image: rename one")
     fields |= arrays
     if not fields:
         raise SampleError(path, f"has no image and no array among its features {', '.join([*texts, *numbers])}")
@@ -437,7 +437,9 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[in
     parts = [numbers[name].astype(np.float64) for name in _CORNERS]
     columns = parts if classes is None else [*parts, classes.astype(np.float64)]
     if len(set(map(len, columns))) > 1 or any(len(numbers[name]) != 1 for name in _SIZE):
-        raise SampleError(path, f"has boxes without a corner or a class: {list(map(len, columns))} values")
+        raise SampleError(
+            path, f"has boxes without a corner or a class: their features have {list(map(len, columns))} values"
+        )
     width, height = (int(numbers[name][0]) for name in _SIZE)
     boxes: Array = np.stack(columns, axis=1)
     boxes[:, :4] *= (width, height, width, height)
