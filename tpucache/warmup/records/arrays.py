@@ -144,10 +144,7 @@ def clean_and_count(
 
 
 def _facts(framing: Framing, kind: str) -> Facts:
-    """Return width, height, file type and turn of an image by column of the samples table.
-
-    Mean and standard deviation are None: the caller computes them.
-    """
+    """Return an image's values by column of the samples table. Mean and deviation are None: the caller sets them."""
     width, height = framing.stored_as("displayed")
     file_type = kind.partition(" ")[0].lower()
     return {WIDTH: width, HEIGHT: height, TYPE: file_type, TURNED: int(framing.turn != Turn()), MEAN: None, STD: None}
@@ -246,7 +243,7 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 
 
 def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
-    """Return the recipe's `coordinates`, or "stored" without. Raises SampleError if an EXIF orientation needs them."""
+    """Return the recipe's `coordinates`, "stored" by default. Raises SampleError if an EXIF orientation needs them."""
     if recipe.coordinates is None and framing.turn != Turn():
         raise SampleError(path, f"the image has an EXIF orientation, and boxes, keypoints or run lengths; {_UNSTATED}")
     return recipe.coordinates or "stored"

@@ -118,9 +118,9 @@ class Executor(WorkerOptions):
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
         """Yield the results of tasks, in the order in which they finish.
 
-        A task is taken from the iterator when a worker is free. With `few` tasks, this process runs tasks itself for
-        the half second that workers need to start; not on a cluster. Raises the error of a task, BuildError when
-        workers die or the cluster fails, DependencyError if the library of the cluster is missing.
+        A task is taken from the iterator when a worker is free. If `few`, this process runs tasks itself for the half
+        second that workers need to start; not on a cluster. Raises the error of a task, BuildError when workers die or
+        the cluster fails, DependencyError if the library of the cluster is missing.
         """
         if self.backend == "loky":
             if few or self.jobs == 1:

@@ -143,11 +143,12 @@ def remove_leftovers(work: Path) -> None:
 
 
 def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = True) -> None:
-    """Remove tables, shards and manifests that belong to no version of a cache, and times without earlier versions.
+    """Remove tables, shards and manifests that belong to no version of a cache.
 
-    No warmup may be adding to the cache. If an earlier version's manifest is damaged, nothing is removed, because the
-    files of that version are not known. Without `is_thorough`, all tables with a lower generation (the number in the
-    name) than this manifest's are kept, so that the manifests of earlier versions need not be read for them.
+    No warmup may be adding to the cache. The file with the times of versions is removed if there are no earlier
+    versions. If an earlier version's manifest is damaged, nothing is removed, because the files of that version are not
+    known. Without `is_thorough`, all tables with a lower generation (the number in the name) than this manifest's are
+    kept, so that the manifests of earlier versions need not be read for them.
     """
     listed = {entry.name for entry in manifest.files}
     listed |= {version_name(number) for number in range(1, manifest.number)}

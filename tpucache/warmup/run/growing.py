@@ -107,7 +107,7 @@ class _Made(NamedTuple):
 
 
 class GrowingScheduler:
-    """Builds the shards of a new cache, or continues an interrupted build, in the order in which readers ask."""
+    """Builds the shards of a new cache, or continues an interrupted build. Samples for which readers ask come first."""
 
     def __init__(
         self,
@@ -324,7 +324,6 @@ class GrowingScheduler:
             log.write(found.tobytes())
 
     def _find_shards(self) -> None:
-        """Find the shards that an earlier run has finished."""
         context = self._context
         for block in self._blocks.values():
             receipts = [load_receipt(context.shards, context.work, block.number, part) for part in block.parts]

@@ -72,8 +72,8 @@ class KagglePlace:
     def resume(self) -> Cache | None:
         """Find out which of the sent files Kaggle still keeps. The other files will be built again.
 
-        Returns the finished cache in the dataset; None if there is no dataset, or if this build has made it or has
-        asked for it. Raises UsageError for a dataset without a cache, PublishError, BuildError.
+        Returns the finished cache in the dataset; None if there is no dataset, or if this build has made the dataset,
+        or has asked Kaggle to make it. Raises UsageError for a dataset without a cache, PublishError, BuildError.
         """
         draft = self._open_draft()
         if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files

@@ -52,7 +52,7 @@ class UrlPlace:
         self._sent: dict[str, str] = {}  # the SHA-256 of each shard at the URL, by name
 
     def resume(self) -> Cache | None:
-        """List the URL. If only the URL has the plan of an unfinished build, copy plan and receipts to this machine.
+        """List the files at the URL. If only the URL has the plan of a build, copy plan and receipts to this machine.
 
         Returns the finished cache at the URL, or None. Raises UsageError if the URL has files that no warmup wrote,
         StoreError.

@@ -287,5 +287,4 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_exact(value: Any) -> bool:
-    """Return whether float64 holds a number exactly."""
     return isinstance(value, int) and abs(value) <= 2**53

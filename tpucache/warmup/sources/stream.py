@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Copy:
-    """The copied items of a stream, numbered from 0. The copy's folder is removed with it, unless a build keeps it."""
+    """The copied items of a stream, numbered from 0. Unless a build keeps the copy, it is removed with this object."""
 
     def __init__(self, name: str) -> None:
         """Set the name of the stream. `make` copies it."""

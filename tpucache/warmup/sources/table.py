@@ -246,7 +246,7 @@ def _files(table: CsvTable, options: TableOptions) -> _Files:
 
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Return a table's data for loading. `size` and `changed`, a file time, only make `lru_cache` notice changes."""
+    """Return a table's data for loading. `size` and `changed`, the state of the file, only serve the `lru_cache`."""
     return _read(path, options)[1]
 
 
