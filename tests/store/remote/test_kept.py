@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import time
@@ -18,8 +19,9 @@ from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.errors import StoreError, TpucacheError
-from tpucache.store.remote import local
+from tpucache.store.remote import local, remote_reader
 from tpucache.store.remote.cache import MANIFEST_COPY, clear_kept, list_kept
+from tpucache.store.remote.remote_reader import RemoteReader
 from tpucache.warmup import blocks
 
 SAMPLES, LATER = 48, 37  # how many there are, and one in the last shard
@@ -176,9 +178,9 @@ def test_a_file_that_others_may_write_is_compared_each_time(
     settle(dataset)
     assert images(dataset) == expected
     compared = []
-    read = local.LocalCopy.read
+    note = local.LocalCopy.note_compared
     monkeypatch.setattr(
-        local.LocalCopy, "read", lambda self, *values: (compared.extend(values[1]), read(self, *values))[1]
+        local.LocalCopy, "note_compared", lambda self, *values: (compared.extend(values[1]), note(self, *values))[1]
     )
     assert images(dataset) == expected
     assert sorted(compared) == list(range(SAMPLES))
@@ -188,7 +190,12 @@ def test_who_changes_files_without_end_ends_reading_with_one_error(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = opened()
-    monkeypatch.setattr(local.LocalCopy, "read", lambda self, shard, numbers, rows: [None] * len(numbers))
+
+    def read_zeros(_reader: object, _rows: object, views: list[list[memoryview]], _descriptors: object) -> None:
+        for view in itertools.chain.from_iterable(views):
+            view[:] = bytes(len(view))
+
+    monkeypatch.setattr(RemoteReader, "_read_each", read_zeros)
     with pytest.raises(StoreError, match="are changed by another program while they are read"):
         dataset[3]
 
@@ -207,6 +214,20 @@ def test_a_link_that_somebody_left_in_the_folder_reaches_no_file_elsewhere(
     with contextlib.suppress(StoreError):
         assert images(opened()) == images(CachedDataset(cache))
     assert victim.read_bytes() == b"precious" * 1000
+
+
+@pytest.mark.parametrize("options", [{}, {"in_memory": False}])
+def test_whole_records_are_compared_where_they_belong(
+    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    """A copy of them in a file in memory would double the work of a first epoch."""
+    monkeypatch.setattr(remote_reader.system, "open_memory_file", lambda: pytest.fail("a record was copied"))
+    monkeypatch.setattr(local.LocalCopy, "read", lambda *_: pytest.fail("a record was read twice"))
+    loader = CachedLoader(opened(**options), 16, shuffle=True, threads=1)
+    expected = CachedLoader(CachedDataset(cache), 16, shuffle=True, threads=1)
+    for _ in range(2):
+        for (found, _), (own, _) in zip(loader, expected, strict=True):
+            assert torch.equal(found, own)
 
 
 def test_a_link_in_place_of_the_notes_of_urls_is_refused(opened: Opened, tmp_path: Path) -> None:

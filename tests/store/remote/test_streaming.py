@@ -646,7 +646,7 @@ def test_commands_read_a_cache_at_a_url(
     assert found["network"]["requests"] > 0
     assert 0 <= found["idle"] <= 1
     assert main(["verify", server.url]) == 1
-    assert "tpucache fetch URL DIR" in capsys.readouterr().err
+    assert "tpucache fetch URL FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -186,17 +186,32 @@ class LocalCopy:
 
         The pieces of wrong records will be fetched again. Raises OSError, StoreError.
         """
-        file = self.file(shard)
-        before = Moment.of(file)
-        if not before.links or before.bytes != file.bytes:
-            self._renew(shard)
-            file = self.file(shard)
-            before = Moment.of(file)
+        before, file = self.moment(shard), self.file(shard)
         found: list[bytes | None] = []
         for offset, length, crc32 in rows[["offset", "length", "crc32"]].tolist():
             data = os.pread(file.number, length, offset)
             found.append(data if len(data) == length and zlib.crc32(data) == crc32 else None)
-        is_right = np.array([data is not None for data in found])
+        self.note_compared(shard, numbers, rows, np.array([data is not None for data in found]), before)
+        return found
+
+    def moment(self, shard: int) -> Moment:
+        """Return the status of a shard's file, which is opened again if it was removed or has another size.
+
+        Raises OSError, StoreError.
+        """
+        file = self.file(shard)
+        found = Moment.of(file)
+        if found.links and found.bytes == file.bytes:
+            return found
+        self._renew(shard)
+        return Moment.of(self.file(shard))
+
+    def note_compared(self, shard: int, numbers: Numbers, rows: Rows, is_right: Bools, before: Moment) -> None:
+        """Note which records of a shard had the right checksum when they were read from its file: `is_right`.
+
+        `before` is the status of the file before that. Right records are proven from then on. The pieces of wrong
+        records will be fetched again.
+        """
         if self._is_local and before.is_settled:
             with self._files_lock:
                 if self._moments.get(shard) != before:
@@ -205,7 +220,6 @@ class LocalCopy:
                 self._proven[numbers[is_right]] = True
         if not is_right.all():
             self._forget_pieces(numbers[~is_right], rows[~is_right])
-        return found
 
     def make_room(self, piece: int) -> bool:
         """Reserve disk space for a piece. Returns whether the piece has space now."""

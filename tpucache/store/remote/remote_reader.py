@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from tpucache import system
-from tpucache.errors import StoreError
+from tpucache.errors import DamageError, StoreError
 from tpucache.store.arriving import NetworkUse, Windows
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile, ThreadLock
@@ -136,12 +137,68 @@ class RemoteReader(ShardReader):
         are_whole: bool = True,
         read: Callable[[Numbers, Rows], int] | None = None,
     ) -> None:
-        """Like `ShardReader.scatter`, but each record is compared with its checksum first, even for reads of a part."""
-        self._read_unchanged(lambda: super(RemoteReader, self).scatter(rows, views, are_whole=False, read=read))
+        """Like `ShardReader.scatter`, but each record is compared with its checksum, even for reads of a part."""
+
+        def call() -> None:
+            is_done = are_whole and not self._is_proven[rows["shard"]].all() and self._scatter_whole(rows, views, read)
+            if not is_done:
+                super(RemoteReader, self).scatter(rows, views, are_whole=False, read=read)
+
+        self._read_unchanged(call)
+
+    def _scatter_whole(
+        self,
+        rows: Rows,
+        views: Sequence[Sequence[memoryview]],
+        read: Callable[[Numbers, Rows], int] | None,
+    ) -> bool:
+        """Read whole records from the disk into `views`, and compare unproven ones with their checksums there.
+
+        Comparing records before they are read, as for reads of a part, needs one more copy of each record. Returns
+        False if the records have to be read in that way: some are in memory, a file is too short, or there are too many
+        files. Raises _ChangedError for wrong records; the next attempt fetches them again.
+        """
+        shards, local = np.unique(rows["shard"]), self.fetcher.local
+        if local.is_full or len(shards) > MAX_OPEN:
+            return False
+        numbers, pieces = self._pieces.of(rows)
+        with contextlib.ExitStack() as stack:
+            if not self._are_here(rows):
+                stack.enter_context(local.pinned(pieces))
+                if self.fetcher.get(NeededRecords(numbers, pieces, rows)):
+                    return False
+                self._note(are_here=True)
+            is_proven, since, before = np.zeros(len(rows), np.bool_), dict[int, Moment](), dict[int, Moment]()
+            for shard in shards.tolist():
+                before[shard], own = local.moment(shard), np.flatnonzero(rows["shard"] == shard)
+                is_proven[own], moment = local.proven_since(shard, numbers[own])
+                if moment is not None and is_proven[own].any():
+                    since[shard] = moment
+            opened = self._open_files(rows)
+            with opened as (descriptors, places):
+                done = 0 if read is None else read(descriptors, places)
+                try:
+                    self._read_each(places[done:], views[done:], descriptors[done:])
+                except DamageError:
+                    return False
+            changed = [shard for shard, moment in since.items() if Moment.of(opened.files[shard]) != moment]
+            is_right = is_proven & ~np.isin(rows["shard"], changed)
+            for at in np.flatnonzero(~is_right).tolist():
+                crc = functools.reduce(lambda crc, view: zlib.crc32(view, crc), views[at], 0)
+                is_right[at] = crc == rows["crc32"][at]
+            for shard in shards.tolist():
+                own = np.flatnonzero((rows["shard"] == shard) & ~(is_proven & is_right))
+                if len(own):
+                    local.note_compared(shard, numbers[own], rows[own], is_right[own], before[shard])
+        if not is_right.all():
+            wrong = rows["shard"][~is_right]
+            self._whole[wrong] = self._is_proven[wrong] = False
+            raise _ChangedError
+        return True
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Like `ShardReader.read_by`, but every record is compared with its checksum before its first use."""
-        if len(np.unique(rows["shard"])) > MAX_OPEN:
+        """Like `ShardReader.read_by`, but it calls `read` only if all records of the rows' shards are proven."""
+        if not self._is_proven[rows["shard"]].all() or len(np.unique(rows["shard"])) > MAX_OPEN:
             return 0
 
         def call() -> int:
