@@ -33,15 +33,16 @@ _BATCH: Final = 32
 class Payback:
     """The speed of a DataLoader on a cache's source, and the number of epochs after which the cache has paid off.
 
-    The DataLoader reads `images` of the cache's samples from `source` in `workers` processes. It does the work of
-    torchvision's ImageFolder, Resize, CenterCrop and ToTensor, by Pillow and without augmentation. `images_per_second`
-    is its rate from the first batch on. `idle` is the share of time for which a simulated device waits for the
-    DataLoader; None without such a device. `epoch_seconds` is the time of an epoch of all samples from the source, and
-    `cache_epoch_seconds` the time of the same epoch from the cache.
+    A DataLoader with `workers` processes reads `images` of the cache's samples from `source`. With Pillow it decodes
+    each image, resizes it as the cache's recipe says, and makes a tensor, without augmentation. `images_per_second` is
+    its rate from the first batch on. `idle` is the share of time for which a simulated device waits for the DataLoader;
+    None without such a device. `epoch_seconds` is the time of an epoch of all samples from the source, and
+    `cache_epoch_seconds` the time of an epoch from the cache; with a device, neither is shorter than the device needs.
 
-    `build_seconds` is warmup's estimate of building the cache on this machine; None if it cannot be estimated, for the
-    reason `unknown`. After `epochs` epochs, building and reading the cache has taken less time than reading the source;
-    None if that never happens or is unknown.
+    `build_seconds` is the estimated time to build the cache on this machine. If it cannot be estimated, it is None, and
+    the text `unknown` says why; otherwise `unknown` is "". `epochs` is the first number of epochs after which building
+    and reading the cache has taken less time than reading the source; None if there is none, or if `build_seconds` is
+    None.
     """
 
     source: str

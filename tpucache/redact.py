@@ -1,4 +1,8 @@
-"""Text for messages and tables: without passwords in URLs and control characters, and as cells that are read back."""
+"""Makes texts safe to print or to store.
+
+In messages, passwords in URLs are left out and control characters are escaped. In CSV files, each text becomes a cell
+that a spreadsheet does not take for a formula, and that `from_cell` turns into the same text again.
+"""
 
 from __future__ import annotations
 

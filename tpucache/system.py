@@ -141,10 +141,10 @@ def peak_bytes() -> int:
 
 
 def keep_freed_blocks() -> None:
-    """Let glibc's allocator reuse freed blocks of up to 32 MB; do nothing with other allocators.
+    """Let glibc's allocator keep freed blocks of up to 32 MB for reuse; do nothing with other allocators.
 
-    By default the allocator maps each large block anew, and the kernel fills its pages with zeros, which takes as long
-    as copying into them.
+    By default it often gives large freed blocks back to the kernel, which fills the pages of the next block with zeros.
+    That takes as long as copying into them.
     """
     import ctypes
 

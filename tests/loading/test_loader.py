@@ -315,6 +315,7 @@ def test_on_late_storage_the_first_records_are_asked_for_while_the_loader_is_mad
 def test_the_first_iteration_asks_late_storage_only_for_what_was_not_asked_for_before(cache, monkeypatch, shuffle):
     """It would take time from the threads that read. Later, or with another order, all is asked for again."""
     hinted: list[int] = []
+    monkeypatch.setattr(ReadingThreads, "hint", lambda _, work: work())  # an epoch may end before another thread begins
     monkeypatch.setattr(CachedDataset, "hint", lambda _, indices, *__: hinted.extend(indices.tolist()))
     monkeypatch.setattr(ShardReader, "is_late", True)
     monkeypatch.setattr("tpucache.loading.loader._SPAN", 10)

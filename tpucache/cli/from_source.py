@@ -35,8 +35,8 @@ class _BuildParser(CommandParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which also says how to use options that --build does not accept."""
         raise UsageError(
-            f"--build takes options of warmup that decide what a cache holds ({PROG} warmup --help-all), and "
-            f"{message}. For other options run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
+            f"--build: {message}. It takes the options of `{PROG} warmup --help-all` that decide what a cache holds. "
+            f"To use other options, run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
         )
 
 

@@ -1,4 +1,4 @@
-"""Compares two caches: finds pictures that are in both, and average differences between their images."""
+"""Compares two caches: finds pictures that are in both, and compares brightness, contrast, sizes and classes."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Comparison:
 
     `exact` are the samples with equal records. `near` are the pairs of pictures that look alike; it has no pair that is
     in `exact`. `is_copy`, bool (m,), says for each pair in `near` whether a second test confirms that it is a copy.
-    `drift` has the average differences between the caches.
+    `drift` has figures about the images of both caches, such as their brightness.
     """
 
     exact: Exact
@@ -176,10 +176,10 @@ def compare(
     search: Search = "auto",
     hashed: tuple[Hashes, Hashes] | None = None,
 ) -> Comparison:
-    """Return the pictures that two caches have in common, and the average differences between the caches.
+    """Return the pictures of two caches that are copies or look alike, and figures about the images of both caches.
 
-    `threshold` and `search` are those of `pairs`. `hashed` are the hashes of both caches, if they exist already;
-    otherwise they are computed. Raises the errors of `hashes`, `pairs` and `exact_copies`.
+    `threshold` and `search` are those of `pairs`. `hashed` has the hashes of both caches; without it they are computed.
+    Raises the errors of `hashes`, `pairs` and `exact_copies`.
     """
     first, second = hashed or (hashes(one), hashes(two))
     exact = exact_copies(one, two)

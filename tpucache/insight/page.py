@@ -357,9 +357,9 @@ def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float
 class _Sprites:
     """The pictures of a set, drawn when they are needed into JPEGs of 64 pictures each (sprites).
 
-    `size` is the width and height of a picture in pixels, and `tile` those of the area that it gets in a sprite.
-    `sources` are the JPEG files, with `bytes` bytes in all. `places` has the number of each drawn picture by the
-    sample's position.
+    `size` is the (width, height) of a picture in pixels, and `tile` the (width, height) of the area that it takes up in
+    a sprite: `size` rounded up to whole JPEG blocks. `sources` are the finished JPEG files, with `bytes` bytes in all.
+    `places` numbers the drawn pictures in the order of drawing; its keys are indices into `positions`.
     """
 
     records: Records

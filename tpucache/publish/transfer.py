@@ -306,9 +306,11 @@ def _push_files(
     *,
     finished: bool,
 ) -> None:
-    """Write a claim to the URL, send the files that the URL lacks, then the manifest, and remove the claim.
+    """Send the files that the URL lacks, then the manifest.
 
-    Does nothing if the URL has the whole cache already. `finished` says that the URL has this manifest.
+    A claim, a file that tells other processes which cache arrives here, is written first and removed at the end.
+    Nothing is written if the URL has the whole cache already. `finished` says that the URL has this manifest, perhaps
+    without all files.
     """
     claim = Claim.of("push", manifest, files)
     missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)

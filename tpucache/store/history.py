@@ -136,7 +136,8 @@ def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry,
     """Return all files of a version and of the versions before it, each once, but not the file of `manifest` itself.
 
     Earlier versions add the files of their manifests, their tables, and the shards that later versions replaced.
-    Raises DamageError or FormatError if the manifest of an earlier version is missing or damaged.
+    Raises DamageError or FormatError if the manifest of an earlier version is missing or damaged, and FormatError if
+    two versions list a file with different SHA-256.
     """
     return joined_files(manifest, list(versions_before(directory, manifest)))
 

@@ -335,7 +335,10 @@ def _size(run: _Loop, step: int) -> int | None:
 
 
 def _begin_epoch(run: _Loop) -> bool:
-    """Set whether the next epoch trains the last layer alone or all parameters; return whether that has changed."""
+    """Train the last layer alone or all parameters, as the epoch of the next step requires.
+
+    Returns whether that has changed.
+    """
     return run.learner.train_head(run.state.steps // run.plan.per_epoch < run.learner.settings.head_epochs)
 
 

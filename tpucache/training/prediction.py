@@ -405,7 +405,10 @@ def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None
 
 
 def _labels(dataset: CachedDataset, task: Task) -> list[str]:
-    """Return the cache's labels as text, written like predictions; "" for a sample without a label."""
+    """Return the cache's labels as text, written like predictions; "" for a sample without a label.
+
+    Vectors that do not fit the task, or that are not all finite, are written as numbers with ";" between them.
+    """
     if LABEL not in dataset.table:
         return [""] * len(dataset)
     labels = dataset.labels.numpy()

@@ -54,5 +54,9 @@ class RunOptions:
         check_options(self)
 
     def needs_checkpoint(self, step: int, settings: TrainSettings) -> bool:
-        """Return whether a checkpoint is due after the execution whose last step is `step`."""
+        """Return whether a checkpoint is due after a step, counted from 1.
+
+        If several steps are one call of the device (`steps_per_execution`), `step` is the last one of the call, and a
+        checkpoint is due if `checkpoint_every` divides the number of any of these steps.
+        """
         return self.checkpoint_every is not None and step % self.checkpoint_every < settings.steps_per_execution

@@ -75,7 +75,10 @@ class NoLeaseError(Exception):
 
 
 class MapUse:
-    """A block in which a thread reads maps: `with MapUse(uses): ...`. `uses` contains all blocks that still run."""
+    """Marks a part of the code in which a thread reads memory maps: `with MapUse(uses): ...`.
+
+    While that code runs, the MapUse is a key of `uses`. A map is unmapped only when no MapUse is left that may read it.
+    """
 
     __slots__ = ("_uses",)
 

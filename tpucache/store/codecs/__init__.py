@@ -50,7 +50,7 @@ def _make_codec(name: str, part: Any) -> Codec:
         raise TypeError(f"{part!r} is no subclass of tpucache.store.codecs.Codec")
     codec = part()
     if codec.name != name:
-        raise TypeError(f"its entry point is called {name!r}, and the codec {codec.name!r}")
+        raise TypeError(f"its entry point is called {name!r} but its codec {codec.name!r}: give both the same name")
     return codec
 
 

@@ -222,7 +222,7 @@ class LocalCopy:
             self._forget_pieces(numbers[~is_right], rows[~is_right])
 
     def make_room(self, piece: int) -> bool:
-        """Reserve disk space for a piece. Returns whether the piece has space now."""
+        """Count a piece as kept if the limit of bytes allows it. Returns whether the piece is kept now."""
         if self._kept[piece]:
             return True
         if self.is_full:
@@ -334,7 +334,10 @@ class LocalCopy:
             _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
 
     def _prepare(self, *, is_alone: bool) -> None:
-        """Read the file `state`, or reset it if it belongs to another cache. The header is locked. Raises OSError."""
+        """Read the file `state`, or reset it if it belongs to another cache. Raises OSError.
+
+        The caller has locked the header.
+        """
         size = _HEADER + len(self._kept) + len(self._there)
         is_right = os.fstat(self._number).st_size == size and os.pread(self._number, len(_MAGIC), 0) == _MAGIC
         names = {each.name for each in os.scandir(self._folder.number)}
@@ -372,7 +375,10 @@ class LocalCopy:
             self._sum = int.from_bytes(os.pread(self._number, 8, _SUM_AT), "little")
 
     def _write_kept(self, piece: int, *, is_kept: bool, change: int) -> None:
-        """Record whether a piece is kept, and the change of the total size. The header is locked."""
+        """Record in the file `state` whether a piece is kept, and the total size, which differs by `change` bytes.
+
+        The caller has locked the header.
+        """
         self._kept[piece] = _KEPT * is_kept
         self._sum = max(0, self._sum + change)
         self._write(self._kept[piece : piece + 1].tobytes(), _HEADER + piece)
@@ -433,7 +439,10 @@ class LocalCopy:
         self.is_full = True
 
     def _make_room(self, piece: int) -> bool:
-        """Reserve disk space for a piece if there is enough. Returns whether it has space now. The header is locked."""
+        """Count a piece as kept if the limit of bytes allows it. Returns whether the piece is kept now.
+
+        If not, the folder is full from then on. The caller has locked the header.
+        """
         size = self._pieces.bytes_of(piece)
         if not self._kept[piece]:
             if self.kept_bytes + size > self._most:
@@ -443,7 +452,10 @@ class LocalCopy:
         return True
 
     def _remove(self, piece: int) -> bool:
-        """Remove a piece from the disk; the header is locked. Returns False if no parts of files can be freed there."""
+        """Remove a piece from the disk. Returns False if the file system cannot free parts of files.
+
+        The caller has locked the header.
+        """
         run = self._pieces.run(piece)
         there = run.numbers[self._there[run.numbers]]
         self._note(run.numbers, is_there=False)  # first, because the space is about to become a hole

@@ -71,7 +71,10 @@ class Copy:
             ) from error
 
     def load(self, number: int, path: str) -> Item:
-        """Return an item. Raises SampleError for an item that could not be stored, SourceError for a damaged copy."""
+        """Return the item with a number. `path` is the item's name in errors.
+
+        Raises SampleError if this item of the stream could not be copied, SourceError if the file of copies is damaged.
+        """
         return self._read(number, lambda read, size: _decoded(read(0, size), path))
 
     def label(self, number: int, path: str) -> Label:
