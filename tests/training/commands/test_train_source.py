@@ -107,7 +107,7 @@ def test_where_several_runs_begin_at_once_all_is_built_first(
         (["--stage", "copies"], "--stage is for a finished cache"),
         (
             ["--build", "--dry-run"],
-            "there is no option --dry-run. For other options run `tpucache warmup SOURCE CACHE`",
+            "--build: there is no option --dry-run. It takes the options of `tpucache warmup --help-all`",
         ),
         (["--build", "--codec jpg"], "did you mean jpeg?"),
     ],
