@@ -141,7 +141,7 @@ SEEN: Final[Mapping[str, Case]] = {
     "--stage": Case("{folder}/staged", file="{folder}/staged"),
     "--cache-dir": Case("{folder}/kept", file="{folder}/kept"),
     # Help leaves these out.
-    "--scale": Case("none"),
+    "--scale": Case("linear"),
     "--ramp": Case("0.7"),
     "--warmup": Case("0.7"),
     "--fix-res": Case("1", (*_HALF, "--valid-size", "32")),

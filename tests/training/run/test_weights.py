@@ -172,6 +172,12 @@ def test_a_new_run_is_normalised_as_the_run_whose_weights_it_begins_with(tmp_pat
         assert begun().mean is None
 
 
+def test_pretrained_weights_without_timm_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(DependencyError, match="pip install timm"):
+        find_weights("pretrained", "timm:resnet18")
+
+
 def test_pretrained_weights_are_of_models_of_timm(tmp_path):
     with pytest.raises(UsageError, match="of a model of timm, not of 'cnn'"):
         find_weights("pretrained", "cnn")

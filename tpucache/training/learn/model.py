@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -221,12 +221,18 @@ def timm_name(model: str) -> str | None:
     return model.removeprefix(_TIMM).partition("?")[0] if model.startswith(_TIMM) else None
 
 
-def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
-    """Return timm's model for a text such as `NAME?drop_rate=0.1`: the name of the model, then its keywords."""
+def import_timm() -> Any:
+    """Import timm and return it. Raises DependencyError."""
     try:
         import timm
     except ImportError as error:
         raise DependencyError(f"timm cannot be imported: {error}. Run `pip install timm`") from error
+    return timm
+
+
+def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
+    """Return timm's model for a text such as `NAME?drop_rate=0.1`: the name of the model, then its keywords."""
+    timm = import_timm()
     name, _, query = text.partition("?")
     with calling("timm", TrainingError, "Install another version of timm, or choose another model"):
         if not timm.is_model(name):

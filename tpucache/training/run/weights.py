@@ -12,7 +12,7 @@ import torch
 from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.runs import BEST_NAME
 from tpucache.store.files import check_is_local
-from tpucache.training.learn.model import timm_name
+from tpucache.training.learn.model import import_timm, timm_name
 from tpucache.training.learn.tasks.regression import finite_numbers
 from tpucache.training.run.checkpoint import ContentError, is_stored_whole, read_saved
 from tpucache.training.settings import TrainSettings
@@ -72,7 +72,7 @@ def find_weights(text: str, model: str) -> Path:
 
     `text` is a path, `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION` for a repository in the cache of the Hugging Face
     hub, or `pretrained` for timm's weights of `model`. Raises UsageError where this machine does not have the weights,
-    DependencyError if huggingface_hub is needed and missing.
+    DependencyError if huggingface_hub or timm is needed and missing.
     """
     if text.startswith(_HUB):
         name, _, revision = text.removeprefix(_HUB).partition("@")
@@ -83,8 +83,7 @@ def find_weights(text: str, model: str) -> Path:
     timms = timm_name(model)
     if timms is None:
         raise UsageError(f"--weights pretrained are of a model of timm, not of {model!r}: give a file or a folder")
-    import timm
-
+    timm = import_timm()
     with calling("timm", TrainingError, _OTHER_WEIGHTS):
         about = timm.get_pretrained_cfg(timms)
     if about is None or not (about.hf_hub_id or about.url):
