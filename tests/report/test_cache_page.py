@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache import TpucacheError, report_cache
+from tpucache import Recipe, TpucacheError, build_cache, report_cache
+from tpucache.publish.transfer import fetch_cache
 from tpucache.redact import printable
 from tpucache.report import cache_page
 from tpucache.report.cache_page import channel_histogram, size_histogram
@@ -71,6 +72,17 @@ def test_its_code_runs_unchanged(name, request, monkeypatch):
     cache = request.getfixturevalue(name)
     monkeypatch.chdir(cache.parent)
     exec(code_of(report_cache(cache, 1)), {})
+
+
+def test_the_code_runs_for_a_copy_without_the_upper_frequencies(tmp_path, monkeypatch):
+    items = [(np.full((32, 32, 3), number, np.uint8), number % 2) for number in range(20)]
+    build_cache(items, tmp_path / "whole", Recipe(size=32, codec="dct-zstd", bands=(4, 8)), jobs=1)
+    fetch_cache((tmp_path / "whole").as_uri(), tmp_path / "half", resolution=16)
+    monkeypatch.chdir(tmp_path)
+    code = code_of(report_cache(tmp_path / "half", 1))
+    assert 'CachedDataset("half", resolution=16)' in code
+    assert "uint8 (20, 3, 16, 16)" in code
+    exec(code, {})
 
 
 def test_its_code_names_a_folder_of_any_name(full):

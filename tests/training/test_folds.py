@@ -302,7 +302,7 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
         Predictor([tmp_path / "run"], CpuDevice(), trust=TRUST)
     (tmp_path / "other").mkdir()
     other = with_folds(folded, tmp_path / "other", ["0", "1", "2"])
-    with pytest.raises(UsageError, match="has the folds 0, 1, the cache 0, 1, 2"):
+    with pytest.raises(UsageError, match="has the folds 0, 1, and the cache has 0, 1, 2"):
         run_all(other, run)
     with pytest.raises(UsageError, match=r"lr 0.05, now 0.1"):
         run_all(folded, run, settings=TrainSettings(**{**vars(SETTINGS), "lr": 0.1}))

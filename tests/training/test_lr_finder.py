@@ -128,7 +128,7 @@ def test_a_loss_is_read_by_its_own_copy_which_waits_for_nothing_that_was_sent_af
 
 def test_rates_that_do_not_rise_are_refused(cache):
     dataset = CachedDataset(cache)
-    with pytest.raises(UsageError, match="rates rise"):
+    with pytest.raises(UsageError, match="learning rate must rise"):
         range_test(learner_for(dataset), dataset, lowest=1.0, highest=0.1)
 
 

@@ -27,8 +27,9 @@ class PictureDataset(Dataset[Any]):
     """Pictures and their labels, read from a cache: `picture, label = dataset[0]`. `cached` and `from_hf` return it.
 
     As in torchvision's data sets, a `transform` is called with a PIL image, and its result is the picture. Without a
-    transform, the picture is a tensor, uint8 (channels, height, width), which DataLoader collates into batches. Labels
-    are Python numbers; `target_transform` is called with each label. `targets` is the list of all labels, and
+    transform, the picture is a tensor (channels, height, width) in the cache's dtype, usually uint8, which DataLoader
+    collates into batches. A label is a Python number, a list of numbers, or -1 if there is none; `target_transform` is
+    called with each label. `targets` is the list of all labels, and
     `classes` the list of class names.
 
     The data set works with DataLoader and any kind of worker. `CachedLoader` is faster; it takes the data set, or a

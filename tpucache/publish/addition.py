@@ -144,10 +144,12 @@ def send_addition(
     options: PublishOptions,
     advance: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Send an add-on and wait until Kaggle lists it. `advance` is called with the number of bytes done.
+    """Upload an add-on, the dataset at Kaggle with a version's new files, and wait until Kaggle lists them.
 
-    A journal next to the cache records what was sent, so the next call continues after a kill. Raises PublishError,
-    UnfinishedError, DamageError for a file that differs from the manifest, UsageError for a name that is too long.
+    `advance` is called with the number of bytes done so far. A journal next to the cache records what was sent, so that
+    the next call continues after a kill. Raises PublishError, UnfinishedError, BuildError for a journal that cannot be
+    used, DamageError for a file that differs from the manifest, UsageError for a name that is too long, and
+    DependencyError without kagglesdk.
     """
     dataset = KaggleDataset(check_id(addition.dataset_id, "the add-on's name"))
     slug = addition.dataset_id.partition("/")[2]

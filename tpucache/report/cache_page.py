@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.loading.reading.views import in_resolution, kept_resolution
 from tpucache.report.inspect import recipe_texts
 from tpucache.report.page import (
     Figure,
@@ -270,13 +271,16 @@ def _skipped(records: Records) -> dict[str, Any] | None:
 
 def usage_lines(records: Records) -> list[str]:
     """Return Python code, as lines, that reads a cache in batches; it runs in the folder that contains the cache."""
-    manifest = records.manifest
+    resolution = kept_resolution(records.manifest)
+    manifest = in_resolution(records.manifest, resolution, None)
     batch = min(_BATCH, manifest.samples)
     variant = ', variant="epoch"' if manifest.augmented else ""
+    size = "" if resolution is None else f", resolution={resolution}"
     labelled = "labels" if LABEL in records.table else "_"
     if [field.name for field in manifest.fields] == [IMAGE]:
         height, width, channels = manifest.fields[0].shape
-        loop, comment = f"images, {labelled}", f"uint8 ({batch}, {channels}, {height}, {width}), channels last"
+        dtype = np.dtype(manifest.fields[0].dtype).name
+        loop, comment = f"images, {labelled}", f"{dtype} ({batch}, {channels}, {height}, {width}), channels last"
     else:
         names = [*(field.name for field in manifest.fields), LABEL]
         loop, comment = "batch", f"a dictionary of tensors: {', '.join(names)}"
@@ -285,7 +289,7 @@ def usage_lines(records: Records) -> list[str]:
     return [
         "from tpucache import CachedDataset, CachedLoader",
         "",
-        f"dataset = CachedDataset({name}{variant}){note}",
+        f"dataset = CachedDataset({name}{variant}{size}){note}",
         f"for {loop} in CachedLoader(dataset, {batch}, shuffle=True, drop_last=True):",
         f"    ...  # {comment}",
     ]

@@ -42,8 +42,8 @@ _COUNTED: Final = 1e9  # an axis has several ticks only if its values are fewer 
 class Page:
     """An HTML page about a cache or a run; a notebook shows it when it is the value of a cell.
 
-    `name` is the page's title, and `html` its text. `allows` are the permissions that the page needs in a notebook's
-    frame, as in the attribute `sandbox`; a page without a script needs none.
+    `name` is the name of the cache or run, and `html` the page's text. `allows` are the permissions that the page needs
+    in a notebook's frame, as in the attribute `sandbox`; a page without a script needs none.
     """
 
     name: str

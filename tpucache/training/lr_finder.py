@@ -98,8 +98,8 @@ def range_test(
     """
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(
-            f"learning rates rise from above 0 to a finite rate in at least 2 steps, not from {lowest} to {highest} in "
-            f"{steps}"
+            f"the learning rate must rise from a number above 0 to a larger, finite one in at least 2 steps, not from "
+            f"{lowest} to {highest} in {steps}: give other rates"
         )
     rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
     with preserved(learner), learner.device.fast_products():

@@ -86,7 +86,7 @@ def test_a_loaded_average_continues_bit_by_bit():
 def test_an_average_of_another_model_is_refused():
     ema = Ema(make_model())
     for state in ({}, {"average": {}}, Ema(nn.Linear(2, 2)).state_dict()):
-        with pytest.raises(TrainingError, match="another model"):
+        with pytest.raises(TrainingError, match="no moving average of this model"):
             ema.load_state_dict(state)
 
 

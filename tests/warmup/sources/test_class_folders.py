@@ -110,12 +110,12 @@ def test_folders_of_systems_are_no_classes_at_any_depth_and_are_named(
     names = ("cat/1.png", "dog/2.png", f"{name}/3.png", f"cat/{name}/4.png", f"{name}/deep/5.png")
     source = _make(tmp_path, kind, *names)
     assert _found(source) == (("cat", "dog"), {"1.png": 0, "2.png": 1})
-    assert f"ignored: {name!r}" in caplog.text
+    assert f"made by systems: {name!r}" in caplog.text
 
 
 def test_files_of_systems_are_named_and_hidden_ones_are_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _found(_make(tmp_path, "folder", "cat/1.png", "dog/2.png", "cat/Thumbs.db", "cat/.DS_Store"))
-    assert "ignored: 'Thumbs.db'" in caplog.text
+    assert "made by systems: 'Thumbs.db'" in caplog.text
     assert ".DS_Store" not in caplog.text
 
 

@@ -160,7 +160,10 @@ class RecordReader:
 
     @property
     def maps(self) -> dict[str, int]:
-        """The numbers of shards that were read so far, by method (if mapped) or reason (if not)."""
+        """The numbers of shards that this process mapped, by method, and that it tried to map and could not, by reason.
+
+        `How` in maps.py lists the methods and reasons.
+        """
         return self._maps.how
 
     @property

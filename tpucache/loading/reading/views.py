@@ -26,6 +26,17 @@ _FEW: Final = 3  # up to this many frequencies, one more is used
 _MARGIN: Final = 0.25  # above that, a quarter of a frequency is added before rounding up
 
 
+def kept_resolution(manifest: Manifest) -> int | None:
+    """Return the `resolution` in pixels at which a copy without the upper frequencies can be read.
+
+    Returns None for a cache with all frequencies, which needs no `resolution`.
+    """
+    image = next((field for field in manifest.fields if field.name == IMAGE), None)
+    if image is None or image.bands is None or image.bands[-1] >= BLOCK:
+        return None
+    return min(side * image.bands[-1] // BLOCK for side in image.shape[:2])
+
+
 def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, frequencies: int | None) -> Manifest:
     """Return a manifest whose image, masks, boxes and keypoints have another size; without `size`, the manifest itself.
 
@@ -36,11 +47,10 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
     if size is None:
         if frequencies is not None:
             raise UsageError("frequencies only applies together with resolution: give resolution=, too")
-        if image is not None and image.bands is not None and image.bands[-1] < BLOCK:
-            least = min(side * image.bands[-1] // BLOCK for side in image.shape[:2])
+        if image is not None and image.bands is not None and (possible := kept_resolution(manifest)) is not None:
             raise UsageError(
                 f"this copy of the cache has the lowest {image.bands[-1]} of {BLOCK} frequencies: give resolution=, "
-                f"such as {least}, or fetch the whole cache"
+                f"such as {possible}, or fetch the whole cache"
             )
         return manifest
     if image is None or not CODECS[image.codec].has_frequencies:

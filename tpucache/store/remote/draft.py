@@ -329,8 +329,8 @@ def in_memory(data: bytes) -> Content:
 def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> list[str]:
     """Return one line for each difference between the files that should be at Kaggle and those that Kaggle lists.
 
-    `contents` are the files as they should be, and `listed` has the sizes that Kaggle lists, both by name. A listed
-    file may be missing, have another size, or be there in addition.
+    `contents` are the files as they should be, and `listed` has the sizes that Kaggle lists, both by name. A file may
+    be missing at Kaggle, have another size there, or be there although it was not sent.
     """
     found = [f"{name} is missing" for name in contents if name not in listed]
     found += [

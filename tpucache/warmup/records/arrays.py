@@ -172,7 +172,9 @@ def _points(value: bytes | Array) -> int:
 
 def _array_field(name: str, value: bytes | Array, codec: str) -> Field:
     if not FIELD_NAME.fullmatch(name):
-        raise SourceError(f"a field cannot be called {name!r}: use a to z, 0 to 9 and _, a letter first, at most 64")
+        raise SourceError(
+            f"a field cannot be called {name!r}: use a to z, 0 to 9 and _, a letter first, at most 64 characters"
+        )
     if isinstance(value, bytes):
         raise SourceError(f"field {name!r} is encoded bytes: only an image and its mask are decoded, give an array")
     dtype = value.dtype.newbyteorder("<").str

@@ -121,7 +121,11 @@ class DatasetSource:
         )
 
     def load(self, sample: Sample) -> Item:
-        """Return an item's content. Raises SampleError if the dataset fails, or the item cannot be stored."""
+        """Return an item's content.
+
+        Raises SampleError if the dataset fails to return the item, or if it cannot be stored, and SourceError if the
+        dataset itself cannot be made, or if the copy of a stream is damaged.
+        """
         if self._copy is not None:
             return self._copy.load(int(sample.path), sample.path)
         dataset = _dataset(self._dataset, self._name)

@@ -360,7 +360,7 @@ def join_rows(
 
     A single column of run lengths is class 1, or the class that `class_col` has in its row; several columns are the
     classes 1, 2, … in order. Other columns that differ between the rows of an image are left out, with a warning.
-    Raises SourceError if one of the columns `labels` differs, and for classes above 255.
+    Raises SourceError if one of the columns `labels` differs, and if a class is not a number from 1 to 255.
     """
     paths = table.column(path_col)
     rows: dict[str, list[int]] = {}

@@ -170,7 +170,7 @@ def test_padding_is_of_no_class():
         ("classes", np.array([0.0, 1.0]), "another task"),
         ("classes", np.array([[0, 1]]), "another task"),
         ("multilabel", np.array([0, 1]), "4 numbers"),
-        ("multilabel", np.full((2, 4), 2.0), "0 or 1"),
+        ("multilabel", np.full((2, 4), 2.0), "from 0 to 1 for each class"),
         ("multilabel", np.array([[0, 0, 0, 1], [0, np.nan, 1, 1]]), "position 1"),
         ("regression", np.array([[0, np.inf, 0, 0]]), "position 0"),
         ("regression", np.zeros((2, 3)), "4 numbers"),

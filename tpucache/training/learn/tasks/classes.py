@@ -172,7 +172,10 @@ class Multilabel(SampleTask):
         """Raise UsageError unless labels are (n, outputs) between 0 and 1."""
         check_matrix(self.name, labels, self.outputs)
         if len(labels) and not (labels.min() >= 0 and labels.max() <= 1):
-            raise UsageError(f"labels of several classes are 0 or 1, not {labels.min():g} to {labels.max():g}")
+            raise UsageError(
+                f"the task {self.name!r} needs a number from 0 to 1 for each class, and labels are {labels.min():g} to "
+                f"{labels.max():g}: use another task"
+            )
 
     def count(self, labels: Array) -> Array:
         """Return the number of ones and of zeros of each class: float64 (2, outputs)."""

@@ -118,7 +118,7 @@ def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Ar
         return None
     if isinstance(wanted, str):
         if wanted != "balanced":
-            raise UsageError(f"class weights are balanced or a list of numbers, not {wanted!r}")
+            raise UsageError(f'class weights are "balanced" or a list of numbers, not {wanted!r}')
         # A class without samples keeps the weight 1.
         return torch.from_numpy(np.where(counts > 0, over / np.maximum(counts, 1), 1.0).astype(np.float32))
     weights = torch.tensor(list(wanted), dtype=torch.float32)
