@@ -177,7 +177,7 @@ def test_a_run_says_which_backend_it_chose_and_why(cache, tmp_path, capsys, monk
     assert first.startswith("train: backend torch, as ")
     assert (report["backend"], report["cores"]) == ("torch", 1)
     assert report["chosen"] in first
-    assert report["batch"].startswith("16: default for ")
+    assert report["batch"].startswith("8: default for ")
 
 
 def test_a_program_that_names_no_device_gets_the_same(cache, monkeypatch):

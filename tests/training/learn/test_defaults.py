@@ -150,10 +150,12 @@ def test_sgd_keeps_the_rate_of_a_batch_of_128_for_smaller_ones_unless_a_scaling_
 @pytest.mark.parametrize(
     ("samples", "epochs", "cores", "batch"),
     [
-        (10, 5, 1, 10),
-        (20, 5, 1, 16),
-        (40, 5, 1, 16),
-        (320, 5, 1, 16),
+        (5, 5, 1, 5),
+        (20, 5, 1, 8),
+        (40, 5, 1, 8),
+        (320, 5, 1, 8),
+        (1599, 5, 1, 8),
+        (1600, 5, 1, 32),
         (2000, 5, 1, 32),
         (2000, 40, 1, 128),
         (10**6, 90, 1, 128),
@@ -199,7 +201,7 @@ def test_few_samples_are_shown_more_often(samples, epochs):
 
 def test_a_given_batch_is_kept_and_a_continued_run_keeps_its_own():
     assert decide_length(TrainSettings(batch_size=7), 10**6).batch == 7
-    assert as_decided(TrainSettings(), decide_length(TrainSettings(), 320)).batch == 16
+    assert as_decided(TrainSettings(), decide_length(TrainSettings(), 320)).batch == 8
 
 
 def test_the_optimizer_follows_from_task_and_model_unless_it_is_given():

@@ -43,15 +43,16 @@ _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., ar
 
 #: Steps that a run should have at least: with fewer it learns nothing at any rate (docs/training.md has figures).
 _STEPS: Final = 250
-#: Samples in the smallest batch, in the largest batch on one device, and in the smallest part for one core.
-_LEAST_BATCH: Final = 16
+#: Samples in the largest batch on one device, and in the smallest part for one core.
 _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
+#: A run whose epochs show fewer samples has the smallest batches: they learn more (docs/numbers.md has figures).
+_FEW_SHOWN: Final = 8_000
 #: The default number of epochs. With --epochs auto, the batch size is decided as for this number of epochs: the pace,
 #: which decides the epochs, can be measured only with a batch size.
 _EPOCHS: Final = 5
 #: Samples that all epochs together show at least, and the most epochs for it: a run on few samples has more epochs.
-_SHOWN: Final = _STEPS * _LEAST_BATCH
+_SHOWN: Final = 4_000
 _MOST_EPOCHS: Final = 40
 
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
@@ -164,8 +165,9 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
     """Return the settings with a number of epochs, a batch size, and the number of cores for the order "local".
 
     Given values are kept. `cores` is the number in each process. A run has 5 epochs, or up to 40 if 5 epochs show fewer
-    than 4,000 samples. It has at least 250 steps if batches of 16 allow that. A device gets at most 128 samples of a
-    batch and a core at least 8, if there are enough; all cores get equally many. Raises UsageError for too few samples.
+    than 4,000 samples. If all epochs together show fewer than 8,000 samples, a core gets 8 samples of a batch.
+    Otherwise the batch is the largest power of two with which the run has 250 steps, at most 128 samples a device and
+    at least 8 a core. All cores get equally many. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
@@ -183,8 +185,9 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
             "--accumulate or --steps-per-execution"
         )
     epochs = _EPOCHS if settings.epochs == AUTO else settings.passes
-    wanted = 2 ** int(math.log2(max(1.0, samples * epochs / _STEPS)))
-    wanted = min(max(wanted, _LEAST_BATCH, _LEAST_OF_CORE * share), _MOST_BATCH * cores * processes)
+    shown = samples * epochs
+    wanted = 1 if shown < _FEW_SHOWN else 2 ** int(math.log2(shown / _STEPS))
+    wanted = min(max(wanted, _LEAST_OF_CORE * share), _MOST_BATCH * cores * processes)
     return replace(settings, batch_size=min(max(wanted // share, 1) * share, most))
 
 
