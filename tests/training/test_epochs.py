@@ -23,7 +23,7 @@ def three_epochs(monkeypatch):
     monkeypatch.setattr("tpucache.training.epochs._step_seconds", lambda learner, data, *_: 290 / max(1, each(data)))
 
     def each(data):
-        return TrainSettings(model="cnn", batch_size=16).steps_per_epoch(len(data.train_set))
+        return TrainSettings(model="cnn", batch_size=8).steps_per_epoch(len(data.train_set))
 
 
 def test_a_run_without_a_time_limit_has_no_number_of_epochs(cache, tmp_path):
