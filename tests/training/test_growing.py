@@ -20,6 +20,7 @@ from tpucache.errors import NoRoomError, UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
 from tpucache.store import growing as growing_reader
+from tpucache.store.ahead import Lateness
 from tpucache.store.growing import GrowingCache
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
@@ -117,6 +118,8 @@ def test_a_run_that_stops_before_the_cache_is_finished_saves_no_place_and_begins
 
 @pytest.mark.slow
 def test_validation_samples_are_built_after_those_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpucache.warmup.run.growing.is_late", lambda _: False)  # then no task is planned ahead
+    monkeypatch.setattr(Lateness, "samples_a_task", 1)
     source, has_asked = Pictures(), threading.Event()
     source.first_late = 4  # no more than a task is made before the run asks for an epoch
 
