@@ -341,6 +341,14 @@ def test_a_version_before_that_is_damaged_is_refused_by_name(three: Path, harm: 
     assert names <= {each.name for each in three.iterdir()}
 
 
+def test_another_name_of_the_digest_of_an_earlier_version_is_found(three: Path) -> None:
+    """Without a digest, a manifest might be one that version 0.2 wrote."""
+    path = three / "version-1.json"
+    path.write_bytes(path.read_bytes().replace(b'"digest"', b'"eigest"'))
+    assert [(each.name, "has the key 'eigest'" in each.reason) for each in verify_cache(three)] == [(path.name, True)]
+
+
+
 def test_damaged_files_of_an_earlier_version_are_found(three: Path) -> None:
     for name in ("index.npy", "samples-1.npz"):
         data = bytearray((three / name).read_bytes())

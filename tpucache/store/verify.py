@@ -146,6 +146,8 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
         except (DamageError, FormatError) as error:
             yield Damage(version_name(number), f"cannot be used: {error}")
             continue
+        if unknown := unknown_keys(read_file(directory / version_name(number))):
+            yield Damage(version_name(number), _unknown_key(unknown))
         for entry in before.files:
             if digests.setdefault(entry.name, entry.sha256) != entry.sha256:
                 yield Damage(version_name(number), f"lists {entry.name} with another SHA-256 than a later version")
@@ -158,6 +160,11 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
         yield from found
 
 
+def _unknown_key(names: Sequence[str]) -> str:
+    """Return a text about the first of some keys of a manifest that `unknown_keys` returned."""
+    return f"has the key {names[0]!r:.60}, which no version of tpucache wrote into a manifest without a digest"
+
+
 def _check_manifest(cache: Cache, unknown: Sequence[str], *, has_table: bool) -> Iterator[str]:
     """Yield texts that say how a manifest contradicts itself or the samples table.
 
@@ -165,7 +172,7 @@ def _check_manifest(cache: Cache, unknown: Sequence[str], *, has_table: bool) ->
     """
     manifest, statistics = cache.manifest, cache.manifest.statistics
     if unknown:
-        yield f"has the key {unknown[0]!r:.60}, which no version of tpucache wrote into a manifest without a digest"
+        yield _unknown_key(unknown)
     if statistics.class_counts and has_table:
         labels = np.asarray(cache.samples.labels)
         if labels.ndim == 1:
