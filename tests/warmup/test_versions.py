@@ -348,7 +348,6 @@ def test_another_name_of_the_digest_of_an_earlier_version_is_found(three: Path) 
     assert [(each.name, "has the key 'eigest'" in each.reason) for each in verify_cache(three)] == [(path.name, True)]
 
 
-
 def test_damaged_files_of_an_earlier_version_are_found(three: Path) -> None:
     for name in ("index.npy", "samples-1.npz"):
         data = bytearray((three / name).read_bytes())
