@@ -188,16 +188,14 @@ def test_batches_and_bytes_are_those_of_the_finished_cache(
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a reader has asked for samples; the builder may have removed the file that says so by then."""
+    monkeypatch.setattr("tpucache.warmup.run.growing.is_late", lambda _: False)  # then no task is planned ahead
+    monkeypatch.setattr(Lateness, "samples_a_task", 1)
     found, ask_for = threading.Event(), reading.ask_for
     monkeypatch.setattr(reading, "ask_for", lambda *what: (ask_for(*what), found.set()))
     return found
 
 
-def test_what_a_loader_needs_first_is_built_first(
-    tmp_path: Path, asked: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tpucache.warmup.run.growing.is_late", lambda _: False)  # then no task is planned ahead
-    monkeypatch.setattr(Lateness, "samples_a_task", 1)
+def test_what_a_loader_needs_first_is_built_first(tmp_path: Path, asked: threading.Event) -> None:
     source = Gated(lambda number: number < 4 or asked.is_set())
     with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
         loader = CachedLoader(dataset, 8, shuffle=True, seed=2, threads=1)
