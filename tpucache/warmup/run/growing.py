@@ -200,6 +200,11 @@ class GrowingScheduler:
         planned: deque[tuple[list[Chunk], bool]] = deque()  # the next tasks, and whether a reader asks for them
         while not self._is_late():
             is_slow = is_late(self._context.latency) or self._samples_a_task > 1
+            if planned and list_asked(self._context.work):  # what a reader asks for comes before what nobody asked for
+                for chunk in [chunk for chunks, is_asked in planned if not is_asked for chunk in chunks]:
+                    self._is_given[[sample.number for sample in chunk.samples]] = False
+                planned = deque(task for task in planned if task[1])
+                self._rest = iter(range(len(self._samples)))
             while len(planned) <= (self._workers if is_slow else 0):
                 some, is_asked = self._next_samples()
                 planned.append((self._cut(some), is_asked))
