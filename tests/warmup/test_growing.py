@@ -275,7 +275,9 @@ def test_a_build_that_was_ended_is_continued(how: str, tmp_path: Path, finished:
     assert digests(cache) == digests(finished(recipe))
 
 
-def test_records_that_a_power_cut_has_torn_are_made_again(tmp_path: Path, finished: Any, digests: Digests) -> None:
+def test_records_that_a_power_cut_has_torn_are_made_again(
+    tmp_path: Path, finished: Any, digests: Digests, asked: threading.Event
+) -> None:
     recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
     with grown(Gated(lambda number: number < 40), cache, recipe) as (dataset, building):
         dataset.__getitems__(range(36))
@@ -289,9 +291,56 @@ def test_records_that_a_power_cut_has_torn_are_made_again(tmp_path: Path, finish
         log.write(b"torn")
     with (work / "arrived.jsonl").open("a") as infos:
         infos.write('{"block": 0, "in')
+    asked.clear()
+    source = Gated(lambda _: len(source.loaded) < len(PLANNED) or asked.is_set())
+    with grown(source, cache, recipe) as (dataset, building):
+        assert np.array_equal(dataset[0][0], CachedDataset(finished(recipe))[0][0])  # not read where the log lists it
+        assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
+        building.join()
+    assert digests(cache) == digests(finished(recipe))
+
+
+def hurt(cache: Path, random: np.random.Generator) -> None:
+    """Damage what a killed build has left, as a power cut or a user does: flip, cut or remove files of each kind."""
+    work = cache / WORK_NAME
+    for spool in sorted(work.glob("spool-*")):
+        match random.integers(5), bytearray(spool.read_bytes()):
+            case 0, _:
+                spool.unlink()
+            case 1, data if data:
+                data[random.integers(len(data))] ^= 1
+                spool.write_bytes(data)
+            case 2, data:
+                os.truncate(spool, random.integers(len(data) + 1))
+    for shard in sorted(cache.glob("*.lmdb")):
+        if random.random() < 0.4:
+            shard.unlink()
+    for name, share in (("arrived.jsonl", 0.3), ("arrived.bin", 0.2)):
+        if random.random() < share:
+            (work / name).unlink()
+
+
+def build_some(cache: Path, recipe: Recipe, most: int) -> None:
+    """Begin or continue a build, and end it after it has loaded `most` samples."""
+    source = Gated(lambda _: len(source.loaded) < most)
+    with grown(source, cache, recipe) as (_, building):
+        wait_for(lambda: len(source.loaded) == most)
+        building.end()
+
+
+@pytest.mark.parametrize("seed", [*range(8), *thorough(*range(8, 40))])
+def test_readers_of_a_continued_build_see_nothing_of_what_was_damaged(
+    seed: int, tmp_path: Path, finished: Any, digests: Digests
+) -> None:
+    random = np.random.default_rng(seed)
+    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
+    for most in random.integers(20, SAMPLES // 3, 3).tolist():
+        build_some(cache, recipe, most)
+        hurt(cache, random)
     with grown(Gated(), cache, recipe) as (dataset, building):
         assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
         building.join()
+        building.check()
     assert digests(cache) == digests(finished(recipe))
 
 
@@ -340,7 +389,7 @@ def test_tasks_are_larger_where_storage_answers_late(tmp_path: Path, monkeypatch
 def test_a_task_writes_the_records_of_all_its_blocks_at_once(tmp_path: Path, monkeypatch: Any) -> None:
     written: list[int] = []
     append = growing._append
-    monkeypatch.setattr(growing, "_append", lambda *all: (written.append(os.fstat(all[0]).st_size), append(*all)))
+    monkeypatch.setattr(growing, "_append", lambda *all: (written.append(len(all[1])), append(*all)))
     checked: list[int] = []
     check = growing.check_run
     monkeypatch.setattr(growing, "check_run", lambda context: (checked.append(len(written)), check(context)))
@@ -348,7 +397,7 @@ def test_a_task_writes_the_records_of_all_its_blocks_at_once(tmp_path: Path, mon
         for _ in CachedLoader(dataset, 24, shuffle=True):
             pass
         building.join()
-    assert len(written) == SAMPLES
+    assert written.count(RECORD) == SAMPLES  # the others are rows of the log
     assert len(checked) <= -(-SAMPLES // 4) + 2 * 3 + 1  # one for each task of four samples, two for each of 3 shards
 
 

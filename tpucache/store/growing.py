@@ -4,7 +4,8 @@ The builder writes finished records into files, and appends each record's file, 
 reader follows the log, and waits for records that are not in the log yet. `Prospect` has the parts of the manifest that
 are known before the build. The other parts exist only at the end: reading one of them waits until then.
 
-    .warmup/arrived.bin       the log, append-only: one row of ARRIVED_DTYPE for each finished record
+    .warmup/arrived.bin       the log, append-only: one row of ARRIVED_DTYPE for each finished record. A later row of
+                              the record replaces it. A row with length 0 says that the record is lost.
     .warmup/spool-8….bin      records, one after another: one file for each worker
     .warmup/wanted-….npy      int64: positions of samples, in the order in which a reader needs them; the samples of the
                               newest such file are built first
@@ -354,29 +355,32 @@ class Arrivals(Arriving):
                 self._log = OpenFile(self.directory / WORK_NAME / ARRIVED_NAME)
             except FileNotFoundError:
                 return False
-        found = False
-        while data := system.pread(self._log.number, _READ_ROWS * ARRIVED_DTYPE.itemsize, self._at):
+        found: list[npt.NDArray[Any]] = []
+        at = self._at
+        while data := system.pread(self._log.number, _READ_ROWS * ARRIVED_DTYPE.itemsize, at):
             whole = len(data) // ARRIVED_DTYPE.itemsize * ARRIVED_DTYPE.itemsize
             if not whole:
                 break
-            new = np.frombuffer(data[:whole], ARRIVED_DTYPE)
-            self._at += whole
-            found = True
+            found.append(np.frombuffer(data[:whole], ARRIVED_DTYPE))
+            at += whole
+        if found:  # all at once, because a later row may replace an earlier one
+            new = np.concatenate(found)
             self._take(new[new["row"] < self._count])
-        return found
+        self._at = at
+        return bool(found)
 
     def _take(self, new: npt.NDArray[Any]) -> None:
-        for number in np.unique(new["file"]).tolist():
+        for number in np.unique(new["file"][new["length"] > 0]).tolist():
             if number not in self._files:
                 try:
                     self._files[number] = OpenFile(self.directory / self.name(number))
                 except (FileNotFoundError, IndexError):  # the build has finished meanwhile, or the log is damaged
-                    new = new[new["file"] != number]
+                    new = new[(new["file"] != number) | (new["length"] == 0)]
         at = new["row"].astype(np.int64)
         for name, column in (("offset", "offset"), ("length", "length"), ("crc32", "crc32"), ("shard", "file")):
             self._rows[name][at] = new[column]
         self.is_proven[at] = False
-        self._is_here[at] = True
+        self._is_here[at] = new["length"] > 0
 
 
 class GrowingIndex(RecordIndex):

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -162,15 +163,13 @@ class GrowingScheduler:
         self._on_progress(self._progress())
         self._workers = executor.workers
         (self._context.work / FAILURE_NAME).unlink(missing_ok=True)
-        with (self._context.work / ARRIVED_NAME).open("ab", buffering=0) as log:
-            self._log_sealed(log)
-            with (self._context.work / _INFOS_NAME).open("a") as infos:
-                few = int((~self._is_made).sum()) < _FEW
-                try:
-                    for result in executor.run(self._tasks(), few=few):
-                        self._take(result, log, infos)
-                finally:
-                    end_loading()  # if tasks ran in this process
+        with _open_log(self._context.work) as log, (self._context.work / _INFOS_NAME).open("a") as infos:
+            few = int((~self._is_made).sum()) < _FEW
+            try:
+                for result in executor.run(self._tasks(), few=few):
+                    self._take(result, log, infos)
+            finally:
+                end_loading()  # if tasks ran in this process
         if not self._is_late():
             # A disk syncs several files in little more time than one, and workers do not wait for it.
             with ThreadPoolExecutor(_SYNCED_AT_ONCE, "tpucache-sync") as pool:
@@ -262,7 +261,7 @@ class GrowingScheduler:
             chunks.setdefault(blocks[place], []).append(self._samples[number])
         return [Chunk(block, 0, tuple(some), tuple(self._parts)) for block, some in chunks.items()]
 
-    def _take(self, result: Any, log: Any, infos: Any) -> None:
+    def _take(self, result: Any, log: FileIO, infos: Any) -> None:
         """Save the result of a task: first the `info` of its groups, then their rows of the log that readers follow."""
         if isinstance(result, WrittenShard):
             self._add_shard(install_shard(self._context, result))
@@ -273,7 +272,7 @@ class GrowingScheduler:
                 infos.write(json.dumps({"block": group.block, "info": group.info.to_dict()}) + "\n")
             infos.flush()
             for group in result.groups:
-                log.write(group.rows.tobytes())
+                _append(log.fileno(), memoryview(group.rows.tobytes()))
                 self._add(group)
         except OSError as error:
             raise disk_failure(self._context.work, error) from error
@@ -313,21 +312,6 @@ class GrowingScheduler:
             rows = self._rows[self._parts.index(part), first : first + len(block.samples)]
             yield _run_seal, (self._context, bare, part, first, rows.copy(), info)
 
-    def _log_sealed(self, log: Any) -> None:
-        """Write rows into the log for records that are only in the shards of an earlier run, not in spool files."""
-        for (number, part), shard in self._sealed.items():
-            at = self._parts.index(part)
-            first, count = self._blocks[number].samples[0].number, len(shard.rows)
-            rows = self._rows[at, first : first + count]
-            if rows["length"].all():
-                continue
-            found = np.zeros(count, ARRIVED_DTYPE)
-            for name in ("offset", "length", "crc32"):
-                found[name] = shard.rows[name]
-            found["row"] = at * len(self._samples) + first + np.arange(count)
-            found["file"] = at * len(self._blocks) + [*self._blocks].index(number)
-            log.write(found.tobytes())
-
     def _find_shards(self) -> None:
         context = self._context
         for block in self._blocks.values():
@@ -344,7 +328,8 @@ class GrowingScheduler:
     def _find_arrivals(self) -> None:
         """Find the undamaged records in spool files, and ignore all other records."""
         work = self._context.work
-        groups = _read_groups(work, self._rows)
+        logged = _read_log(work, self._rows.size)
+        groups = _read_groups(work, logged[logged["file"] >= SPOOL_BIT], self._rows)
         kept = [group for group in groups if group.block in self._infos and not self._is_made[group.info.numbers].any()]
         for group in kept:
             self._add(group)
@@ -352,32 +337,79 @@ class GrowingScheduler:
         if has_arrivals(work):
             lines = [json.dumps({"block": group.block, "info": group.info.to_dict()}) + "\n" for group in kept]
             write_atomically(work / _INFOS_NAME, "".join(lines).encode())
+        self._correct_log(_last_rows(logged, self._rows.size))
         for block in self._blocks.values():
             first = block.samples[0].number
             if self._is_made[first] and first not in self.known:
                 self.known[first] = dict(zip(self._parts, self._rows[:, first]["crc32"].tolist(), strict=True))
 
+    def _correct_log(self, logged: Rows) -> None:
+        """Append to the log the places of records that are only in shards, and a row without length for lost records.
+
+        `logged` has the last row of the log for each part and sample. Readers would read lost records there. Raises
+        BuildError.
+        """
+        places = self._rows.copy()
+        for (number, part), shard in self._sealed.items():
+            at = self._parts.index(part)
+            first, count = self._blocks[number].samples[0].number, len(shard.rows)
+            rows = places[at, first : first + count]
+            if not rows["length"].all():
+                for name in ("offset", "length", "crc32"):
+                    rows[name] = shard.rows[name]
+                rows["row"] = at * len(self._samples) + first + np.arange(count)
+                rows["file"] = at * len(self._blocks) + [*self._blocks].index(number)
+        found = places.reshape(-1)
+        is_lost = (found["length"] == 0) & (logged["length"] > 0)
+        found[is_lost] = logged[is_lost]
+        found["length"][is_lost] = 0
+        is_new = is_lost | ((found["length"] > 0) & (found != logged))
+        if is_new.any():
+            try:
+                with _open_log(self._context.work) as log:
+                    _append(log.fileno(), memoryview(found[is_new].tobytes()))
+            except OSError as error:
+                raise disk_failure(self._context.work, error) from error
+
     def _progress(self) -> BuildProgress:
         return BuildProgress(int(self._is_made.sum()), len(self._samples), 0, self._bytes)
 
 
-def _read_groups(work: Path, shape: Rows) -> list[_Group]:
-    """Return the groups of samples in a work folder, without groups that have a damaged record.
+def _open_log(work: Path) -> FileIO:
+    """Return the log that readers follow, opened to append rows. Raises OSError."""
+    return FileIO(work / ARRIVED_NAME, "ab")
 
-    `shape` is an array with one item for each part and sample.
-    """
+
+def _read_log(work: Path, size: int) -> Rows:
+    """Return the rows of the log for the first `size` records; no rows if there is no log."""
     try:
         data = (work / ARRIVED_NAME).read_bytes()
-        lines = (work / _INFOS_NAME).read_text().splitlines()
     except FileNotFoundError:
-        return []
+        return np.zeros(0, ARRIVED_DTYPE)
     whole = len(data) // ARRIVED_DTYPE.itemsize * ARRIVED_DTYPE.itemsize
     if whole < len(data):  # torn by a power cut
         os.truncate(work / ARRIVED_NAME, whole)
-    logged = np.frombuffer(data[:whole], ARRIVED_DTYPE)
-    logged = logged[(logged["row"] < shape.size) & (logged["file"] >= SPOOL_BIT)]
-    rows = np.zeros(shape.size, ARRIVED_DTYPE)
+    rows = np.frombuffer(data[:whole], ARRIVED_DTYPE)
+    return rows[rows["row"] < size]
+
+
+def _last_rows(logged: Rows, size: int) -> Rows:
+    """Return the last of these rows of the log for each of `size` records; a row of zeros for a record without one."""
+    rows = np.zeros(size, ARRIVED_DTYPE)
     rows[logged["row"].astype(np.int64)] = logged
+    return rows
+
+
+def _read_groups(work: Path, logged: Rows, shape: Rows) -> list[_Group]:
+    """Return the groups of samples whose records are in spool files, without groups that have a damaged record.
+
+    `logged` has the log's rows of spool files. `shape` is an array with one item for each part and sample.
+    """
+    try:
+        lines = (work / _INFOS_NAME).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    rows = _last_rows(logged, shape.size)
     is_right: npt.NDArray[np.bool_] = np.all(_are_right(work, rows).reshape(shape.shape), axis=0)
     found = []
     for line in lines:
