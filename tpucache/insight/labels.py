@@ -123,8 +123,8 @@ class Predictions:
     def _check(self, unknown: Iterable[str]) -> None:
         for name in unknown:
             raise UsageError(
-                f"{self.path} has the label {name!r:.100}, which is none of its {len(self.classes)} classes: give a "
-                "table whose labels are classes"
+                f"the table {self.path} has the label {name!r:.100}, which is none of its {len(self.classes)} classes: "
+                "give a table whose labels are among the classes that it has probabilities for"
             )
 
 

@@ -1,4 +1,7 @@
-"""The memory of JAX's devices for resident records, divided along the first axis of a batch."""
+"""JaxMemory: keeps records in the memory of JAX's devices, which divide the records as they divide a batch.
+
+Such records are called resident: each is uploaded once, and the devices gather all later batches from them.
+"""
 
 from __future__ import annotations
 

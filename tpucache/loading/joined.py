@@ -94,7 +94,10 @@ def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: S
             versions.setdefault(version.identity, (version, folder))
     if len(versions) > 1:
         places = ", ".join(str(folder) for _, folder in versions.values())
-        raise UsageError(f"{name}@{number}: {places} have different versions {number}. Detach datasets of other caches")
+        raise UsageError(
+            f"{name}@{number}: several folders have a version {number}, and these versions differ: {places}. Detach "
+            "the datasets of other caches"
+        )
     if not versions:
         seen = ", ".join(f"version {each.manifest.number} in {each.folder}" for each in mounted) or "nothing"
         why = f". Not usable: {'; '.join(refused)}" if refused else ""

@@ -269,10 +269,10 @@ def digest_of(
     labels: Array | None,
     positions: npt.NDArray[np.int64],
 ) -> str:
-    """Return a SHA-256, in hexadecimal, of the records in these shards, the labels, and the positions in order.
+    """Return a SHA-256, in hexadecimal, of the variant, fields, classes, shards, labels and positions in order.
 
-    The records are those of the shards' `records_sha256`, which does not depend on the page size of the machine that
-    wrote a shard.
+    A shard counts with its name, place and deleted records, and with its records by `records_sha256`, which does not
+    depend on the page size of the machine that wrote the shard.
     """
     facts = {
         "variant": variant,

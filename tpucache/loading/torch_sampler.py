@@ -43,7 +43,8 @@ class SamplerOrder:
             len(sampler)  # type: ignore[arg-type]  # most samplers have a length, although Sampler itself has none
         except (TypeError, NotImplementedError) as error:
             raise UsageError(
-                f"{type(sampler).__name__} has no __len__: add a method __len__ that returns the indices in an epoch"
+                f"{type(sampler).__name__} has no __len__: add a method __len__ that returns the number of indices in "
+                "an epoch"
             ) from error
         self._sampler: Any = sampler
         self._samples = samples

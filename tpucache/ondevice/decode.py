@@ -85,7 +85,10 @@ class Axis(NamedTuple):
     frequencies: int | None = None
 
     def matrix(self) -> npt.NDArray[Any]:
-        """Return the weight of each of the plane's numbers in each pixel, float64 (pixels, numbers)."""
+        """Return the matrix M for which `M @ numbers` gives the pixels along this side, float64 (pixels, numbers).
+
+        `numbers` are the plane's numbers along this side, as the class describes them.
+        """
         if self.frequencies is None:
             made = np.eye(self.samples)
         else:

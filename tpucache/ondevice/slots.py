@@ -170,8 +170,8 @@ class RecordSlots:
         slots = self._slots[numbers]
         if (slots < 0).any():
             raise UsageError(
-                "this Resident was made for an order that never needs some of these records, and has no rows for them: "
-                "make another Resident"
+                "this Resident has no rows for some of these records, because the order that it was made for never "
+                "needs them: make another Resident for this loader"
             )
         return Placed(slots, missing, numbers)
 

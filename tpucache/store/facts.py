@@ -81,7 +81,10 @@ class Findings:
 
 
 def findings(cache: Cache) -> Findings:
-    """Return the findings in a cache. No record is read. Raises DamageError or FormatError for a damaged table."""
+    """Return the images and classes of a cache that a person should look at before training.
+
+    No record is read, only the samples table and the manifest. Raises DamageError or FormatError for a damaged table.
+    """
     table, image = cache.samples, cache.manifest.fields[0]
     width, height, turned, mean, std = (_numbers(cache, name) for name in (WIDTH, HEIGHT, TURNED, MEAN, STD))
     images: dict[str, Positions] = {}

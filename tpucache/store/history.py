@@ -143,9 +143,10 @@ def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry,
 
 
 def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
-    """Like `version_files`, for a caller that has already read the manifests of all earlier versions, `before`.
+    """Return all files that `manifest` and the earlier manifests `before` list, and the files of these manifests.
 
-    Raises FormatError if two versions list a file with different SHA-256.
+    Each file is there once, the file of `manifest` itself not at all. This is `version_files` for a caller that has
+    read the earlier manifests already. Raises FormatError if two of them list a file with different SHA-256.
     """
     files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
     for each in before:

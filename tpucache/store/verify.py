@@ -205,7 +205,10 @@ def is_whole(directory: Path, entry: FileEntry) -> bool:
 
 
 def _has_index(cache: Cache, damages: list[Damage]) -> bool:
-    """Read the whole index, and return whether it could be read. If not, its damage is added to `damages`."""
+    """Read the whole index, and return whether it could be read. If not, add its damage to `damages`.
+
+    If `damages` already has damage of the index, return False without reading it.
+    """
     name = cache.manifest.index.name
     if any(damage.name == name for damage in damages):
         return False

@@ -63,7 +63,10 @@ class _ImageView:
             self._weights = rows, columns
 
     def of(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the view of images (batch, height, width, channels); float32 where it is resized."""
+        """Return the part of each image that this view shows, resized and mirrored as the view needs.
+
+        `images` are (batch, height, width, channels). A resized view is float32, any other has the images' dtype.
+        """
         top, left, height, width = self._part
         if self._weights is None:
             view = images[:, top : top + height, left : left + width]

@@ -180,7 +180,11 @@ def moved(array: Array, field: Field) -> Array:
 
 
 def _shown(field: Field, resize: Resize, frequencies: int, image: Field) -> Field:
-    """Return a field with the shape and view that it has if the image is decoded at another size."""
+    """Return a field with the shape and view that it has when images are decoded at the size of `resize`.
+
+    `image` is the stored field of the images, and `frequencies` is how many frequencies of each block they are decoded
+    from. A mask gets the new height and width; boxes and keypoints keep their shape. Any other field stays unchanged.
+    """
     if field.name == IMAGE:
         shape: tuple[int, ...] = (resize.height, resize.width, field.shape[2])
     elif field.name == MASK:

@@ -1,4 +1,4 @@
-"""Codecs for any array: raw (its own bytes), zstd (compressed), and bytes (arrays of any length, such as tokens)."""
+"""Codecs for any array, raw (its own bytes) and zstd (compressed), and bytes, for uint8 arrays of any length."""
 
 from __future__ import annotations
 

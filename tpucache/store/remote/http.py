@@ -250,7 +250,11 @@ class _Connection:
         self._http.sock = self._socket  # it has all methods that http.client uses
 
     def ask(self, words: str, headers: dict[str, str], asked: int) -> http.client.HTTPResponse:
-        """Send a GET request for at most `asked` bytes, and return the answer with its headers read."""
+        """Send a GET request, and return the answer: its headers are read, its body is not.
+
+        `words` is the path and the query of the address. Reading the body raises OSError if the whole answer is longer
+        than twice the `asked` bytes and `_OVERHEAD`.
+        """
         self._socket.most = 2 * asked + _OVERHEAD
         self._http.request("GET", words, headers=headers)
         return self._http.getresponse()

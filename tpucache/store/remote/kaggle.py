@@ -197,7 +197,10 @@ class KaggleDataset:
         return int(found.current_version_number or 1)
 
     def status(self) -> str:
-        """Return the newest version's status, such as "READY"; "" if there is no dataset. Raises PublishError."""
+        """Return the newest version's status, such as "READY". Raises PublishError.
+
+        Returns "" if there is no dataset, or Kaggle does not show it yet.
+        """
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetStatusRequest
 
         request = ApiGetDatasetStatusRequest()

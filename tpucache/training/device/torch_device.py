@@ -178,7 +178,7 @@ class CpuDevice(TorchDevice):
         return torch.random.fork_rng(devices=())
 
     def step_end(self) -> None:
-        """Count the time since `step_begin`: all operations have run."""
+        """Add the time since `step_begin` to the execution time. On a CPU, no operation is still running by now."""
         if self._began is not None:
             self._execute_seconds += time.perf_counter() - self._began
             self._began = None

@@ -70,7 +70,10 @@ def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return a model's outputs for the image, and the columns if any; without an image, for all fields by name."""
+    """Return what a model computes from its inputs: `model(image)`, or `model(image, columns)` if there are columns.
+
+    Without an image, all inputs are passed as keyword arguments by their names. With one, other fields are not passed.
+    """
     given = [inputs[name] for name in (IMAGE, COLUMNS) if name in inputs]
     outputs: torch.Tensor = model(*given) if IMAGE in inputs else model(**inputs)
     return outputs

@@ -33,7 +33,10 @@ def focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | 
 def binary_cross_entropy(
     outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return each sample's binary cross-entropy, the mean over classes; a weight multiplies positive targets."""
+    """Return each sample's binary cross-entropy, the mean over classes.
+
+    `weights` has one weight for each class. It multiplies the loss of positive targets, like torch's `pos_weight`.
+    """
     return functional.binary_cross_entropy_with_logits(
         outputs.float(), targets, reduction="none", pos_weight=weights
     ).mean(1)
@@ -51,10 +54,11 @@ def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Te
 
 
 def dice(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return 1 minus the soft Dice of each sample, the mean over classes (Milletari et al., arXiv:1606.04797).
+    """Return each sample's Dice loss: the mean over classes of 1 - Dice (Milletari et al., arXiv:1606.04797).
 
-    Dice is (2 common + 1) / (predicted + true + 1), in sums of probabilities over pixels. Pixels without a class have
-    targets of 0, and do not count.
+    The Dice of a class is (2 common + 1) / (predicted + true + 1). Over all pixels, "predicted" is the sum of its
+    predicted probabilities, "true" that of its targets, and "common" that of their products. A pixel whose targets are
+    all 0 has no class and is left out. `weights` has a factor for each class, which multiplies its 1 - Dice.
     """
     has_class = targets.sum(1, keepdim=True)
     predicted, truth = (outputs.float().softmax(1) * has_class).flatten(2), targets.flatten(2)

@@ -290,7 +290,7 @@ def _describe_data(dataset: CachedDataset) -> dict[str, Any]:
 
 
 def _digest(dataset: CachedDataset) -> str:
-    """Return the digest of the samples; "" where a full disk keeps their cache from being finished."""
+    """Return the digest of a dataset's samples, or "" if a full disk prevents its cache from being finished."""
     try:
         return dataset.digest_without_columns
     except NoRoomError:

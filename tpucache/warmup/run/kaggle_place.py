@@ -101,7 +101,10 @@ class KagglePlace:
         return self._open_draft().sent(entry.name, entry.sha256)
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards and mark them as sent; after that, they may be removed. Raises PublishError, DamageError."""
+        """Send shards and mark them as sent; after that, they may be removed.
+
+        Raises PublishError, DamageError and OSError, and BuildError if another process sends this cache.
+        """
         for entry in entries:
             self._send_entry(entry)
             sent_path(self._work, entry.block, entry.part).touch()

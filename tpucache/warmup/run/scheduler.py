@@ -305,7 +305,10 @@ class Scheduler:
 
 
 def _found(stored: StoredChunk, whole: bool = True) -> ChunkResult:
-    """Return the result of a chunk or, if not `whole`, of its beginning, that an earlier run has built."""
+    """Return the result of a chunk that an earlier run or task has stored.
+
+    If not `whole`, only the chunk's beginning is stored. The result counts no bytes, because nothing was built now.
+    """
     return ChunkResult(len(stored.info.numbers), len(stored.info.skipped), 0, whole)
 
 

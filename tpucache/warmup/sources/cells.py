@@ -1,4 +1,4 @@
-"""Reads a CSV file into cells, all of them text, and numbers from cells."""
+"""Reads a CSV file into cells of text, and converts cells to numbers."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class DatasetSource:
         return labelled_item(value, sample.path)
 
     def read_label(self, sample: Sample) -> Any:
-        """Return only an item's label. Raises SampleError as `load` does."""
+        """Return an item's label without the rest of the item. Raises SampleError and SourceError as `load` does."""
         if self._copy is not None:
             return self._copy.label(int(sample.path), sample.path)
         return self.load(sample).label

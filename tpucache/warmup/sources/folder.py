@@ -172,7 +172,11 @@ def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PureP
 
 
 def _passed_over(folders: set[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the folders above the class folders. Each of them contains only one folder."""
+    """Return the path of the folder that holds the class folders, as names; () if the source itself holds them.
+
+    `folders` are the paths of the folders with images and of the empty folders. The result is the longest path with
+    which they all begin; if this path is itself one of `folders`, it is a class, and the result is the folder above it.
+    """
     shared = shared_folders(folders)
     return shared[:-1] if shared in folders else shared
 

@@ -282,7 +282,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    """Return whether a value is any float, or a finite int. An infinite float is later a fault of its own sample."""
+    """Return whether a value is a float (NaN and infinite ones, too) or an int that a float can hold.
+
+    An infinite float is accepted here, and fails later as the error of a single sample.
+    """
     return isinstance(value, float) or _is_number(value)
 
 

@@ -190,7 +190,11 @@ def find_reading(
 def _text_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
 ) -> Reading:
-    """Return how to read labels that are mostly texts: as texts in a table are read, see `labels_of_texts`."""
+    """Return how to read labels of which all or some are texts.
+
+    Without `names`, they are read as the cells of a table, see `labels_of_texts`; -1 means no label if 0 is there and
+    no number is below -1. With `names`, a label is one of these classes: a text by its name, a number by its position.
+    """
     if names:
         return Reading("class", names, missing=missing, kind=kind)
     texts = {value for value in known if isinstance(value, str)}
@@ -266,8 +270,9 @@ def _list_reading(
         return Reading("indices", names or tuple(map(str, range(most + 1))), missing=missing, kind=kind)
     if kind == "auto" and (2 * count <= len(known) or (can_index and len(lengths) > 1 and not are_marks)):
         raise SourceError(
-            f"{where}: labels are lists of {', '.join(map(str, sorted(lengths)))} numbers: give --labels multilabel "
-            "if these are numbers of classes, --labels numbers if they are values, or lists of one length"
+            f"{where}: labels are lists of different lengths, {', '.join(map(str, sorted(lengths)))} numbers. If the "
+            "numbers are classes, give --labels multilabel. If they are values, give every sample equally many, or "
+            "give --labels numbers, which refuses samples with more or fewer than most have"
         )
     if kind == "multilabel" or are_marks:
         own = names if len(names) == length else tuple(map(str, range(length)))

@@ -165,7 +165,10 @@ class Multilabel(SampleTask):
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether predictions depend on a threshold: always, each class's probability is compared with it."""
+        """Whether predictions depend on a threshold.
+
+        This is always so: the probability of each class is compared with the threshold.
+        """
         return True
 
     def check(self, labels: Array) -> None:

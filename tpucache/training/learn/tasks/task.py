@@ -342,7 +342,7 @@ class TaskBase:
         """Accept any counts."""
 
     def share(self, _targets: torch.Tensor) -> torch.Tensor | None:
-        """Return None: the loss is the mean over all targets."""
+        """Return None: all targets count in the mean of `loss` (see `Task.share`)."""
         return None
 
     def constants(self) -> dict[str, list[float]]:
