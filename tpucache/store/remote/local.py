@@ -49,7 +49,7 @@ _THERE: Final = 1  # a record's byte: it was written
 _BLOCK: Final = 4096  # bytes of the state per read
 _MOST_OPEN: Final = 256  # files
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_COUNT_PAUSE: Final = 100  # after a count of the records, the next one is made this many times its duration later
+_COUNT_PAUSE: Final = 100  # a count of the records is valid for this many times the processor time that it took
 _SHARE: Final = 0.8  # the fraction of the free disk that is used by default
 #: Two changes within one tick of a file system's clock get the same time. The longest tick of any file system is 2 s.
 _TICK_NS: Final = 2_000_000_000
@@ -154,9 +154,10 @@ class LocalCopy:
         """Return how many of the first `records` records this folder has. The answer may be a moment old."""
         until, counted, found = self._counted
         if (now := time.monotonic()) >= until or counted != records:
+            began = time.thread_time()  # while other threads run, this one takes no more of the processor
             self._look_up(np.flatnonzero(~self._there[:records]))
             found = int(np.count_nonzero(self._there[:records]))
-            self._counted = now + _COUNT_PAUSE * (time.monotonic() - now), records, found
+            self._counted = now + _COUNT_PAUSE * (time.thread_time() - began), records, found
         return found
 
     def has(self, numbers: Numbers) -> Bools:
