@@ -322,7 +322,10 @@ class _Epochs:
         return None, _SentRows(resident, sent), self._put_draws(number, len(read.slots)), is_sample
 
     def _upload_together(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
-        """Send several batches that have only row numbers by one call; return what `_upload` returns for each batch."""
+        """Send several batches that have only row numbers by one call; return what `_upload` returns for each batch.
+
+        `number` is the number of the first of these batches, counted from the first epoch.
+        """
         resident, counts = batches[0][0], [len(read.slots) for _, read in batches]
         padded = [self._padded_rows(resident, read) for _, read in batches]
         self.sent_bytes += sum(read.slots.nbytes for read in padded)
@@ -483,10 +486,10 @@ def make_finish(options: FinishOptions) -> Finish:
 
 @functools.lru_cache(maxsize=16)
 def make_rows_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]) -> Finish:
-    """Return a jitted function that gathers a batch from tables on the devices and finishes it, in one graph.
+    """Return a jitted function that gathers a batch from tables on the devices, and then does what `options` say.
 
     The function takes the tables' rows by field name, the batch's row numbers, and its random numbers. `forms` has each
-    field's name and the form of its table; the labels are a field, too.
+    field's name and the layout of its table; the labels are a field, too.
     """
     plain = _make_plain_finish(options)
 

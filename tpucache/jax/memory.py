@@ -72,8 +72,9 @@ class JaxMemory:
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the device with the least, times the number of parts into which batches are divided.
+        """Return the most bytes that a table may have, divided over the devices, to fit into their free memory.
 
+        This is the least free memory of any device, times the number of parts into which batches are divided.
         Returns None if a device does not report its memory.
         """
         found = [device.memory_stats() for device in self.sharding.device_set]
@@ -90,7 +91,7 @@ class JaxTable:
     """A table on the devices with one row for each record. The bits of a row are stored as unsigned integers."""
 
     def __init__(self, form: TableForm, chunk: int) -> None:
-        """Reserve memory for the rows. `chunk` is the number of rows in a chunk.
+        """Reserve memory for the rows of a table with the layout `form`. `chunk` is the number of rows in a chunk.
 
         Raises DeviceFullError if there is not enough memory.
         """
@@ -105,7 +106,7 @@ class JaxTable:
             ) from error
 
     def write(self, number: jax.Array, chunk: jax.Array) -> None:
-        """Write the chunk with this number into the table's memory. Each core writes its part of the chunk."""
+        """Write a chunk of rows into the table, as chunk number `number`. Each core writes its part of the chunk."""
         self.rows = _writer(self.form, self._chunk)(self.rows, number, chunk)
 
     def take(self, slots: jax.Array) -> jax.Array:
@@ -121,7 +122,8 @@ class TableForm:
     ) -> None:
         """Store the layout: `cores` parts of `rows_a_core` rows, with the shape and dtype of the records in `chunk`.
 
-        With `is_local`, each core takes only its own rows.
+        `sharding` divides the rows over the devices. With `is_local`, each core needs only rows of its own part;
+        otherwise the cores exchange rows.
         """
         self.sharding, self.cores, self.rows_a_core, self.is_local = sharding, cores, rows_a_core, is_local
         self.shape, self.dtype = chunk.shape[1:], chunk.dtype
@@ -148,7 +150,9 @@ class TableForm:
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
-        """Return the table's rows after writing the chunk with this number, which has `each` rows on each core.
+        """Return the table's `rows` after `chunk` was written as the chunk with this number.
+
+        `each` is the number of the chunk's rows on each core. `rows` are the rows before.
 
         This is called in a jitted function.
         """

@@ -26,7 +26,7 @@ class KeptRecords:
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        """Plan the memory for the loader's records. Raises UsageError for "yes" if the devices cannot keep them."""
+        """Plan the memory for the loader's records. Raises UsageError if `resident` is "yes" and they cannot stay."""
         self._loader, self._resident, self._decision = loader, None, None
         self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row; only used if classes are mixed
         if isinstance(resident, Resident):
@@ -42,7 +42,10 @@ class KeptRecords:
     _decision: ResidentDecision | None
 
     def decide(self) -> None:
-        """Decide, if `resident` is "auto", by the memory that is free now, after the first steps."""
+        """Decide whether records stay on the devices, if `resident` is "auto" and this is not decided yet.
+
+        The decision depends on the memory that is free now: call this after the first steps.
+        """
         if self._decision is not None:
             self._decision.decide()
 
@@ -92,7 +95,10 @@ class KeptRecords:
 
 
 def table_bytes_of(loader: CachedLoader, memory: JaxMemory) -> int:
-    """Return the bytes that a loader's records take on all devices together, packed if the loader reads them so."""
+    """Return the bytes of all records of a loader in the devices' memory, without copies on several devices.
+
+    Images count in the form that the loader reads: packed or as pixels.
+    """
     dataset = loader.dataset
     return rows_of(dataset.records, loader.batch_size, memory.cores, memory.tile) * bytes_a_row(dataset, memory)
 

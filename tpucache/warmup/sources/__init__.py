@@ -87,7 +87,7 @@ _KINDS: Final = PartTable[SourceKind](
 
 
 def to_source(source: str | Path | Source | Items) -> Source:
-    """Return a source unchanged, or the source of a path, a pattern, a name or a dataset.
+    """Return the source of a path, a pattern, a name or a dataset; a source is returned in a CheckedSource.
 
     Raises the errors of `open_source`.
     """

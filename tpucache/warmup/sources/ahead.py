@@ -41,10 +41,10 @@ class LoadAhead(ReadAhead[Sample, Item]):
         super().__init__(load, ahead, lambda sample: sample.bytes or _UNKNOWN_BYTES, lateness)
 
     def follow(self, samples: Iterable[Sample]) -> None:
-        """Load other samples from now on, in this order.
+        """Load `samples` from now on, in this order, in place of the samples before.
 
-        Samples that are being read already are not read again if `samples` begins with them; their numbers are
-        compared.
+        If `samples` begins with samples that are being read already, these are not read again. Samples with the same
+        number are the same.
         """
         if not self._may_load_ahead:
             return

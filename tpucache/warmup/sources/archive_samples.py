@@ -49,7 +49,7 @@ _MASKS: Final = ("mask", "seg")
 
 
 class MemberFiles(Protocol):
-    """The files of archives on a disk or at a URL; see ArchiveFiles."""
+    """The files of archives, which are on a disk (ArchiveFiles) or at a URL (CloudZip)."""
 
     @property
     def is_several(self) -> bool:
@@ -157,7 +157,7 @@ def _open(source: str | Path, options: TableOptions | None) -> Source:
         return ArchiveSource(files, options)
     tables = [name for name in files.list() if name.lower().endswith(_TABLE)]
     if len(tables) > 1:
-        raise UsageError(f"{files} holds {', '.join(tables)}: name one, as {Path(source) / tables[0]}")
+        raise UsageError(f"{files} holds {', '.join(tables)}: name one, such as {Path(source) / tables[0]}")
     if tables:
         return TableSource(Path(source) / tables[0], options)
     return ArchiveSource(files, options)
@@ -167,9 +167,10 @@ KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files",
 
 
 def are_groups(names: Sequence[str]) -> bool:
-    """Return whether files with the same key are one sample: they are if any image has a `.cls` file.
+    """Return whether files with the same key are one sample, as in WebDataset.
 
-    If no file is in a folder, which could be its class, a JSON or text file of an image is enough.
+    They are if the key of any image also has a `.cls` file. If no file is in a folder, so that no folder can be a
+    class, a `.json` or `.txt` file with the key of an image is enough.
     """
     kinds: dict[str, set[str]] = {}
     for name in names:

@@ -68,7 +68,8 @@ class ArchiveFiles:
         """Return all files by name: archive by archive, each in its own order.
 
         Names are relative to `inside`; with several archives, they begin with the archive's path. Raises SourceError
-        for an archive that is broken, has a name twice or a name that leads out of it, or has no files in `inside`.
+        for an archive that is broken, has a name twice or a name that leads out of it, and if no archive has a file in
+        `inside`.
         """
         return without_folders(self.entries())
 
@@ -271,7 +272,10 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
 
 
 def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return the result of `list_zip` for an open file; `path` names it in errors. Raises SourceError, OSError."""
+    """Return all files and folders of an open zip, as `list_zip` does; `path` names the zip in errors.
+
+    Raises SourceError as `list_zip` does, and OSError if the file cannot be read.
+    """
     try:
         with zipfile.ZipFile(opened) as file:
             infos = file.infolist()

@@ -26,8 +26,8 @@ _PADDED: Final = re.compile(r"\s*0\d")
 class CsvTable:
     """The cells of a CSV file by column, and the line in which each row begins.
 
-    `is_own` says that `predict` or `suspects` wrote the file. The marks that these commands put before text that a
-    spreadsheet would read as a formula have been removed from the cells.
+    `is_own` says that `predict` or `suspects` wrote the file. These commands put a mark before text that a spreadsheet
+    would read as a formula; the marks have been removed from the cells.
     """
 
     path: Path

@@ -64,7 +64,10 @@ class CloudFolder:
         return shown(self._url)
 
     def list(self) -> Listing:
-        """Return all samples. Folders are classes, as in `FolderSource`. Raises SourceError, StoreError."""
+        """Return all samples. Folders are classes, as in `FolderSource`.
+
+        Raises SourceError if there are no images, and StoreError if the network fails.
+        """
         found = _files(self._url)
         files = {name: found[name] for name in without_ignored(self, found)}
         if files and all(name.lower().endswith(_PARQUET) for name in files):
@@ -73,7 +76,10 @@ class CloudFolder:
         return list_images(self, places)
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a sample's file. Raises SampleError if the file is gone or too large, StoreError."""
+        """Return the bytes of a sample's file.
+
+        Raises SampleError if the file is gone or too large, and StoreError if the network fails.
+        """
         remote = _open(self._url)
         try:
             return Item({IMAGE: remote.read(sample.path, _LARGEST)})
@@ -100,11 +106,14 @@ class CloudZip:
         return shown(self._url)
 
     def list(self) -> dict[str, Member]:
-        """Return all files by name. Raises SourceError for a .zip that is not complete, StoreError."""
+        """Return all files by name.
+
+        Raises SourceError if the .zip does not exist or is not complete, and StoreError if the network fails.
+        """
         return without_folders(self.entries())
 
     def entries(self) -> dict[str, Member]:
-        """Return all files and folders by name; the name of a folder ends with a slash. Raises as `list` does."""
+        """Return all files and folders by name; the name of a folder ends with a slash. Raises the errors of `list`."""
         remote = _open(self._folder)
         size = remote.size(self._name)
         if size is None:
@@ -117,7 +126,10 @@ class CloudZip:
         return plain_members(members, str(self))
 
     def read(self, member: Member, path: str) -> bytes:
-        """Return a file's content, mostly in one request. Raises SampleError, StoreError."""
+        """Return a file's content, mostly in one request.
+
+        Raises SampleError if the file has changed or is too large, and StoreError if the network fails.
+        """
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file may have at most {_LARGEST:,}")
         remote = _open(self._folder)
@@ -161,7 +173,8 @@ class _RemoteFile(io.RawIOBase):
 def copy_parquet(url: str) -> Copies:
     """Copy parquet files to this machine: the file at a URL, those that match a pattern, or those in a folder.
 
-    Raises SourceError if there are no such files, and the errors of `copy_files`.
+    Raises SourceError if there are no such files, StoreError if the network or the disk fails, and DependencyError on a
+    system without file locks.
     """
     from tpucache.store.remote.copies import copy_files
 

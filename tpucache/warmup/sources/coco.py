@@ -35,8 +35,8 @@ class _Boxes:
     """The boxes of one image, float64 (n, 5) of left, top, right, bottom, class.
 
     `outside` counts the boxes that reach beyond the image, and `crowds` the boxes of crowds, which are left out. `size`
-    is the image's (width, height), None where the file does not state it. `fault` names an annotation of the image that
-    cannot be used, and says why.
+    is the image's (width, height), None if the file does not state it. If an annotation of the image cannot be used,
+    `fault` names the annotation and says why.
     """
 
     boxes: npt.NDArray[np.float64]
@@ -48,10 +48,10 @@ class _Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class _Coco:
-    """The boxes of each image by the name of its file, and the names of the classes.
+    """The content of a COCO JSON file: the boxes of each image by its file name, and the names of the classes.
 
-    `plain` maps names without folders to full names, where they are unique. `strays` names the annotations of images
-    that the file does not list.
+    `plain` maps file names without folders to names with folders, if only one file has that name. `strays` names the
+    annotations whose images are not listed.
     """
 
     images: Mapping[str, _Boxes]
@@ -147,7 +147,7 @@ class BoxSource(DerivedSource):
         coco = _coco_of(self.path)
         name = coco.find(sample.path)
         if name is None:
-            raise SampleError(sample.path, f"is no longer in {self.path}: bring it back as it was")
+            raise SampleError(sample.path, f"is no longer in {self.path}: put its entry back")
         found = coco.images[name]
         if found.fault:
             raise SampleError(sample.path, f"{found.fault}: correct it in {self.path}, or skip such images")
@@ -164,7 +164,9 @@ def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
     if twice:
         first, second = [path for path, name in names.items() if name == twice[0]][:2]
-        raise SourceError(f"{first!r} and {second!r} may both be {twice[0]!r} in the JSON: add folders to its names")
+        raise SourceError(
+            f"{first!r} and {second!r} both match {twice[0]!r} in the JSON: add folders to the file names in the JSON"
+        )
     return names
 
 
@@ -216,7 +218,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     except (ValueError, TypeError, AttributeError) as error:
         raise SourceError(f"{path} is not a COCO JSON file of boxes: {error!s:.200}") from error
     if len(found) != len(images):
-        raise SourceError(f"{path} lists a file twice among its images: give each its own name")
+        raise SourceError(f"{path} lists a file twice among its images: give each image a file name of its own")
     counts = Counter(map(posixpath.basename, found))
     plain = {posixpath.basename(name): name for name in found if counts[posixpath.basename(name)] == 1}
     return _Coco(found, tuple(categories.values()), plain, strays)
@@ -272,7 +274,7 @@ def _is_length(value: Any) -> bool:
 
 
 def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the (width, height) of an image, or None where the file does not state it."""
+    """Return the (width, height) of an image, or None if the file does not state both."""
     width, height = item.get("width"), item.get("height")
     if not all(isinstance(side, (int, float)) and 1 <= side <= _LARGEST for side in (width, height)):
         return None
@@ -280,7 +282,7 @@ def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _count_outside(boxes: npt.NDArray[np.float64], size: tuple[int, int] | None) -> int:
-    """Return how many boxes reach more than a pixel beyond an image; 0 where its size is unknown."""
+    """Return how many boxes reach more than a pixel beyond an image; 0 if the image's size is unknown."""
     if size is None:
         return 0
     low = (boxes[:, :2] < -1).any(axis=1)

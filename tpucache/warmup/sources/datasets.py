@@ -123,8 +123,8 @@ class DatasetSource:
     def load(self, sample: Sample) -> Item:
         """Return an item's content.
 
-        Raises SampleError if the dataset fails to return the item, or if it cannot be stored, and SourceError if the
-        dataset itself cannot be made, or if the copy of a stream is damaged.
+        Raises SampleError if the dataset fails to return the item, or if the item cannot be stored, and SourceError if
+        the dataset itself cannot be made, or if the copy of a stream is damaged.
         """
         if self._copy is not None:
             return self._copy.load(int(sample.path), sample.path)
@@ -143,7 +143,10 @@ class DatasetSource:
         return self.load(sample).label
 
     def _items(self, stream: Any) -> Iterator[Item | SampleError]:
-        """Yield each item of a stream, or its error if it cannot be stored. Raises SourceError if the stream fails."""
+        """Yield each item of a stream, or the SampleError of an item that cannot be stored.
+
+        Raises SourceError if the stream fails.
+        """
         done = 0
         try:
             for done, value in enumerate(stream, 1):
@@ -189,7 +192,10 @@ def _pickled(dataset: Items, name: str) -> bytes:
 
 @functools.cache
 def _dataset(made_by: str | bytes, name: str) -> Any:
-    """Return the dataset of a callable or of pickled bytes. Each process makes it once. Raises SourceError."""
+    """Return the dataset that a callable, given as `module:callable`, returns, or that pickled bytes contain.
+
+    Each process makes the dataset once. Raises SourceError.
+    """
     make = load_callable(made_by) if isinstance(made_by, str) else functools.partial(pickle.loads, made_by)
     try:
         dataset = make()
@@ -232,7 +238,7 @@ def _undecoded(dataset: Any) -> Any:
 
 @functools.cache
 def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
-    """Return the number of each item by its path; empty if the dataset has no paths."""
+    """Return the number of each item by its path; empty if the dataset of `_dataset` has no attribute `paths`."""
     dataset = _dataset(made_by, name)
     paths = _texts(dataset, "paths", name)
     if paths and len(paths) != len(dataset):
@@ -298,7 +304,11 @@ def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
 
 
 def load_saved(source: str | Path) -> Any:
-    """Return the dataset that save_to_disk wrote. Raises DependencyError, and SourceError for splits."""
+    """Return the dataset that save_to_disk of Hugging Face's datasets wrote into the folder `source`.
+
+    Raises DependencyError without the package datasets, and SourceError if the folder has several splits, or cannot be
+    read.
+    """
     path = Path(source).absolute()
     if (path / _SAVED_SPLITS).is_file():
         splits = sorted(each.name for each in path.iterdir() if (each / _SAVED[0]).is_file())
@@ -432,7 +442,8 @@ def to_label(value: Any, key: str, path: str) -> Any:
 def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:
     """Return a source whose sequences all have the length `pad`; None: the length of the longest one, found by reading.
 
-    `truncate` cuts longer sequences; without it, their samples do not load. Raises UsageError.
+    `truncate` cuts longer sequences; without it, their samples do not load. A source of images is returned unchanged
+    if `pad` is None. Raises UsageError for a `pad` below 1, and for `truncate` without `pad`.
     """
     if pad is not None and pad < 1:
         raise UsageError(f"pad is at least 1, not {pad}")
@@ -479,7 +490,7 @@ class PaddedSource(DerivedSource):
         if len(main) > length and not self.truncate:
             raise SampleError(
                 sample.path,
-                f"{first!r} has {len(main):,} numbers: give --pad {len(main)} or more, leave it out to pad to "
+                f"{first!r} has {len(main):,} numbers: give --pad {len(main)} or more, leave --pad out to pad to "
                 "the longest sequence, or cut with --truncate",
             )
         fields = dict(item.fields)
@@ -493,7 +504,7 @@ class PaddedSource(DerivedSource):
 
     @functools.cached_property
     def _shape(self) -> tuple[dict[str, str], int]:
-        """The dtypes of the sequences by name, the main one first, and their length; empty if nothing is padded.
+        """The dtypes of the sequences by name, the main one first, and their length; ({}, 0) if nothing is padded.
 
         `list` computes it once, and workers receive it with the source.
         """
@@ -528,7 +539,10 @@ class PaddedSource(DerivedSource):
 
 
 def _padded(item: Item, name: str, own: int, length: int, path: str) -> Array:
-    """Return a sample's sequence with zeros up to `length`. Raises SampleError unless it has `own` numbers."""
+    """Return the sequence `name` of an item, cut or filled with zeros to `length` numbers.
+
+    Raises SampleError unless the sequence has `own` numbers, as many as the main sequence.
+    """
     value = item.fields.get(name)
     if not isinstance(value, np.ndarray) or value.shape != (own,):
         raise SampleError(path, f"{name!r} is not a sequence of {own:,} numbers, like the main sequence")

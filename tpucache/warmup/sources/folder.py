@@ -67,7 +67,8 @@ _MOST_DIGITS: Final = 20
 class FoundFile(NamedTuple):
     """A file that may be a sample: its `name` in the source, and its size, `bytes`.
 
-    `place` is the file's path with the folders that may be classes. `members` has the file if it is in an archive.
+    `place` is the part of the file's path whose folders may be classes. If the file is in an archive, `members` has the
+    file's Member.
     """
 
     name: PurePath
@@ -77,7 +78,10 @@ class FoundFile(NamedTuple):
 
 
 class FolderSource:
-    """The images in a folder, at any depth, sorted by the bytes of their paths. Links are followed, not in circles."""
+    """The images in a folder, at any depth, sorted by the bytes of their paths.
+
+    Links are followed, except those to a folder above them.
+    """
 
     loads_in_threads = True
 
@@ -267,9 +271,9 @@ def _advice(path: Path) -> str:
 
 
 def _padded(path: Path) -> Path | None:
-    """Return the file whose name is that of a missing file with leading zeros, or None.
+    """Return the file whose name is that of the missing file `path` with leading zeros added, or None.
 
-    If the missing name has no suffix, the file may have any suffix of images.
+    If the name of the missing file has no suffix, the file may have any suffix of images.
     """
     if not path.stem.isdecimal():
         return None
@@ -319,9 +323,10 @@ class _Walk:
 
 
 def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
-    """Yield the files in a folder, relative to it, and their sizes, without ignored names and links to folders above.
+    """Yield the path, relative to `root`, and the size of each file at any depth below `root`.
 
-    A broken link is listed; loading it raises the error.
+    Ignored names and links to folders above are left out. A broken link is listed; loading it raises the error.
+    `walked` gets the empty folders and the ignored names.
     """
     above: list[tuple[int, int]] = []
 

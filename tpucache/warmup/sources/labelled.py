@@ -56,7 +56,7 @@ def label_source(
     """Return a source whose labels are read as a `kind`, with the given classes. The texts `missing` mean no label.
 
     `before` is the result of `labels_before` for a finished cache; labels are then read as they were for the cache.
-    Raises UsageError.
+    Raises UsageError for an unknown kind, for classes of labels that are numbers, and if `missing` is a single text.
     """
     check_kind(kind, classes)
     return LabelledSource(source, kind, classes, _missing_texts(missing), before)
@@ -112,9 +112,10 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
 def labels_like(
     cache: str | Path, kind: LabelKind, classes: str | Path | Sequence[str] | None = None
 ) -> tuple[LabelKind, tuple[str, ...] | None]:
-    """Return the kind and the classes of the labels of a finished cache, for a new cache with the same classes.
+    """Return the kind of labels and the classes for a new cache whose labels are like those of a finished cache.
 
-    Raises UsageError for a different kind or other classes, and the errors of `load_version`.
+    The kind is "numbers" if the cache's labels are numbers, and otherwise `kind`. The classes are None if the cache has
+    no class names. Raises UsageError for a different kind or other classes, and the errors of `load_version`.
     """
     manifest, names = load_version(*split_version(cache)), class_names(classes)
     if names and names != manifest.classes:
@@ -148,10 +149,10 @@ def read_labels_as(
     paths: Sequence[str],
     missing: Sequence[str] | None = None,
 ) -> tuple[list[Label], tuple[str, ...]]:
-    """Return labels, read as a kind, and their classes. `own` are the source's classes, `classes` the user's.
+    """Return `labels`, read as `kind`, and their classes. `own` are the source's classes, `classes` the user's.
 
-    A class may have no sample. Raises SampleError for a label that does not fit the kind, or whose class is not among
-    the user's.
+    The texts `missing` mean no label. A class may have no sample. Raises SampleError, with the sample's path, for a
+    label that does not fit `kind`, or whose class is not among the user's. Without `paths`, the error names the row.
     """
     asked = _missing_texts(missing)
     read = _read_all(labels, tuple(own), kind, tuple(classes), asked, where="the table", may_index=False)
@@ -237,9 +238,10 @@ def classes_of(reading: Reading) -> tuple[str, ...]:
 def _without_missing(
     values: Sequence[Any], own: tuple[str, ...], missing: tuple[str, ...] | None
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
-    """Return labels and classes without the classes whose names mean no label.
+    """Return `values` and the classes `own` without the classes whose names mean no label.
 
-    If the remaining names are all numbers, they are in numerical order.
+    Their samples get the label None. If the remaining names are whole numbers, the classes are in numerical order. If
+    they are other numbers, they become values to regress, and there are no classes.
     """
     gone = {number for number, name in enumerate(own) if missing and name.strip() in missing}
     if not gone or not all(value is None or isinstance(value, int) for value in values):
@@ -268,8 +270,8 @@ class LabelledSource:
     """The samples of another source, with labels of one kind. A sample does not load if its label cannot be converted.
 
     If the listing has labels, all of them decide how labels are read. If labels are stored in the samples, some evenly
-    spread samples decide, or, if these have texts or lists without known classes, all samples. Call `list` before the
-    source is sent to workers.
+    spread samples decide. If the labels of these samples are texts or lists of classes that are not known, all samples
+    are read to decide. Call `list` before the source is sent to workers.
     """
 
     def __init__(
@@ -293,7 +295,10 @@ class LabelledSource:
         return source_name(self._source)
 
     def list(self) -> Listing:
-        """Return the listing of the wrapped source, with labels and classes of this kind. Raises SourceError."""
+        """Return the listing of the wrapped source, with its labels converted to one kind, and their classes.
+
+        Raises SourceError.
+        """
         listing = self._source.list()
         asked = {**listing.asked, "classes": "given"} if self._classes else dict(listing.asked)
         if self._missing:
@@ -315,7 +320,10 @@ class LabelledSource:
         return dataclasses.replace(listing, samples=samples, classes=read.classes, asked=asked)
 
     def load(self, sample: Sample) -> Item:
-        """Load a sample from the wrapped source, and return its item with a label of this kind. Raises SampleError."""
+        """Load a sample from the wrapped source, and return its item with the label converted as `list` has decided.
+
+        Raises SampleError.
+        """
         if self._reading is None:
             return self._source.load(sample)
         item, reading = self._source.load(sample), self._reading
@@ -414,7 +422,7 @@ class _Conversion:
         self._places = [places.get(name) for name in known]
 
     def __call__(self, label: Label) -> Label:
-        """Return a label of the user's classes. Raises LabelFault if its class is not among them."""
+        """Return `label` converted to the user's classes. Raises LabelFault if its class is not among them."""
         if label is None:
             return None
         if isinstance(label, int):

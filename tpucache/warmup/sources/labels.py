@@ -27,7 +27,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class TableLabels(NamedTuple):
-    """The label of each row (None: no label), the class names, and by row the reasons why labels cannot be read."""
+    """The label of each row (None: no label), and the class names. `faults` says by row why a label cannot be read."""
 
     labels: Sequence[Label]
     classes: tuple[str, ...]
@@ -123,9 +123,9 @@ def _vectors(table: CsvTable, names: Sequence[str], faults: dict[int, str]) -> t
 def split_names(
     cells: Sequence[str], separator: str, *, is_own: bool = False
 ) -> tuple[Sequence[Label], tuple[str, ...]]:
-    """Split cells with several names. Return a 0 or 1 for each cell and class, and the classes, which are all names.
+    """Split cells with several class names. Return a 0 or 1 for each cell and class, and the names of all classes.
 
-    `is_own` says that tpucache's `join_names` wrote the cells: its marks before some names are removed.
+    `is_own` says that tpucache's `join_names` wrote the cells: the marks that it put before some names are removed.
     """
     rows = [
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
@@ -162,12 +162,13 @@ def _numbers(table: CsvTable, name: str, faults: dict[int, str]) -> list[int | f
 def labels_of_values(
     values: Sequence[Any], where: str, classes: Sequence[str] = ()
 ) -> tuple[list[Label], tuple[str, ...]]:
-    """Return each sample's label, None where it has none, and the names of the classes.
+    """Return each sample's label, None if it has none, and the names of the classes.
 
     With `classes`, which the source states, numbers and texts are these classes, and lists of them become a 0 or 1 for
-    each class. Without, whole numbers are class numbers, texts mean the same as in a table, truth values are the
-    classes False and True, other numbers are values to regress, lists of numbers are vectors, and lists of texts become
-    a 0 or 1 for each class. Raises SourceError, with `where`, for values of several kinds.
+    each class. Without `classes`, whole numbers are class numbers, texts mean the same as in a table, truth values are
+    the classes False and True, other numbers are values to regress, lists of numbers are vectors, and lists of texts
+    become a 0 or 1 for each class. A mixture of numbers, texts and lists of numbers is returned without classes. Raises
+    SourceError, with `where`, for any other value, and for a text that is none of the classes.
     """
     values = [None if _is_nothing(value) else value for value in values]
     known = [value for value in values if value is not None]
@@ -201,7 +202,9 @@ def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
     vectors = {id(value) for value in known if isinstance(value, (list, tuple)) and all(map(_is_float, value))}
     if len(known) != sum(id(value) in vectors or isinstance(value, (str, int, float)) for value in known):
         kinds = sorted({type(value).__name__ for value in known})
-        raise SourceError(f"{where}: labels are {' and '.join(kinds)}: give numbers, texts, or lists of numbers alone")
+        raise SourceError(
+            f"{where}: labels are {' and '.join(kinds)}: give only numbers, only texts, or only lists of numbers"
+        )
     return [tuple(map(float, value)) if id(value) in vectors else value for value in values]
 
 
@@ -224,7 +227,8 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
 def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
     """Convert lists of class numbers or names to a 0 or 1 for each class. Raises SourceError for other values.
 
-    The class number -1 means no class. Without `classes`, the classes are all texts in alphabetical order.
+    With `classes`, the class number -1 means no class. Without `classes`, the classes are all texts in alphabetical
+    order.
     """
     texts = {part for value in values if isinstance(value, (list, tuple)) for part in value if isinstance(part, str)}
     names = tuple(classes) or tuple(sorted(texts))

@@ -65,7 +65,7 @@ class ParquetSource:
     def __init__(
         self, pattern: str | Path, options: TableOptions | None = None, copies: Mapping[str, Path] | None = None
     ) -> None:
-        """Take a file, a folder of such files, or a pattern, and options for the columns. This reads nothing yet.
+        """Take a parquet file, a folder of them, or a pattern, and options for the columns. This reads nothing yet.
 
         For files at a URL, `copies` has their local copies by name, and `pattern` is the URL of their folder.
         """
@@ -126,7 +126,7 @@ class ParquetSource:
         return Listing(samples, classes, columns)
 
     def load(self, sample: Sample) -> Item:
-        """Return a row's image, mask and arrays. Raises SampleError when one is missing or the file is broken."""
+        """Return a row's image, mask and arrays. Raises SampleError if one of them is missing or the file is broken."""
         name, _, row = sample.path.rpartition("#")
         try:
             roles = self._roles(name)
@@ -257,7 +257,10 @@ class Roles:
 
 
 def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
-    """Return the meanings of the columns of an Arrow schema. Raises SourceError, with `where`, if one is unclear."""
+    """Return the meanings of the columns of an Arrow schema. Raises SourceError, with `where`, if one is unclear.
+
+    It is also raised if there is no column with a name in `options`.
+    """
     features = _features(schema)
     types = {field.name: field.type for field in schema if not options.is_dropped(field.name)}
     for name in (options.path_col, options.mask_col, options.fold_col, *options.label_cols):

@@ -67,7 +67,7 @@ class Reading:
         return is_missing(value, self.names if self.form in ("class", "indices") else (), self.missing)
 
     def read(self, value: Any) -> Label:
-        """Return a label of this form, or None for no label. Raises LabelFault."""
+        """Return `value` as a label of the form `form`, or None if it means no label. Raises LabelFault."""
         if value is None or self.form == "none" or self.is_missing(value):
             return None
         if self.form == "class":
@@ -153,10 +153,11 @@ def find_reading(
     is_all: bool,
     may_index: bool,
 ) -> Reading:
-    """Return how to read labels, given those of all samples (`is_all`) or of many.
+    """Return how to read labels as `kind`. `values` are the labels of all samples (with `is_all`) or of many.
 
-    `names` are the classes that the source states. `may_index` says whether lists of whole numbers may be class
-    numbers. Raises SourceError for ambiguous labels, with the options that decide.
+    `names` are the classes that the source states. The texts `missing` mean no label. `may_index` says whether lists of
+    whole numbers may be class numbers. Raises SourceError, with `where`, for ambiguous labels; the message has the
+    options that decide.
     """
     if {*map(type, values)} == {int}:
         values = list(dict.fromkeys(values))  # the frequency of a value does not matter
@@ -190,10 +191,11 @@ def find_reading(
 def _text_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
 ) -> Reading:
-    """Return how to read labels of which all or some are texts.
+    """Return how to read the labels `known`, of which all or some are texts.
 
     Without `names`, they are read as the cells of a table, see `labels_of_texts`; -1 means no label if 0 is there and
     no number is below -1. With `names`, a label is one of these classes: a text by its name, a number by its position.
+    The texts `missing` mean no label.
     """
     if names:
         return Reading("class", names, missing=missing, kind=kind)
@@ -244,7 +246,7 @@ def are_counted_from_minus_one(numbers: Collection[float]) -> bool:
 
 
 def _are_counted(numbers: Sequence[float]) -> bool:
-    """Return whether floats are 0, 1, 2 and so on, so that they are classes and not measurements."""
+    """Return whether floats, except -1, are 0, 1, 2 and so on, so that they are classes and not measurements."""
     values = {number for number in numbers if number != UNLABELLED}
     return len(values) > 1 and values == set(range(len(values)))
 
@@ -327,7 +329,7 @@ def _are_marks(values: Sequence[Any]) -> bool:
 
 
 def _position(value: Any, classes: int) -> int | None:
-    """Return a number as a class number below `classes`, or None."""
+    """Return a whole number from 0 and below `classes` as an int, or None for any other value."""
     return int(value) if isinstance(value, (int, float)) and _is_whole(value) and 0 <= value < classes else None
 
 

@@ -168,12 +168,15 @@ class DerivedSource:
 
 @dataclass(frozen=True, repr=False)
 class CheckedSource(DerivedSource):
-    """A source in the code of another package or of the user. Errors of this code become SourceErrors that name it."""
+    """A source in the code of another package or of the user. Errors of this code become SourceErrors that name it.
+
+    Errors of tpucache, which the code may raise itself, stay unchanged.
+    """
 
     source: Source
 
     def list(self) -> Listing:
-        """Return all samples. Raises SourceError for any error of the code, and for an invalid listing."""
+        """Return all samples. Raises SourceError for an invalid listing, and for any error except those of tpucache."""
         try:
             listing = self.source.list()
         except TpucacheError:
@@ -183,14 +186,17 @@ class CheckedSource(DerivedSource):
         if not isinstance(listing, Listing):
             raise SourceError(f"{self._where('list')} returned a {type(listing).__name__}, not a Listing")
         if any(sample.number != number for number, sample in enumerate(listing.samples)):
-            raise SourceError(f"{self._where('list')} does not number the samples from 0, each one more than the last")
+            raise SourceError(f"{self._where('list')} does not number the samples from 0 in steps of 1, in their order")
         paths = Counter(sample.path for sample in listing.samples)
         if twice := next((path for path, count in paths.items() if count > 1), None):
             raise SourceError(f"{self._where('list')} has two samples with the path {twice!r}: give each its own path")
         return listing
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample's content. Raises SourceError for any error of the code except SampleError."""
+        """Return a sample's content. Errors of tpucache, such as SampleError, are passed on.
+
+        Raises SourceError for any other error, and for a result that is not an Item.
+        """
         try:
             item = self.source.load(sample)
         except TpucacheError:
@@ -252,8 +258,8 @@ def column_names(names: Iterable[str]) -> dict[str, str]:
 def field_names(names: Iterable[str]) -> dict[str, str]:
     """Return, by the name in the source, the name of each array in a record.
 
-    A name that no field can have is replaced by a similar one of small letters, digits and `_`, which is not one of an
-    image's own names, and is unique.
+    A name that no field can have is replaced by a similar, unique one of small letters, digits and `_`. The new name is
+    not one that has a meaning of its own, such as `image` and `mask`.
     """
     names = list(names)
     given = {name: name for name in names if FIELD_NAME.fullmatch(name)}
@@ -289,7 +295,7 @@ def has_wildcard(text: str) -> bool:
 def expand_braces(pattern: str) -> list[str]:
     """Return the patterns without braces for which a pattern with braces stands, in order. Numbers keep their zeros.
 
-    Raises SourceError for more than 100,000 patterns.
+    Raises SourceError for more than 100,000 patterns, and for braces that stand for nothing, such as `{5..1}`.
     """
     patterns, complete = [pattern], list[str]()
     while patterns:

@@ -48,8 +48,8 @@ class Copy:
     def make(self, items: Iterable[Item | SampleError]) -> int:
         """Copy all items, unless an earlier run of this build has done so. Return the number of items.
 
-        For an item that cannot be stored, its error is stored. Raises SourceError if the disk has no room, and the
-        errors of the stream.
+        In place of an item that cannot be stored, its SampleError is stored. Raises SourceError if the copy cannot be
+        written, for example because the disk is full. Errors that the stream raises are passed on.
         """
         kept = kept_listings()
         try:
@@ -78,7 +78,7 @@ class Copy:
         return self._read(number, lambda read, size: _decoded(read(0, size), path))
 
     def label(self, number: int, path: str) -> Label:
-        """Return only the label of an item. Raises as `load` does."""
+        """Return only the label of an item. Raises SampleError and SourceError as `load` does."""
         return self._read(number, lambda read, _: _label(_head(read(0, _FIRST), read, path)))
 
     def _read(self, number: int, decode: Callable[[Callable[[int, int], bytes], int], T]) -> T:
@@ -151,7 +151,10 @@ def _add_crc(crc: int, data: bytes) -> int:
 
 
 def _head(first: bytes, read: Callable[[int, int], bytes], path: str) -> Any:
-    """Return the JSON head of an item, given its first bytes. Raises SampleError for an item that is an error."""
+    """Return the JSON head of an item, given its first bytes.
+
+    Raises the SampleError that was stored in place of the item, and ValueError if the head is damaged.
+    """
     length, crc, _ = _START.unpack_from(first)
     end = _START.size + length
     data = (first if len(first) >= end else read(0, end))[_START.size : end]

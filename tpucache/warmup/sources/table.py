@@ -102,7 +102,7 @@ class TableOptions:
             raise UsageError("masks are either files or run lengths: give mask_col or rle_cols")
 
     def is_kept(self, name: str) -> bool:
-        """Return whether `keep` and `drop` allow to keep a column that no other option names."""
+        """Return whether a column that no other option names is kept: by `keep` and `drop`."""
         is_wanted = not self.keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
         return is_wanted and not self.is_dropped(name)
 
@@ -133,7 +133,7 @@ class TableSource:
         return str(self._path)
 
     def list(self) -> Listing:
-        """Return all rows as samples, and the other columns unchanged. `read_labels` describes how labels are read.
+        """Return all rows as samples, and the columns of `kept_columns`. `read_labels` describes how labels are read.
 
         Raises SourceError for a table with missing or wrong contents.
         """
@@ -154,9 +154,10 @@ class TableSource:
         return Listing(samples, classes, kept_columns(table, options))
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a row's image, and of its mask. Raises SampleError when one is missing or cannot be read.
+        """Return the bytes of a row's image, and its mask, if the table has masks: bytes or run lengths.
 
-        Each process reads the table once, and again when it changes.
+        Raises SampleError when a file is missing or cannot be read. Each process reads the table once, and again when
+        it changes.
         """
         try:
             status = self._stored_in.stat()
@@ -165,7 +166,7 @@ class TableSource:
             raise SampleError(sample.path, f"{self._path} cannot be read any more: {error}") from error
         number = files.rows.get(sample.path)
         if number is None:
-            raise SampleError(sample.path, f"is no longer in {self._path}: bring it back as it was")
+            raise SampleError(sample.path, f"is no longer in {self._path}: put its row back")
         if number in files.lacks:
             raise SampleError(sample.path, files.lacks[number])
         image, *masks = files.names(number)
@@ -201,7 +202,11 @@ class TableSource:
 
 @dataclass(frozen=True)
 class _Files:
-    """The data of all rows that loading needs, by row number. `lacks` says why some rows cannot be loaded."""
+    """The data of a table that loading needs. `lacks` says why some rows cannot be loaded, by row number.
+
+    `rows` has the row number of each sample by its path. `images` and `masks` have a path for each row; `masks` is
+    empty if the table has no column of masks.
+    """
 
     rows: dict[str, int]
     images: list[str]
@@ -251,9 +256,9 @@ def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Fi
 
 
 def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Files, TableOptions]:
-    """Return a table with one row for each sample, the data that loading needs, and the options.
+    """Return a table with one row for each sample, the data that loading needs, and the options as completed.
 
-    If the options name no labels, they get the label column of `with_found_labels`.
+    If `options` name no labels, the returned options name the label column that `with_found_labels` finds.
     """
     table = read_table(path)
     options = with_found_labels(table, options)
@@ -343,7 +348,7 @@ class Runs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunTable:
-    """A table with one row for each image, and the run lengths of each row."""
+    """A table with one row for each image, and the run lengths of each row in `runs`."""
 
     table: CsvTable
     runs: list[list[Runs]]
@@ -359,8 +364,9 @@ def join_rows(
     """Return a table with one row for each path, and the run lengths of all rows of that path.
 
     A single column of run lengths is class 1, or the class that `class_col` has in its row; several columns are the
-    classes 1, 2, … in order. Other columns that differ between the rows of an image are left out, with a warning.
-    Raises SourceError if one of the columns `labels` differs, and if a class is not a number from 1 to 255.
+    classes 1, 2, … in order. Class names in `class_col` are numbered from 1 in alphabetical order. Other columns that
+    differ between the rows of an image are left out, with a warning. Raises SourceError if one of the columns `labels`
+    differs between them, and if class numbers are not from 1 to 255.
     """
     paths = table.column(path_col)
     rows: dict[str, list[int]] = {}
@@ -412,7 +418,10 @@ def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray
 
 
 def _class_numbers(table: CsvTable, name: str) -> Sequence[int]:
-    """Return the class of each row: whole numbers unchanged, names by their order from 1."""
+    """Return the class of each row: whole numbers unchanged; names are numbered from 1 in alphabetical order.
+
+    Raises SourceError for numbers that are not from 1 to 255.
+    """
     cells = [cell.strip() for cell in table.column(name)]
     known: Mapping[str, Any] = {cell: to_number(cell) for cell in set(cells)}
     if not all(isinstance(number, int) for number in known.values()):

@@ -114,7 +114,8 @@ class TFRecordSource:
         """Return all records as samples, with paths such as `file#record`.
 
         Several label features are the classes if they are 0 or 1 in each of some evenly spread records. Raises
-        SourceError, with file and offset, for a file that is broken or cut off, DependencyError.
+        SourceError, with file and offset, for a file that is broken or cut off, and DependencyError without
+        google-crc32c or protobuf.
         """
         samples: list[Sample] = []
         with Progress(None, "list", "records", is_brief=True) as progress:
@@ -131,7 +132,10 @@ class TFRecordSource:
         return Listing(samples, self._classes(samples))
 
     def load(self, sample: Sample) -> Item:
-        """Return a record's content. Raises SampleError for damaged data, no Example, or features of a wrong form."""
+        """Return a record's content.
+
+        Raises SampleError if the data are damaged or not an Example, or if a feature cannot be converted.
+        """
         return read_example(self._data(sample.path), sample.path, self._options)
 
     def _classes(self, samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -179,7 +183,10 @@ class TFRecordSource:
 
 
 def _find(root: Path, pattern: str) -> list[str]:
-    """Return the names, relative to the root, of the files that match a pattern, in order. Raises SourceError."""
+    """Return the names, relative to `root`, of the files that match `pattern`, sorted by the bytes of the names.
+
+    Raises SourceError if no file matches, or if a file that matches does not have a usual suffix of TFRecord files.
+    """
     names = find_files(root, pattern)
     for name in names:
         if not _NAMES.search(name.name):
@@ -312,7 +319,7 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
 
 
 def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
-    """Return whether each of these features of an Example is 0, 1 or missing. Raises SampleError."""
+    """Return whether each of the features `names` of a serialised Example is 0, 1 or missing. Raises SampleError."""
     _, numbers = _features(data, path, _ANY)
     found = [numbers.get(name, np.empty(0)) for name in names]
     return all(not len(values) or (len(values) == 1 and values[0] in (0, 1)) for values in found)
@@ -346,7 +353,7 @@ def _image_name(texts: dict[str, list[bytes]], path: str) -> str | None:
         name for name, values in texts.items() if name != MASK and len(values) == 1 and _IMAGE_START.match(values[0])
     ]
     if len(like) > 1:
-        raise SampleError(path, f"has several images, {', '.join(like)}, and none of them is called image")
+        raise SampleError(path, f"has several images, {', '.join(like)}, and none of them is called image: rename one")
     return like[0] if like else None
 
 
@@ -369,7 +376,10 @@ def _text(value: bytes, name: str, path: str) -> str:
 
 
 def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequence[str], path: str) -> Any:
-    """Remove the label from the numbers or texts, and return it."""
+    """Remove the features `names`, or by default the one of `_found_label`, and return their values as the label.
+
+    Returns None if there is no label. Raises SampleError if a feature is missing or empty, or has too many values.
+    """
     names = names or _found_label(texts, numbers)
     for name in names:
         if name in texts:
@@ -377,7 +387,7 @@ def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequ
         if name not in numbers:
             raise SampleError(path, f"has no feature {name!r}: there are {', '.join([*texts, *numbers])}")
         if not len(numbers[name]):
-            raise SampleError(path, f"feature {name!r} is empty: it has no label")
+            raise SampleError(path, f"feature {name!r} is empty, so that the record has no label")
     values = [numbers.pop(name) for name in names]
     if len(values) == 1 and len(values[0]) == 1 and values[0].dtype == np.int64:
         return int(values[0][0])
@@ -390,12 +400,15 @@ def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequ
 
 
 def _found_label(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array]) -> list[str]:
-    """Return the name of the default label feature in a list; an empty list if there is none."""
+    """Return a list with the name of the feature that is the label by default; an empty list if there is none."""
     return [name for name in _LABELS if name in numbers][:1] or [name for name in _LABELS if texts.get(name)][:1]
 
 
 def _text_label(texts: dict[str, list[bytes]], names: Sequence[str], path: str) -> Any:
-    """Remove a label that is text from the texts, and return it: the name of a class, or a tuple of names."""
+    """Remove the feature `names[0]` from `texts`, and return it as the label: the name of a class, or a tuple of names.
+
+    Returns None if all its texts are blank. Raises SampleError for several `names`, and for bytes that are not text.
+    """
     if len(names) > 1:
         raise SampleError(path, f"feature {names[0]!r} or another is text: several label features must hold numbers")
     values = texts.pop(names[0])
@@ -425,10 +438,11 @@ def _reader() -> tuple[Any, Any]:
 
 
 def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[int, int]]:
-    """Return boxes in pixels, and the (width, height) of their image. Raises SampleError if a feature is missing.
+    """Return boxes in pixels, and the (width, height) of their image.
 
-    Boxes are float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class. The schema stores corners
-    as fractions of the image.
+    Boxes are float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class. `numbers` has the
+    features of the TF Object Detection API, which stores corners as fractions of the image's width and height. Raises
+    SampleError if a feature is missing, or if the features have different numbers of values.
     """
     missing = [name for name in (*_CORNERS, *_SIZE) if name not in numbers]
     if missing:
