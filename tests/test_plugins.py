@@ -227,7 +227,7 @@ def test_one_name_in_two_packages_is_refused_by_both_names(install):
         ("", "AttributeError: .*'Upside'"),
         ("Upside = 3", "TypeError: 3 is no subclass of tpucache.store.codecs.Codec"),
         ("from tpucache.store.codecs import Codec as Upside", "TypeError: .*abstract"),
-        (MODULE.replace('"upside"', '"down"'), "TypeError: its entry point is called 'upside' but its codec 'down'"),
+        (MODULE.replace('"upside"', '"down"'), "TypeError: the entry point 'upside' leads to a codec named 'down'"),
     ],
 )
 def test_a_part_that_is_wrong_is_named_with_its_package(install, module, said):

@@ -56,7 +56,7 @@ class Addition:
 
     @property
     def is_cheaper(self) -> bool:
-        """Whether the add-on sends fewer bytes than a new version of the whole dataset."""
+        """Whether Kaggle has some of the files, and a new version of the whole dataset would send more bytes."""
         return bool(self.attach) and self.total_bytes < self.whole_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,9 +75,9 @@ class Addition:
 def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition:
     """Ask Kaggle which files of a cache are in its datasets, and return an add-on with all other files of the cache.
 
-    `notes` is the text about the version in the add-on's card. Raises PublishError if there is no dataset yet, if
-    another version has the add-on's name, and if Kaggle does not answer; DependencyError without kagglesdk, and the
-    errors of `version_files`.
+    An add-on is a dataset of its own. `notes` is the text about the version in the add-on's card. Raises PublishError
+    if there is no dataset yet, if another version has the add-on's name, or if Kaggle does not answer; DependencyError
+    without kagglesdk; DamageError or FormatError for the cache's earlier manifests.
     """
     opened = Cache.open(folder_path(cache))
     folder, manifest = opened.directory, opened.manifest

@@ -69,7 +69,7 @@ class Bundle:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files that will be uploaded."""
         return sum(self.files.values())
 
 
@@ -118,7 +118,8 @@ def make_bundle(
     if earlier and len(manifest.shards) + COMPANIONS + earlier > MAX_FILES:
         raise PublishError(
             f"{source} has {manifest.number} versions, and with the {earlier} files of earlier versions it has more "
-            f"than the {MAX_FILES} files of a published cache: `tpucache compact {source}` leaves one version"
+            f"than the {MAX_FILES} files that a published cache may have: `tpucache compact {source}` keeps only the "
+            "newest version"
         )
     written = {**_written(opened, metadata, packages, MAX_FILES - len(others) - earlier), **others}
     claim = _claim_bundle(manifest, entries, written)
@@ -232,7 +233,8 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
     """Return the files that are in `folder` now. They may be replaced or removed, because `publish` wrote all of them.
 
     Raises UsageError unless the folder is empty, or `publish` made it, completely or in part, from this cache or an
-    earlier version of it. `claim` lists the files that this call will write, with their digests.
+    earlier version of it. A file that was changed since then raises UsageError, too. `claim` lists the files that this
+    call will write, with their digests.
     """
     entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
     foreign = {name for name, path in entries.items() if not path.is_file() or not _may_be_uploaded(name)}
@@ -255,7 +257,7 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
 
 
 def _may_be_uploaded(name: str) -> bool:
-    """Return whether `publish` may write a file with this name. Other programs may, too."""
+    """Return whether `publish` writes files with such a name. The file may still come from another program."""
     return is_cache_file(name) or name_behind(name) in _UPLOADED or bool(_WHEEL.fullmatch(name_behind(name)))
 
 

@@ -124,8 +124,8 @@ def _message(manifest: Manifest) -> str:
 def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new: bool) -> None:
     """Wait until Kaggle lists all files of a folder with the right sizes. `new` is whether the dataset is new.
 
-    Raises PublishError, which names the files that differ, if that takes longer than `patience` seconds, or if Kaggle
-    has processed the dataset and still lists other files after a short time.
+    Raises PublishError, which names the files that differ, if that takes longer than `patience` seconds, if Kaggle
+    cannot process the dataset, or if it has processed the dataset and still lists other files after a short time.
     """
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:

@@ -154,7 +154,7 @@ def push_cache(
             if hashed is not None:
                 remote.put(*hashed)
     except OSError as error:
-        raise StoreError(f"{remote.shown} cannot be written: {error}. Check this place and its free space") from error
+        raise StoreError(f"{remote.shown} cannot be written: {error}. Check that folder and its free space") from error
     return manifest
 
 
@@ -172,7 +172,7 @@ def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int
 
 
 def _check_tables(remote: Remote, manifest: Manifest) -> None:
-    """Raise FormatError for tables that are too large for the number of samples, before they fill a disk."""
+    """Raise FormatError if a manifest lists tables too large for its number of samples: they could fill the disk."""
     if manifest.index.bytes > most_index_bytes(manifest.records) or manifest.table.bytes > most_table_bytes(
         manifest.samples
     ):
@@ -199,7 +199,10 @@ def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
 
 
 def _check_target(remote: Remote, manifest: Manifest, target: Path, files: Sequence[FileEntry]) -> None:
-    """Raise UsageError unless the cache at a URL may be copied into `target`: see `check_ours`, `check_descends`."""
+    """Raise UsageError unless the cache at a URL may be copied into the folder `target`.
+
+    The folder must be empty, or hold this cache or an earlier state of it. `files` are the files to copy.
+    """
     names = [path.name for path in target.iterdir()]
     check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest, files))
     if MANIFEST_NAME in names:
@@ -279,7 +282,11 @@ def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
 
 
 def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Sequence[Manifest]) -> bool:
-    """Return whether a URL already holds this manifest. Raises UsageError if the URL holds other files or caches."""
+    """Return whether a URL already holds this manifest. Raises UsageError if the URL holds other files or caches.
+
+    `source` is the folder of the cache to push, and `before` are the manifests of its earlier versions. Raises
+    FormatError if the tables at the URL are too large.
+    """
     names = remote.names() - OF_REPOSITORIES.get(remote.scheme, set())
     claims, existing = [], None
     if CLAIM_NAME in names:
@@ -321,7 +328,8 @@ def _push_files(
     copy_missing(files, missing, lambda entry, advance: _push_file(remote, source, entry, advance), on_progress)
     if _read_claim(remote).identity != claim.identity:
         raise StoreError(
-            f"{remote.shown} was claimed by another push meanwhile: remove the files there, and push only one cache"
+            f"{remote.shown} was claimed by another push meanwhile, and may hold files of two caches: remove all files "
+            "there, then push one cache only"
         )
     now = Manifest.load(source)
     if claim.identity not in (now.identity, *now.parents):

@@ -117,9 +117,10 @@ def _module_file(package: Path, name: str) -> Path | None:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the full names that a module imports, given its syntax tree, and names in strings such as "module:name".
+    """Yield the full names that a module imports. `tree` is the module's syntax tree.
 
-    Some of the names are those of functions or classes, not of modules.
+    The names in strings such as "module:name" count as imported. Some of the names are those of functions or classes,
+    not of modules.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -185,7 +186,8 @@ def needed_packages(manifest: Manifest) -> tuple[str, ...]:
 def download_wheels(packages: Sequence[str], tag: str) -> list[PackageWheel]:
     """Download the newest wheel of each package for a Python version on Linux x86-64, with pip.
 
-    Raises UsageError for a malformed tag, PublishError if pip finds no wheel, DependencyError without pip.
+    `tag` names the Python version, such as "cp312". Raises UsageError for a malformed `tag`, PublishError if pip finds
+    no wheel, DependencyError without pip.
     """
     version = f"3.{check_tag(tag).removeprefix('cp3')}"
     platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]

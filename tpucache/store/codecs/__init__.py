@@ -50,7 +50,7 @@ def _make_codec(name: str, part: Any) -> Codec:
         raise TypeError(f"{part!r} is no subclass of tpucache.store.codecs.Codec")
     codec = part()
     if codec.name != name:
-        raise TypeError(f"its entry point is called {name!r} but its codec {codec.name!r}: give both the same name")
+        raise TypeError(f"the entry point {name!r} leads to a codec named {codec.name!r}: give both the same name")
     return codec
 
 
@@ -81,7 +81,7 @@ def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None
 def encode_bands(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> list[bytes]:
     """Encode an array as one piece of bytes per frequency band. A field without bands gives one piece.
 
-    The arguments and errors are the same as for `encode`.
+    `quality` is in the codec's `quality_range`; None means the codec's default. Raises what `encode` raises.
     """
     return CODECS[field.codec].encode_bands(field, array, quality)
 
@@ -96,7 +96,10 @@ def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> No
 
 
 def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
-    """Decode a field's bytes, `parts`, one piece per frequency band, into `out`. Raises what `decode_into` raises."""
+    """Decode a field's bytes into `out`. `parts` has one piece of bytes per frequency band.
+
+    Raises what `decode_into` raises.
+    """
     CODECS[field.codec].decode_bands(field, parts, out)
 
 
@@ -122,11 +125,12 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
 
 def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of many records into the codec's packed form, which a device decodes further.
+    """Decode a field of n records from a block of bytes into the codec's packed form, which a device decodes further.
 
-    The arguments are the same as for `decode_rows`, but the rows of `out` are packed bytes, uint8 (m, packed_bytes).
-    Raises DamageError when the bytes are damaged, DependencyError without the codec's library, UsageError for a codec
-    without a packed form.
+    The bytes of the field in record i are block[start:end] with (start, end) = spans[i]. They are decoded into
+    out[rows[i]]. `block` is uint8 of any length, `spans` int64 (n, 2), `out` uint8 (m, packed_bytes), `rows` int64
+    (n,). Raises DamageError when the bytes are damaged, IndexError for positions outside of `block` or `out`,
+    DependencyError without the codec's library, UsageError for a codec without a packed form.
     """
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
@@ -137,9 +141,9 @@ def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 def unpack_files(field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
     """Read records with a single field from open files, one by one, and decode them into the packed form.
 
-    Each record starts with the length of its field. `out` and `rows` are the same as for `unpack_rows`. Returns the
-    number of records that were decoded before the first that failed, 0 for a codec without a packed form; the caller
-    reads the other records in another way.
+    Each record starts with the length of its field. Record i is decoded into out[rows[i]]; `out` is uint8 (m,
+    packed_bytes), `rows` int64 (n,). Returns the number of records before the first that failed, 0 for a codec without
+    a packed form; the caller reads the other records in another way.
     """
     codec = CODECS[field.codec]
     return codec.unpack_files(field, records, out, rows) if isinstance(codec, PackedCodec) else 0

@@ -40,7 +40,7 @@ class FieldSpec(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The arrays' dtype, which is little-endian, as numpy's string, such as "<u2"."""
+        """The dtype of the arrays as a NumPy string, such as "<u2". It is little-endian."""
         ...
 
     @property
@@ -55,17 +55,17 @@ class FieldSpec(Protocol):
 
     @property
     def quality(self) -> int | None:
-        """The quality with which the field was encoded, if decoding needs it."""
+        """The quality with which the field was encoded, if decoding needs it; otherwise None."""
         ...
 
     @property
     def chroma(self) -> str | None:
-        """The chroma subsampling with which the field was encoded ("420" or "444"), if decoding needs it."""
+        """The chroma subsampling, "420" or "444", with which the field was encoded; None if decoding needs none."""
         ...
 
     @property
     def bands(self) -> tuple[int, ...] | None:
-        """The upper frequency limit of each band, if the image is stored in frequency bands."""
+        """The upper frequency limit of each band; None if the array is not stored in frequency bands."""
         ...
 
     @property
@@ -243,11 +243,11 @@ class PackedCodec(Codec):
             ) from error
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Read records that have only this field from open files, and decode them into their packed form.
+        """Read n records that have only this field from open files, and decode them into their packed form.
 
-        Each record is decoded right after it was read, while it is in the CPU's cache. `out` and `rows` are the same as
-        for `unpack_rows`. Returns the number of records that were decoded before the first that failed; the caller
-        reads the other records in another way. Raises IndexError as `unpack_rows` does.
+        Each record is decoded right after it was read, while it is in the CPU's cache. Record i is decoded into
+        out[rows[i]]; `out` is uint8 (m, packed_bytes), `rows` (n,). Returns the number of records before the first that
+        failed; the caller reads the other records in another way. Raises IndexError for rows outside of `out`.
         """
         return 0
 

@@ -115,7 +115,7 @@ class Png(PictureCodec):
             raise ValueError("no header of a PNG file")
         width, height, depth, colours, *ways = _HEADER.unpack_from(data, len(_PNG_BEGINNING))
         if depth != 8 or colours not in _CHANNELS or any(ways):
-            raise ValueError(f"pixels of {depth} bits in a form {colours, *ways} that tpucache does not write")
+            raise ValueError(f"{depth} bits a channel with PNG settings {colours, *ways} that tpucache does not write")
         check_header(field, height, width, _CHANNELS[colours])
         at = _FIRST_CHUNK
         while at < len(data):
@@ -181,7 +181,7 @@ def _header_of(data: memoryview) -> tuple[int, int, int]:
             return shape
         if kind == _FRAME:
             if shape is not None or at + _JPEG_SEGMENT.size + _JPEG_SIZE.size > len(data):
-                raise ValueError("two headers, or half of one")
+                raise ValueError("a second frame header, or one that is cut off")
             depth, height, width, channels = _JPEG_SIZE.unpack_from(data, at + _JPEG_SEGMENT.size)
             if depth != 8:
                 raise ValueError(f"pixels of {depth} bits")

@@ -1,4 +1,4 @@
-"""Codecs for any array, raw (its own bytes) and zstd (compressed), and bytes, for uint8 arrays of any length."""
+"""Codecs for arrays that need not be images: raw (their own bytes), zstd (compressed), bytes (uint8 of any length)."""
 
 from __future__ import annotations
 

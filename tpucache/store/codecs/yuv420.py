@@ -18,7 +18,7 @@ _HALF: Final = 1 << 15
 
 
 class Yuv420(PackedCodec):
-    """Stores the planes of an image one after the other. The packed form is the stored form."""
+    """Stores the planes Y, Cb and Cr of an image one after the other. The packed form is the stored form."""
 
     name = "yuv420"
     is_for_images = True

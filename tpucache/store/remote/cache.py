@@ -264,7 +264,12 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
 
 
 def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) -> tuple[Path, Manifest]:
-    """Return the local folder and the manifest of a version. Raises what `earlier_version` raises, and OSError."""
+    """Return the local folder of version `number` of the cache at a URL, and the version's manifest.
+
+    `newest` is the manifest of the newest version. The folder is below `below`, and is made if it does not exist.
+    Raises UsageError if there is no such version, DamageError or FormatError if its manifest is missing or damaged,
+    StoreError, and OSError.
+    """
     if number < newest.number and (found := _local_manifest(below, newest.parents[number - 1])):
         return found
     manifest = earlier_version(newest, number, remote.shown, remote.small_file)
@@ -275,7 +280,10 @@ def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) ->
 
 
 def own_folder(directory: Path, below: Path) -> Path:
-    """Make a folder if it does not exist, and return it. Raises what `check_own` raises, and OSError."""
+    """Make a folder if it does not exist, and return it.
+
+    Raises StoreError if it, or a folder between it and `below`, is a link or belongs to another user. Raises OSError.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     check_own(directory, below)
     return directory

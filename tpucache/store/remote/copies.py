@@ -119,7 +119,7 @@ def _hold(below: Path) -> OpenFile:
 
 
 def _remove_old(below: Path) -> None:
-    """Remove copies that no note names, and temporary files of killed processes."""
+    """Remove copies that no note (a .json file) names, and temporary files of killed processes."""
     notes = filter(None, map(_read_note, below.glob("*.json")))
     needed = {STATE_NAME, *(f"{note.sha256}{Path(note.name).suffix}" for note in notes)}
     for path in below.iterdir():

@@ -59,7 +59,7 @@ class SentFile:
 
 @dataclass(frozen=True)
 class Content:
-    """A file for a version: its size in bytes and SHA-256, and a function that opens it."""
+    """A file to upload: its size in bytes, its SHA-256, and a function that opens it."""
 
     bytes: int
     sha256: str
@@ -216,7 +216,10 @@ class Draft:
                 return
 
     def _await_number(self, before: int, patience: float) -> int | None:
-        """Wait, at most `patience` seconds, until the current version's number is above `before`. Return the number."""
+        """Wait, at most `patience` seconds, until the current version's number is above `before`.
+
+        Return the last number that Kaggle gave; None if Kaggle shows no dataset.
+        """
         for pause in _pauses(patience):
             now = self.dataset.version()
             if (now or 0) > before or pause is None:
@@ -275,7 +278,7 @@ class Draft:
         try:
             content: Any = parse_json(read_file(self._journal))
             if content["format"] != _FORMAT:
-                raise ValueError(f"format {content['format']!r}")
+                raise ValueError(f"its format {content['format']!r} is unknown")
             if content["dataset"] != self.dataset.dataset_id:
                 raise BuildError(
                     f"{self._journal} is for the dataset {content['dataset']!r}, not for {self.dataset.dataset_id}: "
@@ -354,7 +357,7 @@ def _some(names: list[str]) -> str:
 
 
 def _pauses(patience: float) -> Iterable[float | None]:
-    """Yield the seconds to wait before each further attempt until `patience` seconds are over; then yield None."""
+    """Yield the seconds to wait before the next attempt, until `patience` seconds are over. Then yield None."""
     began, pause = time.monotonic(), _FIRST_POLL
     while time.monotonic() + pause < began + patience:
         yield pause

@@ -67,9 +67,9 @@ class Fetcher:
     ) -> None:
         """Fetch records ahead, in the order in which `owner` will read them. Replaces the owner's earlier plan.
 
-        `windows` yields arrays of index rows, and `further()` yields the same arrays again, then those of later epochs:
-        if the disk cannot keep all pieces, this order decides which pieces to keep. The fetcher's threads may run both
-        iterators, one thread at a time.
+        `windows` yields arrays of a few thousand index rows, in this order. `further()` returns a new iterator over the
+        same arrays, followed by those of later epochs: if the disk cannot keep all pieces, this order decides which
+        pieces to keep. The fetcher's threads may run both iterators, one thread at a time.
         """
         plan = FetchPlan(windows, self._pieces, further)
         self._read_window(plan)  # the plan must have its first records before threads follow it
@@ -113,7 +113,7 @@ class Fetcher:
                 self._wake()
 
     def _wait(self, records: NeededRecords, first_of: FetchPlan | None = None) -> dict[int, FetchRequest]:
-        """Wait until records are on this machine, and return what `get` returns.
+        """Wait until records are on this machine. Return the requests that hold records in memory, by their positions.
 
         If `first_of` is given, the records are the first records of this plan, and are fetched first.
         """
@@ -162,7 +162,7 @@ class Fetcher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether pieces are being fetched to the disk, and readers seldom have to wait for them."""
+        """Whether pieces are being fetched to the disk, so early that readers seldom wait for them."""
         return bool(self._working) and not self.local.is_full and self.statistics.keeps_up
 
     def close(self, patience: float = 0.0) -> None:
@@ -219,7 +219,7 @@ class Fetcher:
         return self._requests.next_asked() or self._next_planned()
 
     def _next_planned(self) -> FetchRequest | None:
-        """Begin the next request for a piece of a plan, if there is room for the piece; None if there is none."""
+        """Begin the next request for a piece that a plan needs, and return it; None if none can begin now."""
         self._plans.drop_those_without_owner()
         for plan in self._plans:
             while (needed := plan.peek()) is not None:

@@ -205,7 +205,8 @@ class FsspecFolder:
     def _opened(self, name: str) -> Iterator[Any]:
         """Open a file for writing.
 
-        A local file is written under a temporary name first: the old file may be a link to the file that is the source.
+        A local file is written under a temporary name first, so the old file stays intact meanwhile: it may be a link
+        to the very file whose bytes are copied.
         """
         local = self.local
         if local is None:
@@ -233,9 +234,9 @@ def _is_registered(scheme: str) -> bool:
 
 
 def _scheme(part: str, *, is_before: bool) -> str:
-    """Return the scheme of one part of a URL that `::` divides. A path has the scheme `file`.
+    """Return the scheme of one part of a URL whose parts are divided by `::`. The scheme of a path is `file`.
 
-    Before `::` a single word is a scheme, too.
+    If another part follows (`is_before`), a single word is a scheme, too.
     """
     name, divider, _ = part.partition("://")
     return name.lower() if divider or (is_before and name.isalpha()) else "file"

@@ -60,9 +60,9 @@ class ChangedError(HttpError):
 
 
 class Origin(NamedTuple):
-    """A server, by scheme, host and port. A connection belongs to one server.
+    """A server: its scheme, host and port. Each connection belongs to one server.
 
-    The password is sent only to the server in the URL, not to the targets of redirects.
+    A password in the user's URL is sent only to the server in that URL, not to the targets of redirects.
     """
 
     scheme: str
@@ -148,7 +148,10 @@ class HttpFolder:
             yield from answer.blocks(stop, stop)
 
     def has_parts(self, name: str) -> bool:
-        """Return whether the server supports ranges for this file, which must not be empty. Raises as `read` does."""
+        """Return whether the server supports ranges for this file, which must not be empty.
+
+        Raises what `read` raises.
+        """
         try:
             return len(b"".join(self.part(name, 0, 1))) == 1
         except HttpError as error:
@@ -171,7 +174,7 @@ class HttpFolder:
         """Request a file or its byte range `span`. The context returns the answer with its headers read.
 
         `asked` is the number of bytes that the answer should have. `tag` is the ETag that the file must have. If the
-        block reads the whole answer, the connection is used again.
+        `with` block reads the whole answer, the connection is used again.
         """
         url = self._url._replace(path=f"{self._url.path.rstrip('/')}/{name}", fragment="")
         headers = {"Accept-Encoding": "identity", "User-Agent": f"tpucache/{__version__}"}
@@ -253,7 +256,7 @@ class _Connection:
         """Send a GET request, and return the answer: its headers are read, its body is not.
 
         `words` is the path and the query of the address. Reading the body raises OSError if the whole answer is longer
-        than twice the `asked` bytes and `_OVERHEAD`.
+        than 2 * asked + _OVERHEAD bytes.
         """
         self._socket.most = 2 * asked + _OVERHEAD
         self._http.request("GET", words, headers=headers)
@@ -320,7 +323,7 @@ class _Answer:
         self.length: int | None = None
 
     def check(self, name: str, span: tuple[int, int] | None) -> None:
-        """Raise FileNotFoundError or HttpError unless the answer matches the request."""
+        """Raise FileNotFoundError, HttpError or EOFError unless the answer matches the request."""
         response, headers = self._response, self._response.headers
         status = response.status
         if status in _MISSING:
@@ -346,13 +349,13 @@ class _Answer:
 
     @property
     def total(self) -> int | None:
-        """The size of the whole file in bytes, if a partial answer states it."""
+        """The size of the whole file in bytes, if a partial answer states it; otherwise None."""
         found = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
         return int(found[3]) if found and found[3] else None
 
     @property
     def tag(self) -> str:
-        """The file's ETag, "" if the server states none."""
+        """The file's ETag; "" if the server states none."""
         return str(self._response.headers.get("ETag", "")).strip()
 
     def check_version(self, name: str, size: int, tag: str | None) -> None:
@@ -385,7 +388,11 @@ class _Answer:
 
 
 def _check_range(text: str, length: int | None, span: tuple[int, int]) -> None:
-    """Raise EOFError if the range in an answer ends before the requested range `span`, HttpError if it differs else."""
+    """Raise EOFError if an answer ends before the requested range does, HttpError if it has another range or length.
+
+    `text` is the range that the answer states, and `length` the number of bytes that it states, or None. `span` is the
+    start and the stop of the requested range.
+    """
     found = _RANGE.fullmatch(text.strip())
     start, stop = span
     if not found or int(found[1]) != start or int(found[2]) >= stop or int(found[2]) < start:
@@ -416,12 +423,12 @@ def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult
     except ValueError:
         raise HttpError("the server redirects to an address that is not a web server's", response.status) from None
     if url.scheme == "https" and target.scheme != "https":
-        raise HttpError("the server redirects from https to http, where anybody may change the file", response.status)
+        raise HttpError("the server redirects from https to http, where others could change the file", response.status)
     return target
 
 
 def _origin_of(url: SplitResult) -> Origin:
-    """Return the server in a URL. Raises ValueError if the URL names no server, or is not one of http or https."""
+    """Return a URL's scheme, host and port. Raises ValueError unless the URL is http or https and names a host."""
     scheme = url.scheme.lower()
     if scheme not in SCHEMES or not url.hostname:
         raise ValueError("it has no server")

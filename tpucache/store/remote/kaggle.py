@@ -1,8 +1,9 @@
 """Kaggle's calls for a dataset: files are uploaded one by one, and then a version is made from a list of them.
 
-kagglesdk makes the calls. Kaggle's own clients upload a whole folder and cannot resume it later. kagglesdk has the
-calls below that level: start an upload, make a version from a list of tokens, list files. It lacks the upload itself,
-which this module makes: a resumable upload of Google Cloud Storage, in byte ranges, to the URL in Kaggle's answer.
+Kaggle's own clients upload a whole folder and cannot resume it later. So this module calls kagglesdk, the library that
+these clients use. kagglesdk starts an upload, makes a version from a list of tokens, and lists files. It does not send
+the bytes of a file: this module sends them by a resumable upload of Google Cloud Storage, in byte ranges, to the URL in
+Kaggle's answer.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ _OF_FILE: Final = operator.attrgetter(
 
 
 class Moment(NamedTuple):
-    """The status of an open file. It differs after every change of the file."""
+    """The status of an open file. Once the status `is_settled`, every change of the file alters it."""
 
     device: int
     inode: int
@@ -161,7 +161,7 @@ class LocalCopy:
         return found
 
     def has(self, numbers: Numbers) -> Bools:
-        """Return which of these records this folder has, perhaps damaged, and need not be fetched: bool (n,)."""
+        """Return which of these records are in this folder: bool (n,). They need no fetching, but may be damaged."""
         found: Bools = self._there[numbers]
         if not found.all():
             self._look_up(numbers[~found])
@@ -208,10 +208,10 @@ class LocalCopy:
         return Moment.of(self.file(shard))
 
     def note_compared(self, shard: int, numbers: Numbers, rows: Rows, is_right: Bools, before: Moment) -> None:
-        """Note which records of a shard had the right checksum when they were read from its file: `is_right`.
+        """Note which records of a shard had the right checksum (`is_right`, bool) when they were read from its file.
 
-        `before` is the status of the file before that. Right records are proven from then on. The pieces of wrong
-        records will be fetched again.
+        `before` is the file's status before the reading. Right records are proven from then on, unless the file is on a
+        network file system, or `before.is_settled` is false. The pieces of wrong records will be fetched again.
         """
         if self._is_local and before.is_settled:
             with self._files_lock:
@@ -239,7 +239,8 @@ class LocalCopy:
     def replace(self, others: Sequence[int], piece: int) -> bool:
         """Remove pieces of `others`, from the first on, until `piece` has space. Returns whether it has space now.
 
-        Pieces that `pinned` protects are not removed. If another process uses the folder, nothing is removed.
+        Pieces that `pinned` or `stays_whole` protects are skipped. Nothing is removed if another process uses the
+        folder, or if the file system cannot free parts of files.
         """
         if not self._can_remove:
             return False
@@ -376,7 +377,7 @@ class LocalCopy:
             self._sum = int.from_bytes(os.pread(self._number, 8, _SUM_AT), "little")
 
     def _write_kept(self, piece: int, *, is_kept: bool, change: int) -> None:
-        """Record in the file `state` whether a piece is kept, and the total size, which differs by `change` bytes.
+        """Record in the file `state` whether a piece is kept, and add `change` bytes to the total size there.
 
         The caller has locked the header.
         """

@@ -311,7 +311,10 @@ def _profile_keys() -> Any:
 
 
 def _endpoints() -> list[str]:
-    """Return the servers that the environment sets instead of AWS's. Raises UsageError for an invalid address."""
+    """Return the servers that environment variables (AWS_ENDPOINT_URL...) set in place of AWS's own servers.
+
+    Raises UsageError for an invalid address.
+    """
     found = {name: value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL") and value}
     for name, value in found.items():
         try:

@@ -45,7 +45,7 @@ class RecordRun(NamedTuple):
 
 
 class _ShardRows(NamedTuple):
-    """The index rows of a shard's records and the numbers of these rows, in the order of the records' offsets."""
+    """The records of one shard, in the order of their offsets: their index rows, and the numbers of these rows."""
 
     rows: Rows
     numbers: Numbers

@@ -103,7 +103,7 @@ class FetchPlan:
         return self.is_starting or (not self.has_begun and time.monotonic() < self._made + _FIRST_SECONDS)
 
     def begins_with(self, rows: Rows) -> bool:
-        """Return whether one of these index rows is that of the plan's first record."""
+        """Return whether these index rows include that of the plan's first record."""
         first = self._first
         return first is not None and bool(
             ((rows["shard"] == first["shard"]) & (rows["offset"] == first["offset"])).any()
@@ -130,8 +130,9 @@ class FetchPlan:
     def _runs(self, rows: Rows, pieces: Numbers, order: Numbers) -> Iterator[tuple[int, RecordRun]]:
         """Yield each piece with the run to read in it: the whole piece, or a part of it if that is enough.
 
-        A host that reads only its share of each epoch needs parts. If a window has only a few scattered records in each
-        piece (a full shuffle), whole pieces are read: later windows need the other records.
+        `rows` are the index rows of a window, `pieces` has the piece of each row, and `order` has each piece once.
+        Parts are enough for a host that reads only its share of each epoch. In a full shuffle, the records of a window
+        are scattered over all pieces: whole pieces are read, because later windows need the other records.
         """
         starts = np.full(len(self._pieces), NEVER)
         stops = np.zeros(len(self._pieces), np.int64)
@@ -195,17 +196,19 @@ class FetchPlans:
 
 
 class Forecast:
-    """The window that needs each piece next. If the disk is full, the piece whose next use is latest is removed first.
+    """For each piece, the next window of a plan that needs it.
 
-    This is Belady's rule, which needs the fewest reads (A study of replacement algorithms for a virtual-storage
-    computer, IBM Systems Journal 5(2), 1966). The rule needs the future order, which loaders know for all epochs. NoPFS
-    uses this rule for training, too (Dryden et al., SC'21).
+    If the disk is full, the piece whose next use is latest is removed first. This is Belady's rule, which needs the
+    fewest reads (A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966). The
+    rule needs the future order, which loaders know for all epochs. NoPFS uses this rule for training, too (Dryden et
+    al., SC'21).
     """
 
     def __init__(self, windows: Iterator[Rows], pieces: Pieces, most_uses: int) -> None:
         """Read windows, which are arrays of index rows, to find when each piece is needed.
 
-        A window that needs a piece is one use of it. Stops at the last window, or when there are `most_uses` uses.
+        Each window that needs a piece counts as one use of that piece. Reading stops at the last window, or once
+        `most_uses` uses were counted.
         """
         self._pieces_of: list[Numbers] = []
         uses = 0

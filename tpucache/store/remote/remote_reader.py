@@ -71,9 +71,9 @@ class RemoteReader(ShardReader):
             return self._fetcher
 
     def network(self, bands: int) -> NetworkUse:
-        """Return this process's network traffic so far, and about how many bytes are on disk.
+        """Return this process's network traffic so far, and how much of the cache is on the disk.
 
-        The bytes are those of the first `bands` frequency bands, estimated from the number of records.
+        Only the first `bands` frequency bands count. Their bytes on the disk are estimated from the number of records.
         """
         fetcher, records = self.fetcher, bands * self._cache.rows_a_band
         total = sum(entry.bytes for entry in self._shards if entry.band < bands)
@@ -86,15 +86,17 @@ class RemoteReader(ShardReader):
 
     @property
     def is_busy(self) -> bool:
-        """Whether records are being fetched to the disk, and readers seldom have to wait for them."""
+        """Whether records are being fetched to the disk, so early that readers seldom wait for them."""
         return self._fetcher is not None and self._fetcher.is_busy
 
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Fetch the records in `windows()` ahead, in this order.
+        """Fetch records ahead, in the order in which `owner` will read them. Replaces the owner's earlier order.
 
-        Does nothing if the disk has all records of these variants in the first `bands` frequency bands.
+        `windows()` yields arrays of the records' index row numbers. `further()` yields the same arrays again, followed
+        by those of later epochs. Does nothing if the disk has all records of `variants` in the first `bands` frequency
+        bands.
         """
         shards = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
         self._look_at(shards)
@@ -137,7 +139,10 @@ class RemoteReader(ShardReader):
         are_whole: bool = True,
         read: Callable[[Numbers, Rows], int] | None = None,
     ) -> None:
-        """Like `ShardReader.scatter`, but each record is compared with its checksum, even for reads of a part."""
+        """Read the bytes of each index row in `rows` into the buffers in `views`, as `ShardReader.scatter` does.
+
+        Each record is compared with its checksum before its first use, even if only a part of the record is read.
+        """
 
         def call() -> None:
             is_done = are_whole and not self._is_proven[rows["shard"]].all() and self._scatter_whole(rows, views, read)
@@ -152,11 +157,12 @@ class RemoteReader(ShardReader):
         views: Sequence[Sequence[memoryview]],
         read: Callable[[Numbers, Rows], int] | None,
     ) -> bool:
-        """Read whole records from the disk into `views`, and compare unproven ones with their checksums there.
+        """Read whole records from the disk into `views`, then compare those that are not proven with their checksums.
 
-        Comparing records before they are read, as for reads of a part, needs one more copy of each record. Returns
-        False if the records have to be read in that way: some are in memory, a file is too short, or there are too many
-        files. Raises _ChangedError for wrong records; the next attempt fetches them again.
+        This saves a copy of each record: a part of a record can be read only after the whole record was compared.
+        Returns False if these records must be compared before they are read, too: some are in memory, the disk is full,
+        a file is too short, or there are too many files. Raises _ChangedError for wrong records; the next attempt
+        fetches them again.
         """
         shards, local = np.unique(rows["shard"]), self.fetcher.local
         if local.is_full or len(shards) > MAX_OPEN:
@@ -197,7 +203,11 @@ class RemoteReader(ShardReader):
         return True
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Like `ShardReader.read_by`, but it calls `read` only if all records of the rows' shards are proven."""
+        """Read records by the function `read` alone, if all records of their shards are proven.
+
+        `read` takes the rows' file descriptors and the rows. Returns the number of records that `read` returned; 0 if
+        `read` was not called.
+        """
         if not self._is_proven[rows["shard"]].all() or len(np.unique(rows["shard"])) > MAX_OPEN:
             return 0
 
@@ -242,7 +252,7 @@ class RemoteReader(ShardReader):
 
     @contextlib.contextmanager
     def _unchanged(self, rows: Rows, since: Mapping[int, Moment]) -> Iterator[tuple[Numbers, Rows]]:
-        """Open the files of proven records, as `_opened` does.
+        """Open the files of proven records. The context returns each record's file descriptor and its row.
 
         `since` has the status of each shard's file when its records were proven. At the end of the context,
         _ChangedError is raised if a file has another status then.
@@ -262,9 +272,11 @@ class RemoteReader(ShardReader):
     def _proven_or_in_memory(
         self, rows: Rows, numbers: Numbers, fetched: Mapping[int, FetchRequest]
     ) -> Iterator[tuple[Numbers, Rows]]:
-        """Like `_opened`: proven records are in their shards' files, all other records are put into a file in memory.
+        """Return a context with each record's file descriptor and its row, as `_opened` does.
 
-        `fetched` has the requests that hold records in memory, by the positions of these records.
+        Proven records are in their shards' files. All other records are put into a file in memory. `numbers` has the
+        records' index row numbers. `fetched` has the requests that hold records in memory, by the positions of these
+        records in `rows`.
         """
         local, since, found = self.fetcher.local, dict[int, Moment](), dict[int, memoryview]()
         for at, request in fetched.items():
@@ -296,10 +308,10 @@ class RemoteReader(ShardReader):
     def _read_proven(
         self, shard: int, rows: Rows, numbers: Numbers, places: list[int], found: dict[int, memoryview]
     ) -> None:
-        """Read records of a shard, compare them with their checksums, and add the parts in `rows` to `found`.
+        """Read records of a shard, compare them with their checksums, and add the bytes of `rows` to `found`.
 
-        `places` has the records' keys in `found`. Raises _ChangedError for wrong records; the next attempt fetches them
-        again.
+        A row may be a part of a record. `places` has the keys of the rows in `found`. Raises _ChangedError for wrong
+        records; the next attempt fetches them again.
         """
         whole = self._cache.index[numbers]
         records = self.fetcher.local.read(shard, numbers, whole)
@@ -325,7 +337,7 @@ class RemoteReader(ShardReader):
             self._look_at(np.arange(len(self._whole)))
 
     def _look_at(self, shards: Numbers) -> None:
-        """Check which of these shards are complete, and which of them are proven completely."""
+        """Check which of these shards are completely on the disk, and which of them have only proven records."""
         for shard in shards[~self._whole[shards]].tolist():
             self._whole[shard] = self.fetcher.local.stays_whole(shard)
         for shard in shards[self._whole[shards] & ~self._is_proven[shards]].tolist():

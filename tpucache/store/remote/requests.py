@@ -69,7 +69,7 @@ class FetchRequest:
         self.__dict__.pop("numbers", None)
 
     def bytes(self, start: int, stop: int) -> memoryview:
-        """Return the bytes `start` to `stop` of the run to fetch if they are in memory; b"" if they are on the disk."""
+        """Return the bytes `start` to `stop` of the request's run; b"" if the run is on the disk, not in memory."""
         return memoryview(b"") if self.data is None else self.data[start:stop]
 
 
@@ -131,7 +131,10 @@ class FetchRequests:
         self.asked.extendleft(reversed(waited))
 
     def _ask_urgently(self, piece: int, rows: Rows, *, has_rest: bool) -> list[FetchRequest]:
-        """Request some records of a piece urgently. If `has_rest`, also request the whole piece, last in the queue."""
+        """Request some records of a piece urgently.
+
+        If `has_rest` and the disk has room for the piece, also request the whole piece, last in the queue.
+        """
         requests = [FetchRequest(run, piece, is_urgent=True) for run in self._pieces.runs(rows)]
         self.urgent.extend(requests)
         if self._local.make_room(piece):
@@ -148,9 +151,10 @@ class FetchRequests:
     def collect(
         self, records: NeededRecords, missing: Numbers, own: list[FetchRequest], found: dict[int, FetchRequest]
     ) -> None:
-        """Add to `found`, by the positions `missing` of records, the requests that hold these records in memory.
+        """Find the requests that hold the missing records in memory, and add them to `found`.
 
-        Also removes done requests from `own`. Raises the error of a request in `own` that failed.
+        `missing` has the positions in `records` of the missing records. The keys of `found` are such positions. Also
+        removes done requests from `own`. Raises the error of a request in `own` that failed.
         """
         for place in missing.tolist():
             for request in self._in_memory.get(int(records.pieces[place]), ()):
@@ -222,7 +226,7 @@ class FetchRequests:
         self._changed.notify_all()
 
     def fail(self, error: StoreError) -> None:
-        """Let all requests for pieces that have not begun fail with an error."""
+        """Let all requests that are not urgent and have not begun fail with an error."""
         self.asked.clear()
         for request in [each for each in self.by_piece.values() if not each.has_begun]:
             request.error = error
@@ -247,7 +251,11 @@ class FetchRequests:
         return self._pieces.part(piece, int(first["offset"]), int(last["offset"]) + int(last["length"]))
 
     def runs_of(self, request: FetchRequest) -> list[RecordRun]:
-        """Return the runs to read for a request. Records on the disk or in urgent requests are mostly left out."""
+        """Return the runs to read for a request.
+
+        If the request is not urgent, records on the disk or in urgent requests are left out, except those in small gaps
+        between two records that are read.
+        """
         if request.is_urgent:
             return [request.run]
         places = np.flatnonzero(~self.are_here_soon(request.run.numbers, request.piece))

@@ -86,9 +86,10 @@ class Remote:
     """
 
     def __init__(self, url: str, silence: float | None = None) -> None:
-        """Store the URL; no connection is opened yet. A request fails after `silence` seconds without a byte.
+        """Store the URL; no connection is opened yet.
 
-        If `silence` is given, no attempt begins later than 40 seconds after the first, because a reader waits.
+        A request fails after `silence` seconds without a byte, except through fsspec. If `silence` is given, no attempt
+        begins later than 40 seconds after the first, because a reader waits.
         Raises DependencyError if a library is missing, UsageError for an unsupported URL.
         """
         self._secrets, self._patience = url_secrets(url), math.inf if silence is None else PATIENT_SECONDS
@@ -107,7 +108,8 @@ class Remote:
         inner = next((part for part in url.split("::")[1:] if part.partition("://")[0].lower() in SCHEMES), None)
         if inner is not None:
             raise UsageError(
-                f"{self.shown} reads a web server by fsspec, which limits no answer: give the web server's own URL"
+                f"{self.shown} reads a web server through fsspec, which accepts answers of any size: give the web "
+                "server's own URL"
             )
         if self.scheme in objects.SCHEMES and "::" not in url:
             if objects.is_installed():

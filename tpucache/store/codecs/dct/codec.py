@@ -170,9 +170,10 @@ class DctCodec(PackedCodec):
             raise ValueError(f"{lengths[done]:,} bytes do not unpack to {size:,} bytes")
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Read records from open files, and decode them into their packed form: see `PackedCodec.unpack_files`.
+        """Read n records from open files, and decode record i into its packed form in out[rows[i]].
 
-        Returns 0 without the system's library, and for a field that is decoded at a smaller size without bands.
+        Returns the number of records before the first that failed. Returns 0 without the system's library, and for a
+        field without bands that is decoded at a smaller size. Raises IndexError for rows outside of `out`.
         """
         library = self._library()
         if library is None or (field.bands is None and field.view is not None and field.view.frequencies < BLOCK):
@@ -250,19 +251,19 @@ def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> No
     """Raise IndexError for byte ranges or rows out of bounds: the C library gets addresses and checks nothing."""
     _check_rows(out, rows, len(spans))
     if not block.flags.c_contiguous:
-        raise IndexError("records are unpacked from one contiguous block of bytes")
+        raise IndexError("the block of bytes to unpack from is not contiguous memory")
     least = min(spans.min(initial=0), np.min(spans[:, 1] - spans[:, 0], initial=0))
     if least < 0 or spans.max(initial=0) > len(block):
         raise IndexError(f"records lie outside of {len(block):,} bytes")
 
 
 def _check_rows(out: Array, rows: Numbers, records: int) -> None:
-    """Raise IndexError for rows out of bounds, or rows that are not contiguous memory."""
+    """Raise IndexError unless `rows` has one row number of `out` per record, and these rows are contiguous memory."""
     are_contiguous = out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2 or not out.size)
     if not (are_contiguous and records == len(rows)):
         raise IndexError(f"{records:,} records need as many rows, each of contiguous memory, to unpack into")
     if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(out):
-        raise IndexError(f"row numbers are not below {len(out):,}, the number of rows")
+        raise IndexError(f"a row number is negative, or is not below {len(out):,}, the number of rows")
 
 
 def packed_layout(field: FieldSpec) -> CoefficientLayout:

@@ -94,9 +94,10 @@ class Plane(NamedTuple):
         return [*([right] if first else []), Submatrix(slice(rows, all_rows), slice(0, all_columns))]
 
     def high(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the coefficients lie that are stored with more than 8 bits, in the band that `low` describes.
+        """Return where the coefficients of a band lie that are stored with more than 8 bits.
 
-        There is at most one submatrix for each vertical frequency, the lowest frequency first.
+        The band is from frequency `first` to below `last`. There is at most one submatrix for each vertical frequency,
+        the lowest frequency first.
         """
         found = []
         for u, width in enumerate(self.widths[:last]):

@@ -69,8 +69,9 @@ class Unpacker(NamedTuple):
         return len(sources)
 
     def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str) -> int:
-        """Like `unpack_all`, but each record is read from an open file, where the record's length comes first.
+        """Read n records from open files and unpack them into rows of `out`, uint8 (m, size) with contiguous rows.
 
+        In a file, each record follows its length. Returns the number of records before the first damaged one, or n.
         Returns 0 without compiled code: reading the records one by one in Python would be slow.
         """
         loops = native()
@@ -178,7 +179,10 @@ class _Context:
 
 
 class _Contexts(threading.local):
-    """One context per thread. When a thread ends, `threading.local` drops its attributes, which frees the context."""
+    """One decompression context per thread.
+
+    When a thread ends, `threading.local` drops the thread's attributes, which frees its context.
+    """
 
     def __init__(self, library: Any) -> None:
         self.own = _Context(library)

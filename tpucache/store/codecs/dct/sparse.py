@@ -41,7 +41,10 @@ class Sparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for unpacking: one array for the sparse form and, with nibbles, for the values as whole bytes."""
+    """Working memory for unpacking: an array, `memory`, that begins with space for the sparse form.
+
+    With the packing "nibbles", space for the values as whole bytes follows.
+    """
 
     memory: Array
     #: The number of bytes for the sparse form, at the start of `memory`.
@@ -68,7 +71,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
     """
     groups = -(-len(out) // _GROUP)
     if len(sparse) < groups:
-        raise ValueError(f"{len(sparse):,} bytes instead of at least {groups:,}")
+        raise ValueError(f"the sparse form has {len(sparse):,} bytes, but its first mask alone takes {groups:,}")
     first, rest = sparse[:groups], sparse[groups:]
     mask, rest = _expand(_bits(first), rest)
     is_value = _bits(mask)
@@ -103,7 +106,7 @@ def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
     """Return an array with the next of `values` where `is_value` is true, else 0; and the values that are left over."""
     at = np.flatnonzero(is_value)  # numpy assigns by positions faster than by a mask
     if len(at) > len(values):
-        raise ValueError(f"{len(at):,} bits in a mask, but {len(values):,} bytes")
+        raise ValueError(f"a mask has {len(at):,} bits set, but only {len(values):,} bytes follow")
     out = np.zeros(len(is_value), np.uint8)
     out[at] = values[: len(at)]
     return out, values[len(at) :]
