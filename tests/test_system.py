@@ -132,7 +132,7 @@ def test_what_needs_locks_says_so(monkeypatch):
     check_locks("staging", of_open_files=True)
     monkeypatch.delattr(files.fcntl, "F_OFD_SETLK")
     check_locks("staging")
-    with pytest.raises(DependencyError, match="streaming needs locks of open files that Linux alone has"):
+    with pytest.raises(DependencyError, match="streaming needs locks of open files, which only Linux has"):
         check_locks("streaming", of_open_files=True)
     monkeypatch.setattr(files, "fcntl", None)
     with pytest.raises(DependencyError, match="staging needs locks of files"):

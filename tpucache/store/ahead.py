@@ -60,7 +60,7 @@ class Lateness:
 
     @property
     def samples_a_task(self) -> int:
-        """The least number of samples in a task, so that it waits at most 5 % of its time for its first sample."""
+        """How many samples a task needs, so that waiting for the first one takes at most 5 % of the task's time."""
         return max(1, math.ceil(self._files_a_wait / _MOST_WAITING))
 
     @property
@@ -173,7 +173,7 @@ class WholeFile:
         self._lock = threading.Lock()
 
     def open(self) -> OpenFile | None:
-        """Return the file, which is opened if it is not open; None if its size is not `size`.
+        """Open the file if it is not open, and return it; None if it does not have `self.size` bytes.
 
         Raises OSError, and StoreError when too many files are open.
         """
@@ -191,7 +191,9 @@ class WholeFile:
             self._opened = None
 
     def read(self, offset: int, *, is_late: bool = False) -> bytes:
-        """Return 4 MiB (`CHUNK`) from `offset` on, fewer at the end of the file; b"" if the file's size is not `size`.
+        """Return 4 MiB (`CHUNK`) of the file from `offset` on, less at the end of the file.
+
+        Returns b"" if the file does not have `self.size` bytes.
 
         With `is_late`, the kernel is asked to read all these bytes from the storage at once, because it would otherwise
         read one small part after another. Raises OSError, and StoreError when too many files are open.
@@ -208,7 +210,7 @@ class WholeFile:
 
 
 class FilePiece:
-    """A piece of a file: 4 MiB (`CHUNK`) from `offset` on, or fewer at the end of the file."""
+    """A piece of a file: 4 MiB (`CHUNK`) from `offset` on, or less at the end of the file."""
 
     __slots__ = ("file", "offset")
 

@@ -25,10 +25,10 @@ class Arriving(Protocol):
     ) -> None:
         """Announce the order in which `owner`, such as a loader, will read records. Replaces the owner's earlier order.
 
-        `windows()` yields the index row numbers of the records; they belong to `variants` and to the first `bands`
-        frequency bands. If all records of these variants and bands are on this machine already, nothing happens.
-        `further()` yields the same windows again, then the windows of later epochs: if the disk cannot keep all
-        records, this order decides which records to keep. Another thread may iterate over the windows.
+        `windows()` yields arrays of index row numbers, in reading order. All these records belong to `variants`, and to
+        the first `bands` frequency bands. If every record of these variants and bands is on this machine already,
+        nothing happens. `further()` yields the same arrays again, then those of later epochs: if the disk cannot keep
+        all records, this order decides which records to keep. Another thread may run both iterators.
         """
         ...
 
@@ -41,7 +41,7 @@ class Arriving(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether records are being fetched or built right now, so that readers should put off work that can wait."""
+        """Whether records are being fetched or built right now. Readers should then put off work that can wait."""
         ...
 
     def network(self, bands: int) -> NetworkUse | None:
@@ -56,8 +56,8 @@ class NetworkUse(NamedTuple):
     """The network traffic of this process so far, and how much of the cache is on this machine's disk.
 
     `bytes` were read from the URL by `requests` successful requests; `failures` requests failed. `needed_bytes` is the
-    size of the records that readers asked for. It no longer grows after an epoch has begun with all of its records on
-    this machine's disk. `rate` is the bytes per second, counting only the time in which a request ran, and `best_rate`
+    size of the records that readers asked for. Once an epoch has begun whose records are all on this machine's disk,
+    it no longer grows. `rate` is the bytes per second, counting only the time in which a request ran, and `best_rate`
     the bytes per second of the best second. `waited` is the time in seconds that readers waited for records, added up
     over all threads. Of the cache's `total_bytes`, `kept_bytes` are on disk.
     """

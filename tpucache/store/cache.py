@@ -105,7 +105,7 @@ class Cache:
     # Two threads may open the same file at once: either result may be kept.
     @property
     def index(self) -> RecordIndex:
-        """The index: which bytes of which shard each record is. Opened on first use.
+        """The index: in which shard each record is, and at which bytes. It is opened on first use.
 
         Raises DamageError, FormatError or StoreError if it cannot be opened.
         """
@@ -193,8 +193,8 @@ def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
     """Return how many boxes, keypoints and masks a cache has, as {field: {where: count}}.
 
-    `where` is "source" for the source files, or a variant's number as text. Counts that the manifest lacks, or that are
-    not whole numbers, are left out.
+    `where` is "source" for the source files, or a variant's number as text. Counts that the manifest lacks are
+    left out, and so are values that are not whole numbers from 0 on.
     """
     saved = manifest.source.get("annotations")
     fields = saved.items() if isinstance(saved, dict) else ()
@@ -291,7 +291,7 @@ def _encoded(cache: Cache, numbers: Numbers, place: int) -> Iterator[list[memory
 
 
 def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) -> Rows:
-    """Return index rows that point at the field with position `place` instead of at the whole records."""
+    """Return a copy of `rows` in which each row points only at the field at position `place` of its record."""
     spans = _spans(reader, layout, rows, place)
     parts: Rows = rows.copy()
     parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])

@@ -173,7 +173,8 @@ class Claim:
     def precedes(self, other: Claim) -> bool:
         """Return whether the cache of `other` is this claim's cache, or a later state of it.
 
-        A later state has all shards of this claim's cache, unchanged, and no changed table under the same name.
+        A later state still has all shards of this claim's cache, unchanged. Its tables may have other names, but a
+        table that kept its name is unchanged, too.
         """
         if self.identity == other.identity:
             return True
@@ -210,7 +211,7 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
 
 
 def is_claim_aside(name: str) -> bool:
-    """Return whether this is the temporary name of a claim that is being written."""
+    """Return whether `name` is the temporary name of a claim that is being written."""
     return name != CLAIM_NAME and name_behind(name) == CLAIM_NAME
 
 
@@ -262,7 +263,7 @@ def named(names: Collection[str]) -> str:
 
 
 def earlier_tables(manifest: Manifest) -> tuple[str, ...]:
-    """Return the SHA-256 of the samples tables from before each relabelling, the oldest first."""
+    """Return the SHA-256 that the samples table had before each relabelling, the oldest first."""
     found = manifest.source.get("relabelled")
     return tuple(digest for digest in found if isinstance(digest, str)) if isinstance(found, list) else ()
 
@@ -275,10 +276,11 @@ def has_same_table(before: Manifest, after: Manifest) -> bool:
 def check_descends(old: Cache, new: Cache, where: str) -> None:
     """Raise UsageError unless the cache `new` begins with the samples of `old`: numbers, paths, labels, columns.
 
-    `where` is the folder of `old` for messages. If relabelling made `new` of `old`, labels and columns may differ.
-    Only the samples tables are read, and only if `has_same_table` is False, so the folders may lack all other files.
-    Comparing shards would not be enough: shards hold no labels, and two caches of the same photographs have the same
-    shards. Raises DamageError or FormatError for a table that cannot be read.
+    `where` is the folder of `old` for messages. If `new` was made by relabelling `old`, labels and columns may differ.
+    Only the samples tables are read, so the folders may lack all other files. Even they are not read if the manifests
+    list the same table, or if `old` is an earlier version of `new`. Comparing shards would not be enough: shards hold
+    no labels, and two caches of the same photographs have the same shards. Raises DamageError or FormatError for a
+    table that cannot be read.
     """
     before, after = old.manifest, new.manifest
     if has_same_table(before, after) or before.identity in after.parents:
@@ -328,8 +330,8 @@ def stage_cache(
     version; the copy is a cache with one version. `on_progress` is called with the bytes done and the total. If `bands`
     is given, only the first `bands` frequency bands are copied.
 
-    Raises StoreError when the disk is full, DamageError when the cache differs from its manifest, UsageError when the
-    folder holds other files, and what `Manifest.load` raises.
+    Raises StoreError when the disk is full, DamageError when the cache differs from its manifest, UsageError when
+    `place` is a URL or inside the cache, or when the folder holds other files, and what `Cache.open` raises.
     """
     source, below = Path(cache), folder_path(place)
     opened = Cache.open(source)

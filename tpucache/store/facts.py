@@ -49,12 +49,12 @@ _TEXTS: Final[Mapping[str, str]] = {
 class Findings:
     """Images and classes of a cache that a person should look at before training.
 
-    `images` has the positions of samples (int64) by the name of the finding: `blank` (almost no contrast), `tiny` (the
-    shorter side of the source image is shorter than that of the images in the cache), `long` (one side is at least 4
-    times as long as the other), `suffix` (the file has another type than its suffix says) and `turned` (EXIF turns the
-    image). A finding is left out if the samples table lacks the columns for it. `extremes` has the positions of the
-    `darkest`, `brightest` and `faintest` (least contrast) samples, at most five each. `classes` has lines of text about
-    the classes, and `paths` the path of every sample.
+    `images` has the positions of samples (int64) by the name of the finding: `blank` (almost no contrast; only in
+    caches of uint8 images), `tiny` (the shorter side of the source image is shorter than that of the images in the
+    cache), `long` (one side is at least 4 times as long as the other), `suffix` (the file has another type than its
+    suffix says) and `turned` (EXIF turns the image). A finding is left out if the samples table lacks the columns for
+    it. `extremes` has the positions of the `darkest`, `brightest` and `faintest` (least contrast) samples, at most five
+    each. `classes` has lines of text about the classes, and `paths` the path of every sample.
     """
 
     images: Mapping[str, Positions]

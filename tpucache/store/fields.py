@@ -102,7 +102,7 @@ class Field:
 
     @property
     def largest_bytes(self) -> int:
-        """A length in bytes that no encoded array exceeds."""
+        """An upper bound of the length of an encoded array, in bytes."""
         return CODECS[self.codec].largest_bytes(self)
 
     @property
@@ -174,7 +174,8 @@ def check_bands(codec: str, bands: Sequence[int]) -> None:
 def part_layouts(fields: Sequence[Field]) -> tuple[RecordLayout, ...]:
     """Return the record layout of each frequency band.
 
-    Band 0 has all fields, with the image's lowest frequencies. Each further band has only a part of the image.
+    In band 0, a record has all fields, with only the lowest frequencies of the image. In each further band, a record
+    has nothing but further frequencies of the image. Without bands, there is one layout.
     """
     first = tuple(field.split[0] for field in fields)
     further = [RecordLayout((band,)) for field in fields for band in field.split[1:]]
@@ -199,7 +200,7 @@ class RecordLayout:
 
     @property
     def largest_bytes(self) -> int:
-        """A length in bytes that no record exceeds."""
+        """An upper bound of the length of a record, in bytes."""
         return min(MAX_RECORD_BYTES, self.header_bytes + sum(field.largest_bytes for field in self.fields))
 
     def join(self, parts: Sequence[bytes]) -> bytes:

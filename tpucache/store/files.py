@@ -82,7 +82,10 @@ class OpenFile:
 
     @classmethod
     def of(cls, number: int) -> OpenFile:
-        """Return an OpenFile that owns the open descriptor `number`, and so closes it in the end."""
+        """Return an OpenFile for the open descriptor `number`.
+
+        The descriptor is closed when the OpenFile is garbage collected.
+        """
         file = cls.__new__(cls)
         file.number = number
         return file
@@ -148,7 +151,7 @@ def open_regular(path: str | Path) -> int:
 
 
 def _open_regular(path: str | Path) -> tuple[int, int]:
-    """Return the descriptor of `open_regular`, and the size of the file in bytes."""
+    """Open a file as `open_regular` does, and return its descriptor and its size in bytes."""
     number = os.open(path, READ)
     try:
         status = os.fstat(number)
@@ -171,10 +174,11 @@ def open_file(path: str | Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> BinaryI
 
 
 def ask_for(number: int, offset: int, length: int) -> None:
-    """Ask the kernel to read the `length` bytes from `offset` on, but at most 16 MiB, of the open file `number` ahead.
+    """Ask the kernel to read `length` bytes of an open file ahead, from `offset` on, but at most 16 MiB.
 
-    Errors are ignored: some file systems take no hints, and reading raises a clear error. Without a hint, the kernel
-    asks storage for a small part at a time, so that a program waits for several answers, one after the other.
+    `number` is the file's descriptor. Errors are ignored: some file systems take no hints, and reading raises a clear
+    error. Without a hint, the kernel asks storage for a small part at a time, so that a program waits for several
+    answers, one after the other.
     """
     with contextlib.suppress(OSError):
         system.read_ahead(number, offset, min(length, MOST_ASKED))
@@ -219,16 +223,17 @@ def check_stored(file: BinaryIO) -> None:
     if not _has_one_directory(file):
         raise ValueError("its list of members is not where its end record says: no program writes such a zip archive")
     if any(each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in members):
-        raise ValueError("it has compressed members, which torch and numpy do not write here")
+        raise ValueError("it has compressed members, which neither torch.save nor numpy.savez writes")
     if sum(each.file_size for each in members) > file.seek(0, os.SEEK_END):
         raise ValueError("its members are longer than the file")
     file.seek(0)
 
 
 def _has_one_directory(file: BinaryIO) -> bool:
-    """Return whether a zip archive's list of members is right before the end record, at the offset stated there.
+    """Return whether Python and torch find the same list of members in a zip archive.
 
-    Python reads the list before the end record, torch the list at the stated offset; a forged file may have two lists.
+    The end record states the offset of the list. torch reads the list at this offset. Python reads the list right
+    before the end record, whatever the offset says. A forged archive may have two different lists.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _ZIP_ENDS))
@@ -299,7 +304,7 @@ def as_url(path: str | Path) -> str:
 
 
 def _find_url(path: str | Path) -> str | None:
-    """Return `path` without secrets if it is a URL; None if it is no URL, or an existing file has it as its path."""
+    """Return a URL as text without secrets; None if `path` is no URL, or is the path of an existing file."""
     text = os.fspath(path)
     if not _URL.match(text) or Path(text).exists():
         return None
@@ -308,9 +313,10 @@ def _find_url(path: str | Path) -> str | None:
 
 @contextlib.contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Add the file's path to an OSError of the `with` block that has none, as errors of writing to an open file have.
+    """Add the file's path to an OSError of the `with` block, if the error names no file.
 
-    If the error is that the file became too large, its text then also says which limit to raise.
+    The system names no file in an error of writing to an open file. If the error says that the file became too large,
+    its text then also says which limit to raise.
     """
     try:
         yield
@@ -474,7 +480,7 @@ def check_locks(doing: str, *, of_open_files: bool = False) -> None:
         raise DependencyError(f"{doing} needs locks of files that this system does not have: use Linux, macOS or WSL")
     if of_open_files and not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
         raise DependencyError(
-            f"{doing} needs locks of open files that Linux alone has: copy the cache with `tpucache fetch` instead"
+            f"{doing} needs locks of open files, which only Linux has: copy the cache with `tpucache fetch` instead"
         )
 
 

@@ -119,7 +119,7 @@ class _Condition:
                 for left, each, right in zip(sides, node.ops, sides[1:], strict=False)
             ]
             return _joined(parts)
-        raise self._refused(node, "a condition compares a column, such as age > 60")
+        raise self._refused(node, "a condition is a comparison, such as age > 60")
 
     def _comparison(self, left: ast.expr, each: ast.cmpop, right: ast.expr) -> _Truth:
         if isinstance(each, (ast.In, ast.NotIn)):
@@ -171,7 +171,7 @@ class _Condition:
             return _Values(names[numbers], numbers < 0, True, name)
         if name not in self._table:
             has = sorted({*self._table} | ({CLASS} if self._has_classes else set()))
-            raise self._refused(node, f"there is no column {name!r}; there are {', '.join(has)}")
+            raise self._refused(node, f"there is no column {name!r} (there are {', '.join(has)})")
         column = self._table[name]
         if isinstance(column, Strings):
             texts = np.array([*column, ""], object)[:-1][self._positions]

@@ -85,9 +85,9 @@ def version_name(number: int) -> str:
 
 
 def name_behind(name: str) -> str:
-    """Return the name of the file that is being written under a temporary name, as `name_aside` makes them.
+    """Return the final name of the file that is written under the temporary name `name`.
 
-    Returns any other name as it is.
+    `name_aside` makes such temporary names. Any other name is returned as it is.
     """
     aside = _ASIDE.fullmatch(name)
     return aside[1] if aside else name

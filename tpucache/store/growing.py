@@ -124,7 +124,7 @@ class Builder(Protocol):
         ...
 
     def maker(self) -> RecordMaker:
-        """Return a function that makes records in this process. It is used when the disk is full."""
+        """Return a function that makes records in this process. Readers call it when the disk is full."""
         ...
 
 
@@ -147,7 +147,7 @@ class GrowingTable(SampleTable):
     """The samples table of a growing cache: the columns that listing the source gave, in memory."""
 
     def __init__(self, directory: Path, columns: Mapping[str, Column]) -> None:
-        """Store the columns by their names."""
+        """Store the columns by their names. Messages name the folder `directory`: no file has the columns yet."""
         self._path, self._names, self._loaded = directory, [*columns], dict(columns)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,7 +227,10 @@ class Arrivals(Arriving):
         return self.finished.index[numbers]
 
     def _start_making(self, error: NoRoomError) -> None:
-        """From now on, make missing records in this process when they are read. Raises what `maker` raises."""
+        """From now on, make missing records in this process when they are read. Raises what `Builder.maker` raises.
+
+        `error` is the error of the build, and is logged.
+        """
         with self._lock:
             if self._make is None and self._builder is not None:
                 self._make = self._builder.maker()
@@ -258,9 +261,10 @@ class Arrivals(Arriving):
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Ask the builder to make the records in `windows()` first, in this order. Raises StoreError.
+        """Ask the builder to make the samples of these records first, in this order. Raises StoreError.
 
-        Does nothing once the cache is finished.
+        `windows()` yields the index row numbers of the records. The other arguments are not used. Does nothing once the
+        cache is finished.
         """
         if not self.look():
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
@@ -292,7 +296,8 @@ class Arrivals(Arriving):
                 ask_for(self.directory / WORK_NAME, positions[np.sort(first)])
             except OSError as error:
                 raise StoreError(
-                    f"{self.directory} cannot be written, to ask for records: {error}. Check the disk and permissions"
+                    f"a request for records cannot be written into {self.directory}: {error}. Check the disk and the "
+                    "permissions"
                 ) from error
 
     def wait(self) -> Cache:
@@ -303,14 +308,14 @@ class Arrivals(Arriving):
         return self.finished
 
     def file(self, number: int) -> OpenFile | None:
-        """Return the open file to which `shard` = `number` in an index row refers.
+        """Return the open file for a value of the index rows' column `shard`.
 
         Returns None for a file that this process has not opened, such as a shard of the finished cache.
         """
         return self._files.get(number)
 
     def name(self, number: int) -> str:
-        """Return the path, in the cache's folder, of the file to which `shard` = `number` in an index row refers.
+        """Return the path of the file for a value of the index rows' column `shard`, relative to the cache's folder.
 
         Returns "memory" for a file in memory.
         """
@@ -336,8 +341,8 @@ class Arrivals(Arriving):
                 self._last_built = now
             elif now - self._last_built > _PATIENCE_SECONDS and not self.look():
                 raise BuildError(
-                    f"no process builds {self.directory} any more, and this cache is not finished: open it again, or "
-                    "run `tpucache warmup`"
+                    f"no process builds {self.directory} any more, and this cache is not finished: create the dataset "
+                    "again, or run `tpucache warmup`, to continue the build"
                 )
         time.sleep(_POLL_SECONDS)
 
@@ -387,7 +392,7 @@ class GrowingIndex(RecordIndex):
     """The index of a growing cache. Reading index rows waits until their records are made."""
 
     def __init__(self, arrivals: Arrivals, records: int) -> None:
-        """Store the rows that are known so far, `arrivals`, and the final number of records."""
+        """Store `arrivals`, which has the rows that are known so far, and `records`, the final number of rows."""
         self._arrivals, self._records = arrivals, records
 
     def __getstate__(self) -> dict[str, Any]:
@@ -397,7 +402,7 @@ class GrowingIndex(RecordIndex):
         return self._records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Return the rows with these numbers. Raises the error of a build that failed, DamageError, FormatError."""
+        """Wait until the records of these rows are made, and return the rows. Raises what `Arrivals.rows` raises."""
         return self._arrivals.rows(numbers)
 
     def read_all(self) -> Rows:
@@ -416,7 +421,7 @@ class GrowingReader(ShardReader):
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
-        """Store the index rows that are known so far, and open no file."""
+        """Store `arrivals`, which has the index rows that are known so far. No file is opened yet."""
         super().__init__(arrivals.directory, ())
         self._arrivals = arrivals
 
@@ -436,9 +441,10 @@ class GrowingReader(ShardReader):
         return self._shards
 
     def file(self, shard: int) -> OpenFile:
-        """Return the open file for the `shard` number of an index row. Waits until a future shard exists.
+        """Return the open file for a value of the index rows' column `shard`.
 
-        Raises DamageError, FormatError, StoreError, and the error of a build that failed.
+        A file that this process has not opened yet is a shard of the finished cache: this waits for the end of the
+        build, and then opens the shard. Raises StoreError, and the error of a build that failed.
         """
         found = self._arrivals.file(shard)
         if found is not None:
@@ -448,7 +454,7 @@ class GrowingReader(ShardReader):
         return super().file(shard)
 
     def path(self, shard: int) -> Path:
-        """Return the path of the file for the `shard` number of an index row."""
+        """Return the path of the file for a value of the index rows' column `shard`."""
         return self._directory / self._arrivals.name(shard)
 
     def _are_proven(self, rows: Rows, shards: list[int]) -> bool:
@@ -457,7 +463,10 @@ class GrowingReader(ShardReader):
         return max(shards, default=0) < _FIRST_IN_MEMORY and bool(self._arrivals.is_proven[rows["row"]].all())
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare the records that this process reads for the first time with their checksums. Raises DamageError."""
+        """Compare records with their checksums, if this process read them for the first time. Raises DamageError.
+
+        Records in files in memory are compared each time.
+        """
         if rows.dtype != _NUMBERED_DTYPE:
             super()._prove(rows, shards, views)
             return
@@ -491,7 +500,7 @@ class GrowingCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index: which bytes of which file each record is. Reading a row waits until its record is made."""
+        """The index: in which file each record is, and at which bytes. Reading a row waits until its record is made."""
         return self._growing_index
 
     @property

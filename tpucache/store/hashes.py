@@ -97,10 +97,11 @@ def kept_hashes(cache: Cache) -> Hashes | None:
 
 
 def check_hashes(cache: Cache) -> None:
-    """Raise StoreError if a cache has a file of hashes that was changed after it was written, or cannot be read.
+    """Raise StoreError if a cache's file of hashes was changed after it was written, or cannot be read.
 
-    The zip archive has a CRC-32 of each column. All its other bytes follow from the columns: the file is encoded again
-    from the columns that were read, and compared. Without such a file, nothing happens.
+    Also raises StoreError if the file has the hashes of other samples. Does nothing if there is no file. The zip
+    archive has a CRC-32 of each column. All its other bytes follow from the columns: the columns that were read are
+    encoded again, and the result is compared with the file.
     """
     path = cache.directory / hashes_name(cache.manifest)
     if not path.exists():

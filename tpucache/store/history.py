@@ -41,7 +41,10 @@ def split_version(place: str | Path) -> tuple[str, int | None]:
 
 
 def refuse_version(place: str | Path) -> None:
-    """Raise UsageError if a place to write to names a version of an existing cache, such as "cache@2"."""
+    """Raise UsageError if a place to write to names a version of a cache, such as "cache@2".
+
+    A path such as "run@2" is allowed if the folder "run" holds no cache.
+    """
     cache, number = split_version(place)
     if number is not None and (is_url(cache) or (Path(cache) / MANIFEST_NAME).exists()):
         raise UsageError(
@@ -73,7 +76,11 @@ def load_version(directory: str | Path, number: int | None = None) -> Manifest:
 
 
 def load_earlier(directory: str | Path, manifest: Manifest, number: int) -> Manifest:
-    """Like `load_version`, for a caller that has already read the newest manifest, `manifest`."""
+    """Return the manifest of version `number` of the cache in a folder, given the newest manifest, `manifest`.
+
+    Raises UsageError if there is no such version, DamageError or FormatError if its manifest is missing, damaged, or
+    belongs to another version, StoreError when too many files are open.
+    """
     return earlier_version(manifest, number, str(directory), _reading(Path(directory)))
 
 
@@ -143,10 +150,11 @@ def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry,
 
 
 def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
-    """Return all files that `manifest` and the earlier manifests `before` list, and the files of these manifests.
+    """Return all files of a version and of earlier versions, each once, but not the file of `manifest` itself.
 
-    Each file is there once, the file of `manifest` itself not at all. This is `version_files` for a caller that has
-    read the earlier manifests already. Raises FormatError if two of them list a file with different SHA-256.
+    `manifest` is the version's manifest, and `before` has the manifests of the earlier versions. The result has the
+    files that these manifests list, and the files that hold the manifests in `before`. Raises FormatError if two
+    manifests list a file with different SHA-256.
     """
     files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
     for each in before:
@@ -164,9 +172,9 @@ def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEn
 
 
 def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Like `version_files`, but earlier versions that are missing or damaged are skipped.
+    """Return the files that `version_files` returns, but skip earlier versions that are missing or damaged.
 
-    If versions list a file with different SHA-256, only the files of `manifest` are returned.
+    If two versions list a file with different SHA-256, only the files of `manifest` are returned.
     """
     before = []
     for number in range(1, manifest.number):
@@ -191,8 +199,8 @@ def read_times(directory: str | Path) -> dict[str, str]:
 def check_times(directory: Path) -> None:
     """Raise DamageError if the file of a cache's creation times cannot be read, or was changed after it was written.
 
-    Raises FormatError if the file is too large. Without such a file, nothing happens. Files from before the release of
-    0.3 have no digest: a changed digit of a time in such a file is not noticed.
+    Raises FormatError if the file is too large. Does nothing if there is no such file. Releases of tpucache before 0.3
+    wrote no digest into the file: then a changed digit of a time is not noticed.
     """
     data = _reading(directory)(TIMES_NAME)
     if data is None:
@@ -266,16 +274,17 @@ class OpenVersion:
     """
 
     def __init__(self, directory: Path, number: int | None) -> None:
-        """Read a version's manifest. Raises what `load_version` raises."""
+        """Read the manifest of version `number`; None means the newest. Raises what `load_version` raises."""
         self._directory = directory
         self._state = _state(directory)  # taken before reading the manifest, which may be replaced meanwhile
         self.manifest = load_version(directory, number)
         self._identity: str | None = None
 
     def check(self, entry: FileEntry) -> None:
-        """Raise StoreError if the folder now holds another cache, without a file of the name and SHA-256 of `entry`.
+        """Raise StoreError if the folder now holds another cache, and `entry` is not one of that cache's files.
 
-        Open the file before this call: an open file cannot be replaced afterwards. Raises what `Manifest.load` raises.
+        A later version of this cache is not another cache. Files are the same if their names and SHA-256 are. Open the
+        file before this call: an open file cannot be replaced afterwards. Raises what `Manifest.load` raises.
         """
         now = _state(self._directory)
         if now == self._state:

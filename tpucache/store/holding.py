@@ -214,7 +214,7 @@ def _is_named(number: int, path: Path) -> bool:
 
 
 def _take_lease(path: Path, content: bytes) -> None:
-    """Make the lock file `path` as a lease, or replace an expired lease.
+    """Create the lock file `path` as a lease, and write `content` into it. An expired lease is replaced.
 
     Raises BlockingIOError while another process holds the lease, and OSError.
     """

@@ -171,9 +171,10 @@ def mean_and_std(
 class Manifest:
     """The contents of a cache, its source, and the tools that made it.
 
-    `variants` are the numbers of the variants in the cache, 0 (clean) first. The index has `samples` rows for each
-    variant, in this order, and the same number of rows again for each further frequency band. `recipe`, `source` and
-    `created_by` are for warmup and for people: readers do not interpret them.
+    `variants` are the numbers of the variants in the cache, 0 (clean) first. For each frequency band, the index has
+    `samples` rows for each variant, in this order. `recipe`, `source` and `created_by` are for warmup and for people:
+    readers do not interpret them.
+
     `version` is the version of the format; only `changed` updates it. `deleted` are the deleted samples whose records
     are still in shards. `history` is None in the first version of a cache.
     """
@@ -245,9 +246,10 @@ class Manifest:
 
     @property
     def value_bytes(self) -> int:
-        """In caches with bands, records are joined until an LMDB value has at least this many bytes.
+        """The size in bytes from which an LMDB value is full, in a cache with bands; 0 in other caches.
 
-        It is 0 in other caches, where each record is an LMDB value of its own.
+        In a cache with bands, records are joined into one value until the value is full. In other caches, each record
+        is a value of its own.
         """
         return value_bytes_of(self.fields)
 
@@ -436,7 +438,9 @@ def _check_whole(manifest: Manifest) -> None:
     tables = sorted(entry.name for entry in manifest.tables)
     generations = [re.sub(r"\D", "", name) or "0" for name in tables]
     if len(set(generations)) != 1 or tables != [fmt.table_name(name, int(generations[0])) for name in _TABLES]:
-        raise FormatError(f"the tables are not {' and '.join(_TABLES)}, or a later generation of them")
+        raise FormatError(
+            f"the tables are not {' and '.join(_TABLES)}, or index-N.npy and samples-N.npz with the same N"
+        )
     if len({entry.name for entry in manifest.shards}) != len(manifest.shards):
         raise FormatError("a shard is listed twice")
     expected = version_of(manifest.fields, manifest.deleted)
@@ -468,7 +472,9 @@ def _check_deleted(manifest: Manifest) -> None:
     listed = set(numbers)
     for entry in manifest.shards:
         if entry.deleted and (list(entry.deleted) != sorted(set(entry.deleted)) or not listed >= set(entry.deleted)):
-            raise FormatError(f"{entry.name} has records of deleted samples that are not listed in order")
+            raise FormatError(
+                f"the deleted samples of {entry.name} are not ascending, or not all in the list of deleted samples"
+            )
 
 
 def _check_statistics(manifest: Manifest) -> None:

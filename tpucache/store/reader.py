@@ -138,10 +138,11 @@ class ShardReader:
             self._prove(rows, shards, views)
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Read records by the function `read` alone, if none of them has to be compared with its checksum.
+        """Read records by calling the function `read`, and return how many records it has read.
 
-        `scatter` explains `read`, and which records are compared. Returns the number of records that `read` returned; 0
-        if `read` was not called. Raises DamageError, FormatError or StoreError for a shard that cannot be opened.
+        `scatter` explains `read`. Returns 0 without calling `read` if a record has to be compared with its checksum
+        (`scatter` explains when), or if the records are in more than 256 shards. Raises DamageError, FormatError or
+        StoreError for a shard that cannot be opened.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:
@@ -150,7 +151,10 @@ class ShardReader:
             return read(descriptors, places) if self._are_proven(rows, shards) else 0
 
     def _are_proven(self, rows: Rows, shards: list[int]) -> bool:
-        """Return whether none of these records has to be compared with its checksum. `shards` are the rows' shards."""
+        """Return whether all these records may be read without comparing them with their checksums.
+
+        `shards` has the number of each row's shard.
+        """
         return self._proven.issuperset(shards) and self._distrusted.isdisjoint(shards)
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
@@ -179,9 +183,9 @@ class ShardReader:
             raise DamageError(f"Shard {self.path(shard).name} cannot be read: {error}. {self._remedy()}") from error
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare records that were read with their checksums: the first of each newly opened shard.
+        """Check the first record of each newly opened shard: its bytes in `views` must match its checksum.
 
-        Of shards for which `distrust` was called, all records are compared. Raises DamageError.
+        Of shards for which `distrust` was called, all records in `rows` are checked. Raises DamageError.
         """
         distrusted = self._distrusted.intersection(shards)
         places = [at for at, shard in enumerate(shards) if shard in distrusted] if distrusted else []
@@ -224,8 +228,9 @@ class ShardReader:
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead. Neighbouring records are read together.
 
-        Does nothing if a small sample of the records is in the page cache already, except on slow storage, where each
-        record that is not in the page cache costs a long wait. Errors are ignored.
+        If the storage is fast, this looks up some of the records first, and does nothing if these are all in the page
+        cache. On slow storage it always asks, because each record that is not in the page cache costs a long wait.
+        Errors are ignored.
         """
         if not len(rows):
             return

@@ -93,7 +93,8 @@ class SampleTable(Mapping[str, Column]):
     def __init__(self, path: str | Path, samples: int, sha256: str | None = None, classes: int = 0) -> None:
         """Open the table of a cache with this many samples. Raises DamageError or FormatError.
 
-        `sha256` is the file's SHA-256 in the manifest, with which the file is compared before a column is read.
+        `sha256` is the SHA-256 that the manifest states. The file is compared with it before a column is read. If it is
+        None, the file is not compared.
         `classes` is the number of classes, 0 if there are none: integer labels must be below this number.
         """
         self._path = Path(path)
@@ -164,7 +165,9 @@ class SampleTable(Mapping[str, Column]):
         """
         numbers = self._array("number")
         if numbers.dtype != np.dtype("<u8") or numbers.ndim != 1 or np.any(numbers[1:] <= numbers[:-1]):
-            raise FormatError(f"{self._path}: the numbers are not ascending uint64: copy the cache again")
+            raise FormatError(
+                f"{self._path}: the numbers of the samples are not ascending uint64: copy the cache again"
+            )
         return numbers
 
     @property
@@ -244,10 +247,12 @@ class SampleTable(Mapping[str, Column]):
 
 
 def _to_strings(data: Array, ends: Array) -> Strings:
-    """Return the strings that lie one after the other in `data`, and end at the bytes `ends`. Raises FormatError."""
+    """Return the `Strings` with these two arrays. Raises FormatError if the arrays do not fit together."""
     plain = data.dtype == np.uint8 and ends.dtype == np.dtype("<i8") and data.ndim == ends.ndim == 1
     if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
-        raise FormatError("it is not strings: its ends do not ascend to its length")
+        raise FormatError(
+            "it does not hold strings: the offsets of their ends do not ascend to the number of their bytes"
+        )
     return Strings(data, ends)
 
 

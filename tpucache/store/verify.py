@@ -55,13 +55,14 @@ class Damage:
 
 
 def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
-    """Return all damage in a cache: first in tables, then in shards in the manifest's order, then in the manifest.
+    """Return all damage in a cache; an empty list for an undamaged cache.
 
-    Last comes damage in files that only earlier versions use, and in the files of times and of hashes, which no
-    manifest lists. The list is empty for an undamaged cache. "cache@2" means version 2 of "cache" and the versions
-    before it.
+    The list has first the damage in tables, then in shards, in the manifest's order, then in the manifest. Then comes
+    damage in files that only earlier versions use. Last comes damage in two files that no manifest lists: the one with
+    the time at which each version was created, and the one with the perceptual hashes of the images. "cache@2" means
+    version 2 of "cache" and the versions before it.
 
-    `on_progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
+    `on_progress` is called after each shard. Raises what `Cache.open` raises.
     """
     cache = Cache.open(directory)
     directory, manifest = cache.directory, cache.manifest
@@ -161,14 +162,15 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _unknown_key(names: Sequence[str]) -> str:
-    """Return a text about the first of some keys of a manifest that `unknown_keys` returned."""
+    """Return the text for `Damage.reason` if a manifest has the unknown keys `names`. It shows the first of them."""
     return f"has the key {names[0]!r:.60}, which no version of tpucache wrote into a manifest without a digest"
 
 
 def _check_manifest(cache: Cache, unknown: Sequence[str], *, has_table: bool) -> Iterator[str]:
     """Yield texts that say how a manifest contradicts itself or the samples table.
 
-    `unknown` is the result of `unknown_keys`. `has_table` is False if the samples table is damaged, and not compared.
+    `unknown` is the result of `unknown_keys`. If `has_table` is False, the samples table is damaged, and the
+    manifest is not compared with it.
     """
     manifest, statistics = cache.manifest, cache.manifest.statistics
     if unknown:
@@ -281,7 +283,8 @@ def _with_deleted(
 def _holding(chunks: Iterator[bytes], file: WholeFile, lateness: Lateness, held: io.BytesIO) -> Iterator[bytes]:
     """Yield `chunks`, the bytes of a file. If the storage answers late, also write them into `held`.
 
-    Files of more than `_MOST_HELD` bytes are not written into `held`.
+    The records are then checked in `held`, so that the file is not read twice. Files of more than `_MOST_HELD` bytes
+    are not written into `held`.
     """
     is_held = False
     for number, chunk in enumerate(chunks):

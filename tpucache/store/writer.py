@@ -91,7 +91,7 @@ class ShardWriter:
         """Add the record of the sample `number`. Raises BuildError if the file cannot be written.
 
         `crc32` is the record's CRC-32 if the caller has computed it already; `finish` compares the file with it. Raises
-        UsageError for a record that is too large, and for a number that is not above the number before.
+        UsageError for a record that is too large, and for a number that is not above that of the record before.
         """
         self._open_env()
         if not number <= MAX_NUMBER:
@@ -196,7 +196,7 @@ class ShardWriter:
         self._batch_bytes = 0
 
     def _verify(self, size: int) -> tuple[npt.NDArray[Any], str]:
-        """Return the index rows and the file's SHA-256. Raises BuildError where the file is not as expected."""
+        """Return the index rows and the file's SHA-256. Raises BuildError if the file is not as expected."""
         with self._path.open("rb") as file:
             system.begin_writing(file.fileno())  # so that the disk works while the file is hashed
             layout = pages.read_layout(file)
@@ -232,7 +232,8 @@ class ShardWriter:
     def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
         """Read the file once, check each record's checksum, and return the index rows and the file's SHA-256.
 
-        Raises BuildError for a wrong checksum, and for a value that is not where `extents` says.
+        `extents` says where each LMDB value should be in the file. Raises BuildError for a value that is not there, and
+        for a wrong checksum.
         """
         rows, firsts = np.zeros(len(self._lengths), INDEX_DTYPE), [0, *itertools.accumulate(self._counts)]
         buffer = memoryview(bytearray(max((extent.length for extent in extents), default=0)))
