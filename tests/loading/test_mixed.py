@@ -144,7 +144,7 @@ def test_caches_are_mixed_where_their_records_are_alike(photos: Path, tmp_path: 
         if finish == "host":
             assert len(list(MixedLoader(loaders, [1, 1, 1]))) == 12
         else:
-            with pytest.raises(UsageError, match="leave finish out where only codecs differ"):
+            with pytest.raises(UsageError, match="leave finish out if only codecs differ"):
                 MixedLoader(loaders, [1, 1, 1])
     for wrong, option in ((made(other, "classes"), "--classes"), (made(two, "size", size=24), "--like")):
         with pytest.raises(UsageError, match=option):

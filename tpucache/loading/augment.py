@@ -61,10 +61,10 @@ class HostCrop:
         self.fields = (Field(IMAGE, "raw", _BYTES if self._normal is None else _FLOATS, (*self.size, channels)),)
 
     def reading(self, seed: int, step: int, rows: int, own: slice) -> Callable[..., WaysRead]:
-        """Return a function that reads crops into buffers of `fields`, called like `CachedDataset.read_into`.
+        """Return a function that reads crops into a buffer for `fields`. Call it like `CachedDataset.read_into`.
 
-        The random numbers of a global batch with `rows` rows follow from (seed, step). The function reads the slice
-        `own` of the batch.
+        The function reads the slice `own` of a global batch with `rows` rows. The batch's random numbers follow from
+        (seed, step).
         """
         size = self._form.height, self._form.width
         draws = drawn.draw(self._settings, seed, step, rows, size)[own]

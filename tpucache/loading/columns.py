@@ -15,10 +15,10 @@ from tpucache.types import Array
 
 @dataclass(frozen=True)
 class Column:
-    """How a column is encoded, as fitted to the training samples.
+    """How a column of the samples table is encoded as numbers, as learned from the training samples.
 
-    For a column of numbers, `mean` and `std` are the mean and standard deviation of the numbers. For a column of text,
-    `names` are the different texts.
+    For a column of numbers, `mean` and `std` are the mean and standard deviation of the numbers, and `names` is empty.
+    For a column of text, `names` are the different texts.
     """
 
     name: str
@@ -39,7 +39,10 @@ class Column:
         """
         values = read_column(table, self.name, positions)
         if isinstance(values, list) != bool(self.names):
-            raise UsageError(f"the column {self.name!r} holds {_kind(values)} here, but not in the training samples")
+            raise UsageError(
+                f"the column {self.name!r} holds {_kind(values)} here, but not in the training samples: give values of "
+                "the kind that was learned"
+            )
         if not isinstance(values, list):
             return ((values - self.mean) / self.std).astype(np.float32)[:, None]
         numbers = {name: number for number, name in enumerate(self.names)}
@@ -56,7 +59,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """Several columns, concatenated in one array."""
+    """Several columns of the samples table, whose encoded values lie side by side in one array (n, width)."""
 
     parts: tuple[Column, ...]
 
@@ -78,7 +81,7 @@ class Columns:
 
 
 def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
-    """Return the columns from which `Columns.to_list` made these values."""
+    """Return the Columns that `Columns.to_list` turned into `values`, such as after reading them from JSON."""
     return Columns(tuple(Column(**{**part, "names": tuple(part["names"])}) for part in values))
 
 

@@ -145,7 +145,11 @@ class CachedDataset(Dataset[Item]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Return several samples: DataLoader calls this for a whole batch. Raises IndexError and UsageError."""
+        """Return the samples at `indices` as a list. DataLoader calls this for a whole batch.
+
+        Raises IndexError for an index out of range, UsageError for a value that is not an index, and DamageError for a
+        record that cannot be read.
+        """
         if overrides(self, CachedDataset, "__getitem__") and not overrides(self, CachedDataset, "__getitems__"):
             return [self[index] for index in indices]  # a subclass's own __getitem__ also applies to batches
         return self._items(indices)
@@ -240,7 +244,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def networks(self) -> list[NetworkUse]:
-        """`network` in a list; an empty list for a cache in a folder."""
+        """A list with this process's network traffic for a cache at a URL; an empty list for a cache in a folder."""
         return [use for use in [self.network] if use is not None]
 
     @property
@@ -350,8 +354,7 @@ class CachedDataset(Dataset[Item]):
         """Return a dataset of the samples that meet a condition on their columns, such as "age > 60 and site == 'A'".
 
         `tpucache.store.filter.matching` explains conditions. A condition runs no code, and a missing value never
-        matches.
-        Raises UsageError for an invalid condition.
+        matches. Raises UsageError for an invalid condition.
         """
         from tpucache.store.filter import matching
 
@@ -363,7 +366,10 @@ class CachedDataset(Dataset[Item]):
         Raises UsageError if records have a field with that name.
         """
         if COLUMNS in self.names:
-            raise UsageError(f"the records have a field {COLUMNS!r} already: columns cannot be inputs as well")
+            raise UsageError(
+                f"the records have a field {COLUMNS!r} already, so columns cannot be inputs as well: leave the columns "
+                "out, or rename the field"
+            )
         whole = np.full((self.manifest.samples, values.shape[1]), np.nan, np.float32)
         whole[self.positions] = values
         derived = self._derive(self._selection, self._open_reader)
@@ -401,7 +407,10 @@ class CachedDataset(Dataset[Item]):
                 f"mean has {len(mean)} numbers and std has {len(std)}: give both one number for each column of labels"
             )
         if labels is None or labels.dtype.kind != "f" or labels.shape[1:] != (len(mean),):
-            raise UsageError(f"mean has {len(mean)} numbers, so labels need as many columns, of float values")
+            raise UsageError(
+                f"mean has {len(mean)} numbers, but the labels are not float values in as many columns: give one "
+                "number for each column of labels, and leave class labels as they are"
+            )
         derived = self._derive(self._selection, self._open_reader)
         derived._scale = np.array(mean, np.float64), np.array(std, np.float64)
         return derived
@@ -439,7 +448,8 @@ class CachedDataset(Dataset[Item]):
     def record_numbers(self, indices: Array, epoch: int, chunk: int = 1) -> npt.NDArray[np.int64]:
         """Return the numbers of the records of these samples in an epoch: int64 (n,). Nothing is read.
 
-        `chunk` is that of `read_into`. A sample that was selected several times has one record per variant.
+        `chunk` is the same as for `read_into`. If a sample was selected several times, all its indices give the same
+        record number for the same variant.
         """
         return self._selection.record_numbers(indices, epoch, chunk)
 

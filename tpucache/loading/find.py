@@ -125,14 +125,14 @@ def find_version(name: str, version: int, roots: Sequence[str | Path] | None = N
 
 
 def _of_dataset(parts: Sequence[str], slug: str) -> list[str]:
-    """Return the parts of a path, where `slug` replaces the names of its add-ons, such as slug-v2."""
+    """Return the parts of a path, with the names of the dataset's add-ons, such as slug-v2, replaced by `slug`."""
     from tpucache.loading.joined import is_of_dataset
 
     return [slug if is_of_dataset(part, slug) else part for part in parts]
 
 
 def usual_roots() -> list[Path]:
-    """Return the folders to search: those in TPUCACHE_PATH, or else the mounts of Kaggle and Colab."""
+    """Return the folders to search: those in TPUCACHE_PATH, or else the folders of Kaggle, kagglehub and Colab."""
     if folders := os.environ.get(PATH_VARIABLE):
         return [Path(root) for root in folders.split(os.pathsep) if root]
     kagglehub = os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub"
@@ -149,7 +149,7 @@ class Found:
 
 @dataclass
 class Search:
-    """A breadth-first search below the roots for folders with manifests, with limits."""
+    """A breadth-first search below `roots` for folders with a manifest; depth, folders and time are limited."""
 
     roots: list[Path]
     seconds: float  # the limit per root
@@ -199,7 +199,10 @@ class Search:
 
 
 def _wanted(name: str) -> list[tuple[str, ...]]:
-    """Return the sequences of folder names that match a name. Raises UsageError for an invalid name."""
+    """Return sequences of nested folder names: a cache is called `name` if its path contains one of them.
+
+    "" as the first folder name stands for the root of the search. Raises UsageError for an invalid `name`.
+    """
     text = name.removeprefix(KAGGLE)
     parts = tuple(text.split("/"))
     is_kaggle = text != name
@@ -216,7 +219,7 @@ def _holds(parts: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _latest(found: Sequence[Found]) -> list[Found]:
-    """Return these folders, but of datasets that kagglehub has in several versions only the latest version."""
+    """Return `found` without outdated folders: if kagglehub has several versions of a dataset, the latest stays."""
     best: dict[tuple[Path, tuple[str, ...]], tuple[int, Found]] = {}
     for one in found:
         at = one.parts.index(_VERSIONS) + 1 if _VERSIONS in one.parts[:-1] else 0
@@ -228,7 +231,10 @@ def _latest(found: Sequence[Found]) -> list[Found]:
 
 
 def _folders(directory: Path) -> list[str]:
-    """Return the sorted names of the folders among a directory's first entries; [] if it cannot be read."""
+    """Return the sorted names of the folders among a directory's first entries, without hidden folders.
+
+    Returns [] if the directory cannot be read.
+    """
     try:
         with os.scandir(directory) as entries:
             few = [entry for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False)]

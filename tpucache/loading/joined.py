@@ -109,7 +109,7 @@ def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: S
 
 
 def _find_files(version: Manifest, folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the path of each file of a version, by file name: in the first of `folders` that has the file.
+    """Return the path of each file of a version, by file name: in the first of `folders` with this file in full size.
 
     Files that no folder has are left out.
     """
@@ -153,7 +153,7 @@ def _what_to_attach(
 
 
 def to_parents(where: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of the file PARENTS_NAME. `where` has the dataset that contains each file, by file name."""
+    """Return the content of the file PARENTS_NAME; `where` says, by file name, which dataset contains the file."""
     return {"format": _FORMAT, "files": dict(sorted(where.items()))}
 
 

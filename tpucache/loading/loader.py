@@ -297,7 +297,10 @@ class BatchLoader(Generic[AnySamples]):
         return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks, self.dataset.maps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, an integer from 0, or to the position of a state of this epoch just loaded."""
+        """Go to the start of an epoch, an integer from 0.
+
+        If a state of this epoch was loaded just before, keep the position of that state.
+        """
         epoch = to_integer("epoch", epoch, 0)
         self._go_to(epoch, self._following[1] if epoch == self._following[0] else 0)
 
@@ -319,7 +322,8 @@ class BatchLoader(Generic[AnySamples]):
         """Continue at the position in a state that a loader's `state_dict` returned.
 
         That loader may have had another number of ranks and another batch size. `set_epoch` with the state's epoch
-        keeps the position. Raises UsageError if records, labels, selection or order differ.
+        keeps the position. Raises UsageError if records, labels, selection or order differ, or if the last batch would
+        have fewer samples than there are ranks.
         """
         saved = read_state(state, self._state(), self.order.text_by_sample)
         self.order.check(saved)
@@ -446,7 +450,10 @@ class _Iteration:
             yield from self._placed_batches(slots, rest)
 
     def begin(self) -> _Begun:
-        """Ask the kernel to read the first records ahead, and return which. Errors of the storage are ignored here."""
+        """Ask the kernel to read the first records ahead, and return which samples' records these are.
+
+        Errors of the storage are ignored here.
+        """
         end = self._start
         for parts in self._parts_ahead(self._start):
             ahead = np.concatenate([self._positions[part] for part in parts])
@@ -458,7 +465,10 @@ class _Iteration:
         return _Begun(self._seed, self._order, self.epoch, self._start, end)
 
     def _take_begun(self) -> int:
-        """Return the position before which `begin` asked for this iteration's records; 0 if it asked for none."""
+        """Return the position in the order up to which `begin` has asked the kernel for this iteration's records.
+
+        The result is 0 if `begin` was called for another seed, order, epoch or start, or was not called.
+        """
         begun, self._loader._begun = self._loader._begun, None
         own = self._seed, self._order, self.epoch, self._start
         return begun.end if begun is not None and begun[:-1] == own else 0
@@ -481,7 +491,10 @@ class _Iteration:
         return map(_GlobalBatch, itertools.count(step), self._loader._bounds(start))
 
     def _parts_ahead(self, start: int) -> Iterator[list[slice]]:
-        """Yield the slices of the epoch's order that this rank reads: one list per window, from position `start`."""
+        """Yield lists of slices of the epoch's order that this rank reads from position `start` on.
+
+        There is one list for each window, which is a run of `_window` samples of the order.
+        """
         loader = self._loader
         return rank_windows(loader._bounds(start), self._window, loader.rank, loader.world_size)
 
@@ -552,7 +565,10 @@ class _Iteration:
         return _ReadBatch(self._dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
 
     def _read_records(self, placed: Placed, rows: int, divide: Divide) -> _ReadBatch:
-        """Read the missing records in chunks of `rows` rows. The last chunk may have fewer records."""
+        """Read the records in `placed.missing`, which are not in the device's memory yet.
+
+        Each chunk fills a buffer of `rows` rows; the last chunk may have fewer records.
+        """
         pin_memory = self._loader.options.pin_memory
         pool = self._dataset.buffer_pools.pool(rows, pinned_empty if pin_memory else None)
         batches = []

@@ -314,7 +314,7 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
     if _forms(other) != _forms(one):
         raise UsageError(
             f"{other.directory} has records of other fields, sizes or packed forms than {one.directory}: build it with "
-            f"`warmup SOURCE CACHE --like {one.directory}`, or leave finish out where only codecs differ"
+            f"`warmup SOURCE CACHE --like {one.directory}`, or leave finish out if only codecs differ"
         )
     if one.column_width != other.column_width:
         raise UsageError(
@@ -329,7 +329,11 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
 
 
 def _forms(dataset: CachedDataset) -> list[tuple[Any, ...]]:
-    """Return what must be equal in a mixture: each field's array and, for packed fields, its decoding parameters."""
+    """Return, for each field, what must be equal in all datasets of a mixture.
+
+    This is the name, dtype and shape of the field as it is read, and for a packed field also the stored field, which
+    has the decoding parameters.
+    """
 
     def form(stored: Field, read: Field) -> tuple[Any, ...]:
         return read.name, read.dtype, read.shape, None if read.shape == stored.shape else stored

@@ -68,7 +68,7 @@ class EpochOrder:
 
     @property
     def text_by_sample(self) -> str:
-        """The text that the property `text` would have if `is_by_chunk` were False."""
+        """The order as text, without the words that `text` adds if a chunk's samples have the same variant."""
         if self.sampling is not None:
             return self.sampling.text
         if self.name == "local":
@@ -158,7 +158,7 @@ def make_sampled_order(
     if len(names) > 1:
         raise UsageError(f"{' and '.join(names)} each say which samples an epoch has: give one of them")
     if shuffle not in (True, False, "full"):
-        raise UsageError(f"{names[0]} decides the order itself: shuffle is True or left out, not {shuffle!r}")
+        raise UsageError(f"{names[0]} decides the order itself: leave shuffle={shuffle!r} out")
     sampling: Sampling
     if weights is not None:
         sampling = WeightedDraws(weights, len(dataset))

@@ -65,7 +65,10 @@ def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
 
 
 def _part_members(samples: int, seed: int) -> Positions:
-    """Return all positions in random order, to be divided into parts. So the samples of a class spread over parts."""
+    """Return all positions in a random order that is the same in every epoch: each part is a slice of it.
+
+    As the order is random, the samples of a class spread over all parts.
+    """
     # The third word makes this stream differ from the streams of all epochs.
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 0, 1]))).permutation(samples)
 

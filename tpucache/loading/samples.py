@@ -125,7 +125,10 @@ class Samples(Protocol):
         ...
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = ...) -> WaysRead:
-        """Read records by their numbers into the first rows of a buffer; `divide` and the result as for `read_into`."""
+        """Read records by their numbers into the first rows of a buffer.
+
+        `divide` and the result are the same as for `read_into`.
+        """
         ...
 
 
@@ -184,7 +187,7 @@ class Selection:
         return samples * len(self.variants)
 
     def rows(self, cache: Cache, indices: Positions, epoch: int, chunk: int = 1) -> Numbers:
-        """Return the numbers of the rows of the cache's index with the samples' records in an epoch.
+        """Return the index row numbers of the records that these samples have in an epoch: int64 (n,).
 
         With variant "epoch", a sample's variant follows from the sample's position in the cache. If `chunk` is above 1,
         the variant follows from the sample's index instead: samples with equal `index // chunk` have the same variant.
@@ -227,7 +230,7 @@ class Selection:
         return places if self._distinct is None else self._distinct[1][places]
 
     def rows_of_records(self, cache: Cache, numbers: Positions) -> Numbers:
-        """Return the numbers of the rows of the cache's index with these records, given their record numbers."""
+        """Return the index row numbers of the records with the record numbers `numbers`: int64 (n,)."""
         turns, places = np.divmod(numbers, max(1, self._different))
         positions = places if self._distinct is None else self._distinct[0][places]
         return cache.rows(np.array(self.variants)[turns], positions)
@@ -271,8 +274,8 @@ def digest_of(
 ) -> str:
     """Return a SHA-256, in hexadecimal, of the variant, fields, classes, shards, labels and positions in order.
 
-    A shard counts with its name, place and deleted records, and with its records by `records_sha256`, which does not
-    depend on the page size of the machine that wrote the shard.
+    Of each shard, the digest covers the name, the position of the first sample, the number of records, the deleted
+    records, and `records_sha256`, which does not depend on the page size of the machine that wrote the shard.
     """
     facts = {
         "variant": variant,

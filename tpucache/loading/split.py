@@ -85,7 +85,10 @@ def fold_splits(table: SampleTable) -> dict[str, Split]:
     values = np.unique(folds)
     values = values[values != (str(NO_FOLD) if folds.dtype.kind == "U" else NO_FOLD)]
     if len(values) == 1 and (folds == values[0]).all():
-        raise UsageError(f"all samples are in one fold, {values.tolist()}: nothing would remain to train on")
+        raise UsageError(
+            f"all samples are in one fold, {values.tolist()}: nothing would remain to train on. Make folds with "
+            "`tpucache relabel CACHE --make-folds 5`"
+        )
     if len(values) < 2:
         found = f"only one fold besides {NO_FOLD}, {values.tolist()}" if len(values) else f"no fold besides {NO_FOLD}"
         raise UsageError(f"the cache has {found}: cross-validation needs at least two folds")

@@ -66,7 +66,8 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
     seed, epoch, position = (_integer(state, name, 0) for name in ("seed", "epoch", "position"))
     if position > own.samples:
         raise UsageError(
-            f"a loader's state has a position of at most {own.samples}, the samples of the dataset, not {position}"
+            f"a loader's state has a position of at most {own.samples}, the samples of the dataset, not {position}: "
+            "begin anew, as this state was changed"
         )
     return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk, drawn=state.get("drawn", ""))
 

@@ -31,7 +31,10 @@ def refuse_fork(began: int) -> None:
 
 
 class ReadingThreads:
-    """The threads of one iteration, which read `ahead` batches at the same time."""
+    """The threads that read the batches of one iteration, up to `ahead` batches at the same time.
+
+    If there are more threads than batches, several threads read one batch.
+    """
 
     def __init__(self, threads: int, ahead: int) -> None:
         """Make the thread pools. A thread starts when there is work for it."""

@@ -28,7 +28,8 @@ class SamplerOrder:
     def __init__(self, sampler: Any, samples: int) -> None:
         """Store a sampler for a dataset with `samples` samples.
 
-        Raises UsageError for a sampler of batches, for a sampler of a single rank, and for a sampler without a length.
+        Raises UsageError for a sampler of batches, for a sampler of a single rank, for a sampler without a length, and
+        for anything that is not a torch Sampler.
         """
         if isinstance(sampler, BatchSampler):
             raise UsageError("sampler gives batches: give the sampler of single samples that the BatchSampler wraps")
@@ -84,7 +85,9 @@ class SamplerOrder:
         try:
             found = integer_positions(array, self._samples, from_end=False)
         except OutOfRangeError as error:
-            raise OutOfRangeError(f"{name} is not for this dataset: {error}") from error
+            raise OutOfRangeError(
+                f"{name} is not for this dataset: {error}. Make the sampler from this dataset"
+            ) from error
         if len(found) != expected:
             raise UsageError(
                 f"{name} gives {len(found):,} indices in epoch {epoch}, and its length is {expected:,}: correct __len__"

@@ -149,9 +149,9 @@ class BatchAugment:
     def _move(self, images: Array, draws: Array, dtype: str = _BYTES, *, nearest: bool = False) -> Array:
         """Return images (batch, channels, height, width) transposed, reversed, shifted, tilted and cropped.
 
-        Transposing, reversing and shifting keep every value, of type `dtype`, exactly. Tilting and cropping
-        interpolate, and integers are then rounded to integers; with `nearest`, they take the value of the nearest
-        pixel.
+        `draws` has a row of random numbers for each image, (batch, columns), and `dtype` is the dtype of the images.
+        Transposing, reversing and shifting keep every value exactly. Tilting and cropping interpolate, and round the
+        results if `dtype` is an integer type. With `nearest`, they take the value of the nearest pixel instead.
         """
         settings, functions = self.settings, self._functions
         if settings.rotate:
@@ -244,7 +244,8 @@ class BatchColours:
     def __init__(self, settings: AugmentSettings, channels: int, library: ArrayLibrary, dtype: str) -> None:
         """Take the number of channels and the images' dtype.
 
-        Raises UsageError for settings that need 3 channels, and for brightness where the dtype's white is not known.
+        Raises UsageError for settings that need 3 channels if there are not 3, and for brightness if `dtype` is neither
+        uint8 nor uint16, because the value of white is not known for other dtypes.
         """
         for name in ("saturation", "hue", "grey"):
             if getattr(settings, name) and channels != 3:
@@ -325,7 +326,7 @@ class BatchNormalise:
         return self.pixels(self._library.cast(self._library.functions.moveaxis(images, 3, 1), "float32"))
 
     def pixels(self, images: Array) -> Array:
-        """Return images, float32 (batch, channels, height, width), normalised in the same shape and dtype."""
+        """Normalise images that are float32 (batch, channels, height, width) already; shape and dtype stay."""
         pixels = images * self._scale
         pixels += self._shift  # torch adds in place: the page faults of another large array take longer than the sum
         return pixels
@@ -342,9 +343,9 @@ def scale_and_shift(mean: Sequence[float], std: Sequence[float]) -> tuple[npt.ND
 
 
 def check_fields(settings: AugmentSettings | None, names: Container[str]) -> None:
-    """Raise UsageError where records with fields of these `names` cannot be normalised, or changed as the settings say.
+    """Raise UsageError if the device cannot normalise records with fields of these `names`, or apply the settings.
 
-    With `settings` None, nothing is checked.
+    It needs images, and it cannot move boxes and keypoints. With `settings` None, nothing is checked.
     """
     if settings is None:
         return
@@ -359,7 +360,7 @@ def check_fields(settings: AugmentSettings | None, names: Container[str]) -> Non
 
 
 def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None, names: Container[str]) -> None:
-    """Raise UsageError where the settings mix samples, and these labels or masks cannot be mixed.
+    """Raise UsageError if the settings mix samples, and these labels or masks cannot be mixed.
 
     `names` are the names of the records' fields.
     """

@@ -181,9 +181,9 @@ class AutoAugment:
 
 
 def _smoothed(functions: Any, pixels: Array) -> Array:
-    """Return the images, with each inner pixel replaced by the rounded mean of its 3 x 3 pixels.
+    """Return images in which each inner pixel is the rounded mean of the 3 x 3 pixels around it.
 
-    The pixel itself counts 5 times in this mean. The border is kept.
+    The pixel itself counts 5 times in this mean. The pixels at the border are kept.
     """
     if min(pixels.shape[2:]) < 3:
         return pixels

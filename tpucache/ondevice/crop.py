@@ -30,7 +30,7 @@ _SMALL: Final = 1e-4  # the sine of a smaller number is the number itself
 
 
 class CropDecoder:
-    """Decodes a random part of each packed image, resizes it, and mirrors it where the random numbers say so."""
+    """Decodes a random part of each packed image, resizes it, and mirrors it if the random numbers say so."""
 
     def __init__(self, decoder: PackedDecoder, resize: Resize) -> None:
         """Take the decoder for whole images, and the size of the resized crops; `resize.fit` has no effect on crops."""
@@ -73,10 +73,10 @@ class CropDecoder:
 
 
 def _pixels(axis: Axis) -> Matrix:
-    """Return the numbers of an axis's pixels, float32 (n, 1, 1, blocks), those of a block along the first dimension.
+    """Return which pixels along an axis depend on each block, as pixel numbers: float32 (n, 1, 1, blocks).
 
-    Where a sample is two pixels wide, it also contributes to the next pixel on either side, so these pixels are
-    included.
+    The n pixels of a block lie along the first dimension. If a sample is two pixels wide, the block also contributes to
+    the next pixel on either side, and these two pixels are included. Without frequencies, each sample is a block.
     """
     block = 1 if axis.frequencies is None else BLOCK
     beyond = axis.step - 1

@@ -65,8 +65,8 @@ def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
     for side, stored in zip(sides, shape[:2], strict=True):
         if not min(_LEAST_SIDE, stored) <= side <= _MOST_TIMES * stored:
             raise UsageError(
-                f"images of {shape[0]}x{shape[1]} can get sides from {_LEAST_SIDE} pixels to twice their own, and "
-                f"not {sides[0]}x{sides[1]}: warm up a cache of larger images"
+                f"images of {shape[0]}x{shape[1]} can be resized to sides from {_LEAST_SIDE} pixels to twice their "
+                f"own, not to {sides[0]}x{sides[1]}: choose another size, or warm up a cache of larger images"
             )
     return Resize(*sides, fit)
 
@@ -75,8 +75,8 @@ class Axis(NamedTuple):
     """One side of a stored plane of an image: how the plane's numbers along this side give the image's pixels.
 
     Along this side, the image has `pixels` pixels, and the plane has `samples` samples, each covering `step` pixels.
-    The plane's numbers are the samples themselves where `frequencies` is None, else the lowest `frequencies`
-    frequencies of each block of eight samples.
+    The plane's numbers are the samples themselves if `frequencies` is None, else the lowest `frequencies` frequencies
+    of each block of eight samples.
     """
 
     pixels: int
@@ -168,9 +168,9 @@ class CoefficientDecoder(PackedDecoder):
     """Decodes packed images of quantised DCT coefficients, uint8 (batch, bytes)."""
 
     def __init__(self, layout: CoefficientLayout, resize: Resize | None = None, frequencies: int | None = None) -> None:
-        """Take the layout of the packed bytes, and how many frequencies of each block to use in each direction.
+        """Take the layout of the packed bytes, and the size of the images to make, by default the stored size.
 
-        By default all stored frequencies are used.
+        `frequencies` is how many frequencies of each block to use in each direction, by default all stored ones.
         """
         self.layout = layout
         self.frequencies = min(frequencies or BLOCK, layout.bands[-1])
@@ -257,7 +257,7 @@ class PixelDecoder(PackedDecoder):
         return [values[:, channel] for channel in range(self.channels)]
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-        """Return the channels with `middle` added to them, float32 (batch, channels, height, width)."""
+        """Return images, float32 (batch, channels, height, width), whose channels are `planes` plus `middle`."""
         return library.functions.stack([plane + middle for plane in planes], 1)
 
 
@@ -268,7 +268,7 @@ def field_decoder(field: Field, resize: Resize | None = None) -> PackedDecoder |
 
 
 def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecoder:
-    """Return the decoder of a field's packed form, or a PixelDecoder where its codec has no packed form."""
+    """Return the decoder of a field's packed form, or a PixelDecoder if its codec has no packed form."""
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
         return PixelDecoder(field, resize)
@@ -295,13 +295,13 @@ def _parts_of(constants: Constants, name: str) -> tuple[Array, Array]:
 
 
 def transformed(library: ArrayLibrary, matrix: Array, rows: tuple[Array, Array], columns: tuple[Array, Array]) -> Array:
-    """Return `rows @ matrix @ columns`. `rows` and `columns` are each a coarse part and a rest."""
+    """Return `rows @ matrix @ columns`. `rows` and `columns` are each given as two matrices, which add up to them."""
     half = _product(library.functions, split_parts(library, matrix, _OF_COEFFICIENTS), columns)
     return _product(library.functions, rows, split_parts(library, half, _OF_HALF_DONE))
 
 
 def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
-    """Return the matrix product of two operands, each given as a coarse part and a rest.
+    """Return the matrix product of two operands. Each is given as two matrices that add up to it: coarse part and rest.
 
     The product of the two rests is left out: it is smaller than bfloat16's rounding.
     """
@@ -372,9 +372,10 @@ def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
 def _spread(
     library: ArrayLibrary, nibbles: Array, low: list[Array], parts: list[Submatrix], plane: Plane, wide: list[Submatrix]
 ) -> list[Array]:
-    """Return blocks shaped like those of `low`, with high bits where coefficients have stored ones, and 0 elsewhere.
+    """Return the high bits of the coefficients whose low bits are the blocks `low`, in blocks of the same shapes.
 
-    `wide` are the submatrices whose coefficients have stored high bits, and `nibbles` are these bits.
+    `parts` are the submatrices of the coefficients, one for each block. Only the coefficients in the submatrices `wide`
+    have stored high bits, which are `nibbles`; the high bits of the others are 0.
     """
     functions, at = library.functions, 0
     starts = {part.rows.start: part for part in wide}

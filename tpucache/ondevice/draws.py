@@ -122,7 +122,11 @@ def _draw_view(
 
 
 def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomState) -> None:
-    """Write the first stream's numbers, for the settings that are on, into `draws`, one row for each sample."""
+    """Write the numbers for the settings that use the first stream, as far as they are on, into `draws`.
+
+    These are turns, flips, shift, brightness, contrast, saturation, erase, mixup and cutmix. `draws` is (batch,
+    columns), and `rng` gives the stream's random numbers.
+    """
     batch_size = len(draws)
     uniform = rng.random_sample((batch_size, 16))
     coin = rng.random_sample()
@@ -151,9 +155,9 @@ def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomSt
 
 
 def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: tuple[int, int] | None) -> None:
-    """Write the second stream's numbers, for the settings that are on, into `draws`, one row for each sample.
+    """Write the numbers for tilt, hue, blur, grey and crop, as far as they are on, into `draws` (batch, columns).
 
-    `uniform` are the stream's random numbers, and `size` is the images' height and width.
+    `uniform` are random numbers of the second stream, from 0 to 1, and `size` is the images' height and width.
     """
     if settings.tilt:
         angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)

@@ -40,7 +40,10 @@ class TorchMemory:
         return [*self.put(np.stack(arrays)).unbind()]
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return a table with a row for each row of `slots`; records have the dtype and shape of those in `chunk`."""
+        """Return a table on the device with as many rows as `slots`, for records like those in `chunk`.
+
+        `chunk` is a tensor (records, *shape). It only gives the records' dtype and shape.
+        """
         return TorchTable(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
@@ -65,7 +68,7 @@ class TorchTable:
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor) -> None:
         """Reserve memory for `slots.rows` rows on the device of `chunk`, whose rows have the records' shape and dtype.
 
-        Raises DeviceFullError where the device has not enough memory.
+        Raises DeviceFullError if the device has not enough memory.
         """
         self._count, self._shape, self._dtype = len(chunk), chunk.shape[1:], chunk.dtype
         row_bytes = chunk[:1].nbytes

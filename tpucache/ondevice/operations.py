@@ -148,7 +148,11 @@ def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Ar
 
 
 def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int) -> dict[int, Any]:
-    """Return the columns that an operation sets, each with a value for each of these magnitudes (n,)."""
+    """Return the numbers that describe an operation, by column: for each column, one number or one per magnitude.
+
+    `magnitude` is (n,), `size` the images' height and width, and `side` that of the square in which images rotate, or
+    0. Columns that the operation does not use are left out.
+    """
     height, width = size
     # The distance between the centres of the image and of the square in which it turns.
     down, across = ((side - each) // 2 - (side - each) / 2 if side else 0.0 for each in size)
@@ -173,9 +177,10 @@ def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int)
 
 
 def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
-    """Return a rotation around a point that is `down` and `across` pixels off the centre, as values by column.
+    """Return the numbers, by column, that describe rotations by `degrees` (n,): one number for each rotation.
 
-    An image turns by a right angle first where `degrees` are more than 45, and then in three shears.
+    An image rotates around a point that is `down` and `across` pixels off its centre. If `degrees` are beyond 45 or
+    -45, the image turns by a right angle first. Three shears turn it by the rest.
     """
     turn = np.where(np.abs(degrees) > _MOST_TILT, np.sign(degrees), 0)
     tilt = np.radians(degrees - 90 * turn)

@@ -82,9 +82,11 @@ def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Arr
 
 
 def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> Array:
-    """Return pixels (batch, channels, height, width), replaced by weighted means of their rows, then of their columns.
+    """Resample images (batch, channels, height, width) along both sides.
 
-    `rows` and `columns` are the weights, as `crop_weights` and `blur_weights` return them.
+    Each new row is a weighted mean of rows, and then each new column is a weighted mean of columns. `rows` and
+    `columns` are the weights, as `crop_weights` and `blur_weights` return them. `is_bytes` says that pixels are whole
+    numbers from 0 to 255, which takes fewer multiplications.
     """
     half = _product([rows @ part for part in split(pixels, 1 if is_bytes else 3)]) / rows.sum(3, keepdims=True)
     columns = columns.swapaxes(2, 3)

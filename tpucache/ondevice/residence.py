@@ -48,10 +48,10 @@ class ResidentDecision:
             self.reason = never or not_auto or "the first steps have not ended yet"
 
     def decide(self) -> bool:
-        """Decide for the choice "auto"; return whether records stay on the device from now on and did not before.
+        """Decide for the choice "auto" whether records stay on the device, and return the decision.
 
-        Call this after the first steps have allocated their memory. If there is nothing left to decide, the result is
-        False.
+        Call this after the first steps have allocated their memory. If there is nothing left to decide, nothing changes
+        and the result is False.
         """
         if not self._is_open:
             return False

@@ -37,7 +37,7 @@ class ResidentMemory(Protocol):
 
     @property
     def cores(self) -> int:
-        """The number of parts that a batch is divided into."""
+        """The number of cores over which a batch is divided; each has memory of its own."""
         ...
 
     @property
@@ -60,10 +60,10 @@ class ResidentMemory(Protocol):
         ...
 
     def reserve(self, slots: RecordSlots, chunk: Any) -> ResidentTable:
-        """Return a table with a row for each row of `slots`.
+        """Return a table with as many rows as `slots`.
 
-        Records are written to it in chunks of the dtype and shape of `chunk`, which is on the device. Raises
-        DeviceFullError where the memory is too small.
+        Records will be written to the table in chunks of the dtype and shape of `chunk`, which is on the device. Raises
+        DeviceFullError if the memory is too small.
         """
         ...
 

@@ -103,7 +103,7 @@ class RecordSlots:
 
         A batch is divided evenly over `cores`. `owners` has the core of each record, int64 (records,), and -1 for a
         record that is never needed; with None, a record may lie on any core. `tile` is the tile of the memory. Raises
-        UsageError where a chunk does not divide evenly over the cores.
+        UsageError if a chunk does not divide evenly over the cores.
         """
         if chunk % cores:
             raise UsageError(f"batches of {chunk:,} do not divide evenly over {cores} cores: choose another batch size")
@@ -176,10 +176,10 @@ class RecordSlots:
         return Placed(slots, missing, numbers)
 
     def check_owners(self, slots: npt.NDArray[np.int32]) -> None:
-        """Raise UsageError where a core's part of a batch has a record that lies in the memory of another core.
+        """Raise UsageError if a core's part of a batch has a record that lies in the memory of another core.
 
-        This can happen only where records have owners. There the cores exchange no records, so the core would read a
-        wrong record. `slots` are the rows of the batch's records, int32 (batch,).
+        This can happen only if records have owners. Then the cores exchange no records, so the core would read a wrong
+        record. `slots` are the rows of the batch's records, int32 (batch,).
         """
         if not self.is_local:
             return
@@ -187,8 +187,8 @@ class RecordSlots:
         if len(slots) % self.cores or (slots // self.rows_a_core != own).any():
             raise UsageError(
                 'shuffle="local" gives each core the samples in its own memory, and in this batch a core would get '
-                "samples of another core: give the loader the number of cores that divide a batch, and leave pad_last "
-                "out"
+                "samples of another core: give the loader `cores`, the number of cores that share a batch, and leave "
+                "pad_last out"
             )
 
     def confirm(self, chunk: int) -> None:

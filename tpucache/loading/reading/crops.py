@@ -135,8 +135,9 @@ def crop(
 ) -> None:  # fmt: skip
     """Write the crop of each image to its target, (height, width, channels): uint8, or, given `normal`, float32.
 
-    `sources` and `targets` are the addresses of records and results, int64 (n,), contiguous. The caller keeps the
-    memory alive and checks that it is large enough. Several threads may call this at once.
+    `form` is how the images are stored, and `boxes` has the part of each image that is cropped. `sources` and
+    `targets` are the addresses of records and results, int64 (n,), contiguous. The caller keeps the memory alive and
+    checks that it is large enough. Several threads may call this at once.
     """
     if not len(sources):
         return
@@ -363,9 +364,10 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
     work = CropWork(*code.arguments)
 
     def taps(name: str, image: Any, size: Any) -> tuple[Any, Any, Any, Any]:
-        """Emit the code that finds the taps of one image for `size` result pixels.
+        """Emit the code that finds the filter along one side of an image (see `Taps`) for `size` result pixels.
 
-        Returns the addresses of its `firsts` and `weights`, its count, and the bytes of weights per result pixel.
+        `name` is "row", "column" or "half". Returns the addresses of the image's `firsts` and `weights`, its number of
+        source pixels per result pixel, and the bytes of weights per result pixel.
         """
         firsts, counts, weights, most = (
             getattr(work, f"{name}_{field}") for field in ("firsts", "counts", "weights", "most")

@@ -93,7 +93,7 @@ class MapUse:
 
     @property
     def is_over(self) -> bool:
-        """Whether the block has ended. Only valid after the block has begun."""
+        """Whether the `with` block has ended. Do not ask before the block has begun."""
         return self not in self._uses
 
 
@@ -166,7 +166,10 @@ class LeasedMap:
         return bool(_quick_fcntl()(self.number, system.fcntl.F_GETLEASE) == system.fcntl.F_RDLCK)
 
     def end(self) -> None:
-        """Unmap the file and release the lease, unless that was done before, without a lock: finalizers call this."""
+        """Unmap the file and release the lease, unless that was done before.
+
+        This takes no lock, because finalizers call it.
+        """
         if not _WATCH.remove(self):
             return
         if self.base:
@@ -287,7 +290,7 @@ class _Nobody:
         return ()
 
     def forget_maps(self) -> None:
-        """Do nothing."""
+        """Do nothing, as the map is never read."""
 
 
 @functools.cache

@@ -95,7 +95,10 @@ class ShardMaps:
         return self._may_map
 
     def _find_shards(self) -> None:
-        """Prepare to map the reader's shards. While a cache is being built, the reader has no shards."""
+        """Make the tables of addresses and of pieces for the reader's shards, none of which is mapped yet.
+
+        While a cache is being built, the reader has no shards.
+        """
         reader = self._reader
         # Addresses of the maps. The last one stands for shards that do not exist; reading these raises an error.
         self._bases = np.zeros(len(reader.shards) + 1, np.int64)
@@ -116,7 +119,7 @@ class ShardMaps:
         return {each: found.count(each) for each in dict.fromkeys(found)}
 
     def is_present(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Return which records are in mapped pages that were read before: bool (n,)."""
+        """Return which records are in mapped pages that were read before and probably stay in memory: bool (n,)."""
         present: npt.NDArray[np.bool_] = self._present[numbers]
         return present
 
@@ -125,7 +128,10 @@ class ShardMaps:
         self._asked[numbers] = True
 
     def how_to_map(self, shard: int) -> How:
-        """Return how a shard is, or would be, mapped, or why not. Raises DamageError if it cannot be opened."""
+        """Return the method by which a shard is mapped or could be mapped, or else the reason why it cannot.
+
+        Raises DamageError if the shard cannot be opened.
+        """
         if shard in self._how:
             return self._how[shard]
         if self._reader.arriving is not None:
@@ -207,7 +213,8 @@ class ShardMaps:
     def stop_reading(self, shard: int) -> Iterable[MapUse]:
         """Stop using a shard's map in new reads. Returns the uses that may still read it.
 
-        A program is about to change the file, so from now on each of its records is compared with its checksum.
+        A program is about to change the shard's file. So from now on, each record of the shard is compared with its
+        checksum.
         """
         self._reader.distrust(shard)
         with self._bases_lock:
@@ -315,7 +322,10 @@ class ShardMaps:
         first = start & -mmap.PAGESIZE
         if not populate(first, start + length - first):
             name = self._reader.shards[shard].name
-            raise DamageError(f"Shard {name} cannot be read: the disk or the network returned an error")
+            raise DamageError(
+                f"Shard {name} cannot be read: the disk or the network returned an error. Try again, or copy the cache "
+                "again"
+            )
 
 
 class _Memory:

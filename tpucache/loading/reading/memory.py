@@ -81,7 +81,7 @@ class MemoryBudget:
             return True
 
     def use(self, owner: object, size: int) -> None:
-        """Record that an owner uses `size` of its promised bytes from now on."""
+        """Record that an owner has begun to use `size` more of its promised bytes."""
         with self._lock:
             self._claims[owner].used += size
 

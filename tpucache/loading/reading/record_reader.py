@@ -56,7 +56,8 @@ _PER_PROCESS: Final = ("_scratch", "_is_proven", "pools", "_packed")
 class ReadingPlan(NamedTuple):
     """How records are read: "keep" in memory after the first read, "map" the shards, or "stream" from files each time.
 
-    `planned_bytes` is the memory that the process will use for records; 0 for maps, which are the page cache.
+    `planned_bytes` is the memory that the process will use for records. It is 0 for maps, because their memory belongs
+    to the system's page cache.
     """
 
     way: Literal["keep", "map", "stream"]
@@ -196,7 +197,10 @@ class RecordReader:
 
     @property
     def most_to_prepare(self) -> int:
-        """The number of records that `prepare` may keep; 0 if Python decodes them, which takes too long."""
+        """The number of records that `prepare` may keep.
+
+        The number is 0 if no records are kept in memory, or if they are decoded on the host, which takes too long.
+        """
         return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
 
     def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
@@ -231,8 +235,10 @@ class RecordReader:
             deque(executor.map(keep, (rows[at : at + batch] for at in range(0, len(rows), batch))), 0)
 
     def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> WaysRead:
-        """Read records into the first rows of a buffer, and keep them in memory if `keep` or in_memory is True.
+        """Read records into the first rows of a buffer. `rows` are their index row numbers.
 
+        With `keep`, the records are also kept in memory, as far as `in_memory` allows. `in_memory=True` keeps them in
+        any case.
         `divide` may share the work among threads. Returns the numbers of records read from memory, maps and files.
         Raises DamageError, which names the shard.
         """
@@ -263,10 +269,10 @@ class RecordReader:
         return self._is_plain
 
     def _prioritise(self, arriving: Arriving, rows: Numbers, keep: bool) -> bool:
-        """Announce that records are read next. Returns whether to keep them in memory, if `keep` is True.
+        """Announce that the records `rows` are read next. Returns whether to keep them in memory.
 
-        While records are being fetched as fast as they are read, they are not kept until a later epoch, to save CPU
-        time.
+        The result is False if `keep` is False. Unless in_memory is True, it is also False while records are being
+        fetched: to save CPU time, such records are only kept in a later epoch.
         """
         arriving.prioritise(self.in_all_bands(rows))
         return keep and (self.in_memory is True or not arriving.is_busy)
@@ -346,11 +352,14 @@ class RecordReader:
             self._maps.note_asked(missing)
 
     def not_in_memory(self, rows: Numbers) -> Numbers:
-        """Return the records that are not kept in memory."""
+        """Return those of the index row numbers `rows` whose records are not kept in memory."""
         return rows[self._memory.addresses(rows) == 0] if self.in_memory else rows
 
     def in_all_bands(self, rows: Numbers) -> Numbers:
-        """Return the index row numbers of these records in each frequency band that is read."""
+        """Return the index row numbers of records in all frequency bands that are read, int64 (bands * n,).
+
+        `rows` are the n row numbers in the lowest band.
+        """
         if self._bands == 1:
             return rows
         return (rows + self.cache.rows_a_band * np.arange(self._bands)[:, None]).reshape(-1)
@@ -395,9 +404,10 @@ class RecordReader:
                 self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
 
     def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
-        """Return an error that names the sample of the record that does not decode.
+        """Read records one by one, and return an error that names the sample of the first that does not decode.
 
-        If each record decodes when it is read alone, return `error`.
+        `error` was raised when all were read together. It is returned if each record decodes alone. `numbers` are the
+        records' index row numbers, and `found` are these index rows.
         """
         single = Buffer(self.fields, 1)
         nothing = np.zeros(1, np.int64)
@@ -425,12 +435,16 @@ class RecordReader:
             copy_rows(starts[rows], sources + offset, length, past_caches=buffer.is_large)
 
     def _copy_out(self, buffer: Buffer, rows: Indices, chosen: Indices, targets: Addresses) -> None:
-        """Copy the rows at positions `chosen` of `rows` from a buffer to the addresses `targets` in RecordMemory."""
+        """Copy the rows `rows[chosen]` of a buffer to the addresses `targets` in RecordMemory."""
         for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
             copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
 
     def _read(self, buffer: Buffer, places: Indices, numbers: Numbers, found: Rows, mapped: Addresses) -> None:
-        """Read records from files, or decode the records mapped at the addresses `mapped`, into rows of a buffer."""
+        """Read records from files, or decode them from maps, into the rows `places` of a buffer.
+
+        `numbers` are the records' index row numbers, and `found` are these index rows. `mapped` are the addresses of
+        mapped records, and 0 for a record that is not mapped.
+        """
         if self._is_plain:
             self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
             return
@@ -448,8 +462,11 @@ class RecordReader:
         """Read the records of all frequency bands, and put the parts of each image together.
 
         `banded` is the position of the image in `targets`. A packed image has the coefficients of the bands one after
-        the other. Each record is compared with its checksum on its first read, because an intact record in one band
-        says nothing about the image's records in the other bands. Raises DamageError.
+        the other. `numbers` and `found` are the index row numbers and index rows in the lowest band. `is_large` says
+        whether the buffer is so large that stores should bypass the CPU's caches.
+
+        In every band, a record is compared with its checksum when it is first read: an intact record in one band says
+        nothing about the other bands. Raises DamageError.
         """
         image, rows, packed = targets[banded], targets[banded].rows, targets[banded].array
         if not image.is_packed:
@@ -510,9 +527,10 @@ class RecordReader:
         self._is_proven[numbers] = True
 
     def _unpack(self, targets: list[_Target], found: Rows) -> int:
-        """Read records that have one field, and unpack each before the next is read.
+        """Read and unpack records one by one, if they have a single field that stays packed.
 
-        Returns how many records were read, from the first on; 0 if there are more fields or the field is decoded.
+        Returns how many of the records, from the first on, were read. This is 0 if records have more fields, or if the
+        field is to be decoded.
         """
         target, *others = targets
         if others or not target.is_packed:
@@ -543,7 +561,7 @@ class RecordReader:
 
 
 class _Target(NamedTuple):
-    """The rows of an array to which a field of some records is written, packed or decoded."""
+    """The array, and its rows, into which one field of some records is written: decoded, or packed if `is_packed`."""
 
     field: Field
     is_packed: bool
@@ -555,7 +573,10 @@ class _Target(NamedTuple):
 
 
 def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: Numbers, lengths: Numbers) -> None:
-    """Decode or unpack the records in a block of bytes into rows of arrays."""
+    """Decode or unpack records into the rows of `targets`, which has one target for each field.
+
+    Record i has `lengths[i]` bytes from `block[starts[i]]` on.
+    """
     spans = layout.spans_of(block, starts, lengths)
     for at, (stored, target) in enumerate(zip(layout.fields, targets, strict=True)):
         to = block, spans[:, at], target.array, target.rows

@@ -1,4 +1,7 @@
-"""Decodes records at another size than the stored one: images by their low frequencies, with masks and boxes."""
+"""Decodes records at another size than the stored one.
+
+Images are made from their low frequencies; masks, boxes and keypoints are changed to fit them.
+"""
 
 from __future__ import annotations
 
@@ -81,9 +84,10 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
 
 
 def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statistics:
-    """Return the statistics with the standard deviation of images at another size.
+    """Return the statistics with the standard deviation that images have when they are read at the size of `resize`.
 
-    If the manifest has no statistics by number of frequencies, return the stored statistics.
+    It is interpolated between the manifest's statistics by number of frequencies. If the manifest has none, return the
+    stored statistics.
     """
     measured = statistics.frequencies
     if not measured:
@@ -97,13 +101,17 @@ def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statist
 
 
 def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
-    """Return how many frequency bands images of a size need; 1 without bands. Raises UsageError as `in_resolution`."""
+    """Return how many frequency bands are needed to read images at the resolution `size`; 1 for a cache without bands.
+
+    Raises UsageError as `in_resolution` does.
+    """
     return len(in_resolution(manifest, size, None).layouts)
 
 
 def frequencies_for(resize: Resize, image: Field) -> int:
-    """Return how many of a block's 8 frequencies images of a size need, so that the median photograph reaches 40 dB.
+    """Return how many of a block's 8 frequencies are needed to read images at the size of `resize`.
 
+    With so many, the median photograph reaches 40 dB. `image` is the stored field of the images.
     A size of n/8 of the stored side can represent n frequencies. Up to n = 3, and just below n = 4, one more frequency
     is used, because it still improves the result (docs/numbers.md has the measurements).
     """
@@ -121,7 +129,10 @@ def _share(resize: Resize, image: Field) -> float:
 
 
 def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of many records at the size of its view. The arguments are the same as for `decode_rows`."""
+    """Decode a field of many records at the size of its view; `stored` is the field as the cache has it.
+
+    The other arguments are the same as for `decode_rows`.
+    """
     if field.name == IMAGE:
         for first in range(0, len(rows), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
