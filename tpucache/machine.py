@@ -37,7 +37,7 @@ _LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fus
 
 
 class _Version(NamedTuple):
-    """Names for a version of cgroups: of the files with a group's memory limit and use, and of lines of memory.stat."""
+    """What a version of cgroups calls the files that limit and count a group's memory, and the lines of memory.stat."""
 
     controller: str  # the name of the memory controller in /proc/self/cgroup, and of its folder
     limits: tuple[str, ...]

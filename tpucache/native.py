@@ -605,11 +605,12 @@ class FunctionWriter:
 
     @contextlib.contextmanager
     def counting(self, start: Any, stop: Any, step: int, carried: list[Any] | None = None) -> Iterator[Any]:
-        """Emit a loop around the code that the `with` block emits.
+        """Emit a loop whose body is the code that the `with` block emits. Yield the loop's counter.
 
-        Yield the counter, which goes from `start` in steps of `step` while it is below `stop`. `carried` is a list of
-        values. Before the loop it has their initial values. In the block it has those of the current turn, and the
-        block replaces them by those of the next turn. After the loop it has those after the last turn.
+        The counter goes from `start` in steps of `step` while it is below `stop`. `carried` is a list of values that
+        each iteration hands to the next one. The caller fills it with the initial values. In the `with` block it has
+        the values of the current iteration, and the block replaces them by those of the next iteration. After the block
+        it has the values after the last iteration.
         """
         build = self.build
         carried = [] if carried is None else carried

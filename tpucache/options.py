@@ -128,7 +128,10 @@ def _nearest(named: Collection[str], known: Collection[str]) -> str:
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
-    """Return the types and the choices that a type hint allows, without None; there are no choices if it has types."""
+    """Return the types that a type hint allows apart from None, and the choices, which are the values of its Literals.
+
+    If the hint has types, the Literals are not the only values that it allows, and no choices are returned.
+    """
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     literals = [member for member in members if get_origin(member) is Literal]
     choices = tuple(choice for literal in literals for choice in get_args(literal))

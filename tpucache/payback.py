@@ -193,7 +193,7 @@ def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
     """Return an estimate of the seconds to build the cache on all cores of this machine, and "".
 
     A few samples are built for the estimate. If that is not possible, return None and the reason. An augmentation from
-    a file or from code is not called, because the cache names it and not the user.
+    a file or from code is not called: the cache names it, which may come from somebody else than the user.
     """
     if recipe.variants and recipe.augment not in PRESETS:
         return None, f"the cache's augmentation, {recipe.augment}, is not called here"

@@ -72,12 +72,12 @@ class PlanRow:
 
     `codec`, `size` (height, width) and `variants` are the cache's. `resolution` is the (height, width) in which it is
     read, None for the stored size. `bands` are its bands of frequencies, None without. `bytes` is the estimated size of
-    the whole cache, and `seconds` the estimated time to build it on this machine. `bytes_per_image` is read from the
-    cache for an image, and `batch_bytes_per_image` is sent to a device. `images_per_second` is the measured rate of
-    reading, with packed images left packed. `reading` is "keep" if all images of an epoch fit into memory, else
-    "stream". `idle` is the share of time for which a device with the given rate would wait; None without a rate.
-    `psnr`, in dB, compares the images with uncompressed pixels; None if they are equal. `fits` says whether the cache
-    is within the target's limits; if not, `reason` says why.
+    the whole cache, and `seconds` the estimated time to build it on this machine. `bytes_per_image` is the number of
+    bytes that are read from the cache for an image, and `batch_bytes_per_image` the number that is sent to a device.
+    `images_per_second` is the measured rate of reading; packed images are not decoded. `reading` is "keep" if all
+    images of an epoch fit into memory, else "stream". `idle` is the share of time for which a device with the given
+    rate would wait; None without a rate. `psnr`, in dB, compares the images with uncompressed pixels; None if they are
+    equal. `fits` says whether the cache is within the target's limits; if not, `reason` says why.
     """
 
     codec: str
@@ -268,10 +268,10 @@ class _Wanted(NamedTuple):
 
 
 def _to_wanted(recipe: Recipe, options: PlanOptions) -> tuple[list[_Wanted], dict[str, str]]:
-    """Return the recipes to try, for all sizes and codecs, and by codec the reasons why codecs cannot be used.
+    """Return the recipes to try, and for each codec that cannot be used the reason, by the codec's name.
 
-    With several sizes, a recipe of the largest size with bands of frequencies is among them. Raises RecipeError if no
-    codec can be used.
+    There is a recipe for each size and codec. With several sizes, each codec that has frequencies also gets a recipe of
+    the largest size with bands. Raises RecipeError if no codec can be used, or for an impossible number of variants.
     """
     for count in options.variants:
         replace(recipe, variants=count)  # raises RecipeError for an impossible number
@@ -298,7 +298,10 @@ def _shape(recipe: Recipe) -> tuple[int, int]:
 
 
 def _with_codec(recipe: Recipe, codec: str) -> Recipe:
-    """Return a recipe with another codec; it keeps quality and colours if they mean the same in that codec."""
+    """Return a recipe with another codec, and without bands.
+
+    `quality` is kept if both codecs have the same range of qualities, and `chroma` if the new codec has that setting.
+    """
     before, now = CODECS[recipe.codec], CODECS[codec]
     return replace(
         recipe,
@@ -398,7 +401,7 @@ class _TrialBuilds:
         shutil.rmtree(built.directory, ignore_errors=True)
 
     def _build(self, few: _Listed, recipe: Recipe) -> _Built:
-        """Build a small cache in one process, and in one block unless it has all samples.
+        """Build a small cache in one process, with one shard for each variant unless it has all samples.
 
         Raises SourceError if the source has no images.
         """
@@ -432,7 +435,11 @@ class _TrialBuilds:
     def _rows(
         self, recipe: Recipe, built: _Built, resolution: tuple[int, int] | None, pace: _Pace
     ) -> Iterator[PlanRow]:
-        """Read the clean images of a small cache in the size `resolution`; yield a row for each number of variants."""
+        """Read the clean images of a small cache at `resolution`, and yield a row for each number of variants.
+
+        `built` is the small cache by `recipe`. `pace` has the seconds from which the time to build a whole cache is
+        estimated.
+        """
         options = self._options
         with CachedDataset(built.directory, resolution=resolution, in_memory=False) as dataset:
             psnr = _psnr(dataset, self._pixels[_shape(recipe)])
@@ -495,7 +502,8 @@ def _pixels(built: _Built) -> dict[str, Array]:
 def _psnr(dataset: CachedDataset, pixels: Mapping[str, Array]) -> float | None:
     """Return the mean PSNR in dB of a dataset's images against uncompressed images; None if all are equal.
 
-    `pixels` has the uncompressed images by path, which are resized by Lanczos if the dataset's have another size.
+    `pixels` has the uncompressed images by path. If the dataset's images have another size, the uncompressed ones are
+    resized to it by Lanczos.
     """
     positions = {path: at for at, path in enumerate(dataset.table.paths)}
     some = dataset.select([positions[path] for path in pixels])

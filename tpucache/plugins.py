@@ -38,10 +38,11 @@ class PartTable(Mapping[str, Part]):
     def __init__(
         self, group: str, own: Mapping[str, Part | str], check: Callable[[str, Any], Part] = lambda _name, part: part
     ) -> None:
-        """Make the table of a group of entry points, one of GROUPS, with tpucache's own parts `own` by name.
+        """Make the table of the parts that tpucache and other packages have in `group`, a key of GROUPS.
 
-        Where `own` has a text `module:name`, that part is imported when it is looked up. `check` is called with a name
-        and the object of the entry point, and returns the part, or raises TypeError for a wrong object.
+        `own` has tpucache's own parts by name. If a part is given as the text `module:name`, it is imported when it is
+        looked up. `check` is called with the name and the object of an entry point, and returns the part, or raises
+        TypeError for a wrong object.
         """
         self.own: Final = tuple(own)
         #: The modules of tpucache's own parts that are imported when they are looked up.
@@ -149,7 +150,10 @@ def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def package_of(entry: EntryPoint) -> str:
-    """Return the name and version of the package with an entry point; the entry point's text if they are unknown."""
+    """Return the name and version of the package that declares an entry point.
+
+    If the package is unknown, return the entry point's value, such as `module:name`.
+    """
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
 
 

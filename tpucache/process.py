@@ -79,9 +79,9 @@ def complain(message: str, status: int) -> int:
 
 
 def launched() -> dict[str, Any] | None:
-    """Return the content of the environment variable LAUNCHED (see `signals`).
+    """Return the environment variable LAUNCHED, a JSON object, as a dictionary; `signals.LAUNCHED` explains its keys.
 
-    Returns None unless a command has started this process together with other processes.
+    Returns None unless the parent of this process is a command that started several processes to share its work.
     """
     shared = json.loads(os.environ.get(LAUNCHED, "{}"))
     return shared if shared.get("parent") == os.getppid() else None
@@ -131,7 +131,7 @@ def end_soon() -> None:
 
 
 def prepare_memory() -> None:
-    """Raise MemoryError if this process has less address space than the command line needs.
+    """Raise MemoryError if this process's limit of address space (`ulimit -v`) is too low for a command.
 
     If address space is limited, let numpy's OpenBLAS start only one thread: OpenBLAS ends the process if there is no
     memory for more threads.

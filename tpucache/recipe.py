@@ -74,9 +74,10 @@ class Recipe:
     dct-lz4 (default 90), or the compression level of png and zstd. `chroma` is the resolution of the colours in
     dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores the frequencies of dct-zstd and dct-lz4 in separate
     shards, so that smaller images need only part of the bytes: (2, 4, 8) are the frequencies of a quarter, of half and
-    of the whole size. `shard_mb` is the target size of a shard in MiB. `exact` decodes whole images instead of the
-    smallest JPEG scale of at least twice the size. `max_boxes` is the room for boxes in a record, if the source has
-    boxes. `max_blocks` is the most shards of a variant, however large they are.
+    of the whole size. `shard_mb` is the target size of a shard in MiB. `exact` decodes JPEG files at full scale;
+    otherwise they are decoded at the smallest scale of at least twice the size. `max_boxes` is the number of boxes that
+    a record has room for, if the source has boxes. `max_blocks` limits the number of shards of each variant, or of each
+    of its bands; if it is too low for `shard_mb`, the shards become larger.
 
     `coordinates` says what masks, boxes and keypoints refer to: the image as `displayed`, turned by its EXIF
     orientation, or as `stored`. With None, if the two differ, samples with boxes or keypoints are refused, and samples

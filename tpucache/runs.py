@@ -46,7 +46,10 @@ RUN_NAMES: Final = (
 
 
 def fold_folder(run: Path, fold: str) -> Path:
-    """Return the folder of the run of fold `fold` in the folder `run`: fold-NAME, with the name quoted as in a URL."""
+    """Return the path of the folder in `run` that has the run of one fold.
+
+    The folder is named fold-NAME, where NAME is the fold's name, `fold`, quoted as in a URL.
+    """
     return run / f"fold-{quote(fold, safe='', errors='surrogateescape')}"
 
 

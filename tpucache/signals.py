@@ -1,13 +1,14 @@
 """Handles SIGINT and SIGTERM, so that a command stops wherever in the program they arrive.
 
-While the command runs (`run`), a signal raises KeyboardInterrupt in the main thread. Before that the process ends at
-once, because nothing has begun; after that the command has its result. Python drops exceptions that are raised in
-finalizers, in callbacks of weak references and in many callbacks from C, and some libraries catch too much. So the
-first signal starts a thread, which sends the signal again until the exception is raised where it is not dropped. If the
-command has not ended some seconds later, the thread ends the process.
+While the command runs (`run`), a signal raises KeyboardInterrupt in the main thread. An earlier signal ends the process
+at once, because nothing has begun. A later signal does not change the command's result.
 
-The handler decides by the functions on the stack when it is called, so a signal cannot come between two states. Until a
-signal comes, the handler costs nothing.
+Python drops exceptions that are raised in finalizers, in callbacks of weak references and in many callbacks from C, and
+some libraries catch too much. So the first signal starts a thread, which sends the signal again until the exception is
+raised where it is not dropped. If the command has not ended some seconds later, the thread ends the process.
+
+The handler looks at the stack to see whether the command runs: a variable would be set a moment too early or too late.
+Until a signal comes, the handler costs nothing.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class _Command:
 
 
 def begin(*, is_own: bool = False) -> bool:
-    """Handle SIGINT and SIGTERM from now on. Return whether this call has begun it; `end` needs this result.
+    """Handle SIGINT and SIGTERM from now on. Return whether this call began to handle them; `end` needs this result.
 
     `is_own` says that the process was started for the command. In the process of another program, signals that the
     program handles are not touched. Outside of the main thread nothing changes. Ignored signals stay ignored.
@@ -176,7 +177,7 @@ def start_processes(function: Callable[[], Result]) -> Result:
 
 
 def is_stopped() -> bool:
-    """Return whether a signal has interrupted the command, also if a library has replaced the signal's exception."""
+    """Return whether a signal has interrupted the command, even if a library has replaced the signal's exception."""
     command = _current()
     return command is not None and command.raised is not None
 
@@ -221,9 +222,9 @@ def finish(status: int, flush: Callable[[], None]) -> None:
 
 
 def is_handling(kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
-    """Return whether the calling code handles an exception of these kinds, or an exception that was raised meanwhile.
+    """Return whether the calling code handles an exception of these kinds, or one that was raised during such handling.
 
-    In a signal's handler, that is the code that the signal has interrupted.
+    In a signal's handler, the calling code is the code that the signal has interrupted.
     """
     error, most = sys.exc_info()[1], 100
     while error is not None and most:
@@ -243,7 +244,10 @@ def _own() -> _Command | None:
 
 
 def _take(numbers: Any, *, is_own: bool) -> bool:
-    """Handle these signals, unless a command of this process does so already. Return whether this call has begun it."""
+    """Handle the signals `numbers` from now on, and return True.
+
+    Outside of the main thread, or if a command of this process handles signals already, do nothing and return False.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     before = _current()
     if not is_main or (before is not None and before.process == os.getpid()):
@@ -390,7 +394,10 @@ def _send(thread: Any, number: int) -> None:
 
 
 def _end_at_once(command: _Command) -> None:
-    """Print one line and end this process; print nothing if it is one of several that a command has started."""
+    """End this process with the status `STOPPED`, and print one line before.
+
+    Print nothing if the end of the command was reported before, or if a command has started this process with others.
+    """
     if command.last_word.acquire(blocking=False) and LAUNCHED not in os.environ:
         with contextlib.suppress(OSError):
             os.write(2, f"{PROG}: {INTERRUPTED}\n".encode())

@@ -149,7 +149,10 @@ class _MisfitError(Exception):
         self.text, self.place = text, place
 
     def within(self, place: str) -> _MisfitError:
-        """Return a copy of this error for the enclosing object or list; `place` is the key or index in there."""
+        """Return a copy of this error for the enclosing object or list.
+
+        `place` is the key or index that leads from the enclosing value to the inner one.
+        """
         return _MisfitError(self.text, f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
 
     def seen_from(self, where: str) -> FormatError:
@@ -231,7 +234,10 @@ def _checking(fits: Callable[[Any], bool], what: str, convert: _Reader | None = 
 
 
 def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
-    """Return a reader of values of the type `base` within `limits`; for integers, these replace the usual limits."""
+    """Return a reader of values of the type `base` within `limits`; `makes` is as in `_reader`.
+
+    For integers, `limits` replace the usual limit, `_MOST`.
+    """
     inner = _read_whole if base is int else _reader(base, makes)
     checked = [limit for limit in limits if hasattr(limit, "check")]
 
@@ -245,7 +251,10 @@ def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
 
 
 def _with_short_way(base: Any, limits: Sequence[Any], read: _Reader) -> _Reader:
-    """Return `read` with a fast path for integers or texts that have one limit: manifests have many such values."""
+    """Return a function that does the same as `read`, but faster for integers or texts with one limit.
+
+    Manifests have many such values. For other types and limits, `read` itself is returned.
+    """
     if len(limits) != 1 or base not in (int, str):
         return read
     (limit,) = limits

@@ -162,7 +162,7 @@ def test_what_another_process_made_meanwhile_is_compared(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(map_style.Kept, "build", late)
     with pytest.raises(
-        tpucache.SourceError, match=f"another process is building its cache, and sample {UNSEEN} has another picture"
+        tpucache.SourceError, match=f"another process has built its cache, and sample {UNSEEN} has another picture"
     ):
         opened(Pictures((UNSEEN,)))
 

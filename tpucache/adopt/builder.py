@@ -49,7 +49,11 @@ class BuildProcess:
     """A process that builds a cache. The process ends when this object is garbage collected."""
 
     def __init__(self, source: Any, directory: Path, others: Mapping[str, Any]) -> None:
-        """Start the process. Raises BuildError for a source that cannot be pickled."""
+        """Start the process, and send it the arguments of `build_cache`.
+
+        `source` is the source, or a `functools.partial` that makes it, `directory` is the folder of the cache, and
+        `others` has the other arguments by name. Raises BuildError for a source that cannot be pickled.
+        """
         from tpucache.warmup.growing import COMMAND, Request, send_request
 
         self._directory, self._source, self._others = directory, source, others
@@ -87,8 +91,8 @@ class BuildProcess:
     def first_answer(self) -> Prospect | None:
         """Wait until the source is listed, and return the parts of the manifest that are known then.
 
-        Returns None if the cache is finished: it was finished before, or could not be read during the build. Raises the
-        error with which the build failed.
+        Returns None if the cache is finished already. That is so if it was finished before, and if it cannot be read
+        while it is built. Raises the error with which the build failed.
         """
         answer = self._read()
         if isinstance(answer, Prospect):
@@ -140,7 +144,11 @@ class BuildProcess:
 
 
 def _is_large(source: Any) -> bool:
-    """Return whether a source has more than 256 samples (`LEAST_GROWING`), as far as is known before it is listed."""
+    """Guess, before a source is listed, whether it has more than 256 samples (`LEAST_GROWING`).
+
+    A folder counts as large if it has more than 256 files, and a `functools.partial` always: its caller has counted the
+    samples. Return False for a source without a length.
+    """
     if isinstance(source, functools.partial):  # the caller has listed and counted the pictures
         return True
     if isinstance(source, (str, Path)):

@@ -28,8 +28,8 @@ def check_unchanged(dataset: Any, source: DatasetSource, state: str, name: str) 
 def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) -> str:
     """Return a digest of up to 33 samples, and of the sizes and times of all picture files that the data set names.
 
-    With `at_rest`, wait until any later change of a file gives the file another time. Raises UsageError for a sample
-    that is not exactly one picture, SourceError for a missing file.
+    With `at_rest`, first wait, so that a file that changes later gets a new time (see `wait_a_tick`). Raises UsageError
+    for a sample that is not exactly one picture, SourceError for a missing file.
     """
     count = len(dataset)
     numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})

@@ -182,10 +182,10 @@ class Kept:
             return []
 
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
-        """Return the finished cache of a state, or None if there is no such cache. This needs no permission to write.
+        """Return the finished cache for a state of the pictures, or None if there is none that can be read.
 
-        Raises StoreError for a folder of another user and for a damaged cache. Raises SampleError if a sample was
-        skipped when the cache was built, unless `on_error` is "skip".
+        This needs no permission to write. Raises StoreError for a folder of another user and for a damaged cache.
+        Raises SampleError if a sample was skipped when the cache was built, unless `on_error` is "skip".
         """
         directory = self.folder / state
         try:
@@ -209,11 +209,12 @@ class Kept:
     def build(
         self, state: str, source: Source, choices: BuildChoices, check: Callable[[], None] = lambda: None
     ) -> KeptCache:
-        """Build the cache of a state, or continue a build that was killed. If another process is building it, wait.
+        """Build the cache for a state of the pictures, or continue a build that was killed.
 
-        `check` is called at the end: if the source has changed, it raises an error, and the cache stays unfinished.
-        After a build, caches of other states are removed unless a process reads them. Raises the errors of
-        `build_cache`, and BuildError when the folder cannot be written.
+        If another process is building it, wait for that process. `check` is called at the end: if the source has
+        changed, it raises an error, and the cache stays unfinished. After a build, caches of other states are removed
+        unless a process reads them. Raises the errors of `build_cache`, and BuildError when the folder cannot be
+        written.
         """
         with self._writing(), self._alone(state):
             if (found := self.open(state, choices.on_error)) is not None:
@@ -231,11 +232,11 @@ class Kept:
         return found._replace(is_new=is_new)
 
     def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
-        """Return the cache of a state as soon as its source is listed, while another process builds it.
+        """Return the cache for a state of the pictures once `source` is listed, while another process builds the cache.
 
-        If another process is building it already, no second build is started. `source` is a source, or a
-        `functools.partial` that makes one; it and `check` are pickled. `check` is that of `build`. Errors of the build
-        are raised by this call, or where a reader waits for a record.
+        If a process is building this cache already, no second build is started. `source` is a source, or a
+        `functools.partial` that makes one. `check` is called at the end of the build, as by `build`. Both are pickled.
+        Errors of the build are raised by this call, or where a reader waits for a record.
         """
         with self._writing():
             use = Use(self.folder / state)
@@ -262,7 +263,10 @@ class Kept:
             ) from error
 
     def remove(self, state: str) -> None:
-        """Remove the cache of a state, unless a process reads or builds it. Raises OSError."""
+        """Remove the cache for a state of the pictures, unless a process reads or builds it.
+
+        Raises OSError if the lock file of the readers cannot be opened.
+        """
         if not is_held(self._lock(state)):
             _remove(self.folder / state)
 
@@ -271,7 +275,7 @@ class Kept:
 
     @contextlib.contextmanager
     def _alone(self, state: str) -> Iterator[None]:
-        """Wait until no other process builds the cache of a state, and let none begin during the `with` block."""
+        """Wait until no other process builds the cache for `state`, and let none begin during the `with` block."""
         has_noted = False
         while True:
             with contextlib.ExitStack() as stack:
@@ -312,7 +316,7 @@ class Kept:
         )
 
     def remove_others(self, state: str) -> None:
-        """Remove the caches of all other states, except those that a process reads or builds. Raises OSError."""
+        """Remove the caches for all other states of the pictures, as by `remove`."""
         for other in self.states():
             if other != state:
                 self.remove(other)
@@ -380,7 +384,10 @@ def _open_lock(path: Path) -> OpenFile:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a cache, finished or not, unless a process reads it. Raises OSError."""
+    """Remove a cache, finished or not, unless a process reads it. Do nothing if the system has no file locks.
+
+    Raises OSError if the lock file of the readers cannot be opened.
+    """
     if fcntl is None:
         return
     path = _use_path(directory)

@@ -138,7 +138,7 @@ class MapStyleSource:
 def _differing(source: MapStyleSource, compared: Sequence[tuple[int, str]]) -> tuple[int, int | None]:
     """Compare items with their digests in a cache: `compared` has pairs of an item's number and its digest.
 
-    Returns the number of items, and the number of the first item that differs, or None.
+    Returns how many items were compared, and the number of the first item that differs, or None.
     """
     wrong = next((number for number, content in compared if source.content(number) != content), None)
     return len(compared), wrong

@@ -88,5 +88,5 @@ def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> Kept
         kept.remove(f"{latest:x}")
     found = kept.build(f"{latest:x}", source, choices)
     if not found.is_new and (changed := source.difference(found.cache, choices.jobs)) is not None:
-        raise SourceError(f"{kept.name}: another process is building its cache, and {changed}. Run this again")
+        raise SourceError(f"{kept.name}: another process has built its cache, and {changed}. Run this again")
     return found

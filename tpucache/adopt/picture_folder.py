@@ -136,10 +136,10 @@ def check_unchanged(root: str, folder: PictureFolder, *, allow_empty: bool = Fal
 
 
 def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
-    """Wait until any later change of a file gives the file another time. Returns whether this had to wait.
+    """Wait until the file system's clock has moved on, so that a file that changes from now on gets a new time.
 
-    `changed` has the times of the files' last changes, and `asked` is the time at which these times were read, all in
-    ns. If this had to wait, files may have changed meanwhile.
+    Return whether this had to wait: then files may have changed meanwhile. `changed` has the times of the files' last
+    changes, and `asked` is the time at which these times were read, all in ns. Times far in the future are ignored.
     """
     tick = _TICK_NS if any(each % _SECOND_NS for each in changed) else _LONG_TICK_NS
     left = max(changed, default=0) + tick - asked
@@ -168,10 +168,11 @@ def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
 def _files(
     root: str, folder: str, linked: int, above: list[tuple[int, int]]
 ) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result, int]]:
-    """Yield each file in a folder, at any depth, as a tuple of its folder, entry, status, and `linked` time.
+    """Yield each file in a folder, at any depth, as a tuple (folder, entry, status, time of the newest link).
 
-    `linked` is the ctime in ns of the newest link in the folder's own path, 0 without a link. `above` has the device
-    and inode of each folder above, so that a link to a folder above is not followed.
+    The last value is the ctime in ns of the newest link in the file's path, 0 without a link. `linked` is the same for
+    the path of `folder`. `above` has the device and inode of each folder above, so that a link to a folder above is not
+    followed.
     """
     status = os.stat(os.path.join(root, folder))
     identity = (status.st_dev, status.st_ino)

@@ -29,8 +29,7 @@ class PictureDataset(Dataset[Any]):
     As in torchvision's data sets, a `transform` is called with a PIL image, and its result is the picture. Without a
     transform, the picture is a tensor (channels, height, width) in the cache's dtype, usually uint8, which DataLoader
     collates into batches. A label is a Python number, a list of numbers, or -1 if there is none; `target_transform` is
-    called with each label. `targets` is the list of all labels, and
-    `classes` the list of class names.
+    called with each label. `targets` is the list of all labels, and `classes` the list of class names.
 
     The data set works with DataLoader and any kind of worker. `CachedLoader` is faster; it takes the data set, or a
     Subset, if there are no transforms.
@@ -92,7 +91,7 @@ class PictureDataset(Dataset[Any]):
         return self._cached if chosen == range(len(before)) else self._cached.select(list(chosen))
 
     def _entry(self, index: int) -> tuple[int, Any]:
-        """Return a sample's position in the cache, and its label. Raises IndexError."""
+        """Return a sample's position in the cache, and its label. Raises IndexError if there is no sample `index`."""
         position = range(len(self))[index]
         return position, self.targets[position]
 

@@ -30,10 +30,10 @@ def add_command(
     example: str,
     basic: Collection[str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command that calls `run`, with the name of `run` and its docstring as help; return the command's parser.
+    """Add a command that calls `run`, and return the command's parser.
 
-    `example` are the arguments of an example. `basic` are the flags that --help lists in addition to required options;
-    None lists all options.
+    The command has the name of `run`, and its help is the docstring of `run`. `example` are the arguments of an
+    example. `basic` are the flags that --help lists in addition to required options; None lists all options.
     """
     text = (run.__doc__ or "").strip()
     command: argparse.ArgumentParser = commands.add_parser(
@@ -58,8 +58,9 @@ def add_options(
 ) -> None:
     """Add the options that a dataclass declares with `option` to a command, or to a group of its options.
 
-    `only` and `without` select options by name. `parsers` has a function for each option whose text its type cannot
-    parse. A value that an option does not allow is a usage error. If `can_be_off`, each switch also gets a --no-NAME.
+    `only` and `without` select options by name. `parsers` has, by an option's name, a function that parses its text; it
+    is needed if calling the option's type is not enough. A value that an option does not allow is a usage error. If
+    `can_be_off`, each switch also gets a --no-NAME.
     """
     for each in options_of(settings).values():
         if (only is None or each.name in only) and each.name not in without:
@@ -70,7 +71,10 @@ def add_options(
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
-    """Return an instance of `settings` from the options that `add_options` added. Values in `others` replace them."""
+    """Return an instance of `settings` with the values of the options that `add_options` added.
+
+    Values in `others` replace those of the options.
+    """
     known = options_of(settings)
     given = {name: value for name, value in vars(options).items() if name in known}
     return settings(**{**given, **others})
@@ -191,7 +195,7 @@ def add_cache_or_url(
 def keeping(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_cache_or_url` as arguments of CachedDataset and open_cache.
 
-    Raises UsageError for --cache-gb if no cache is at a URL and no --cache-dir is given: then nothing is kept.
+    Raises UsageError if --cache-gb has no effect: without a cache at a URL and without --cache-dir, nothing is kept.
     """
     most = options.cache_gb
     places = (options.cache, getattr(options, "valid", None))
@@ -210,12 +214,12 @@ def _is_remote(place: object) -> bool:
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    """Add --json."""
+    """Add the option --json to a command."""
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def add_device_rate(command: argparse.ArgumentParser) -> None:
-    """Add --device-rate."""
+    """Add the option --device-rate to a command."""
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
 
 
@@ -236,7 +240,7 @@ def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSetti
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:
-    """Add --resolution, --threads, --in-memory and --stage."""
+    """Add the options --resolution, --threads, --in-memory and --stage to a command."""
     from tpucache.loading.options import ReadingOptions
 
     add_resolution(command, "decode images to this size, and read only the frequencies that it needs")
@@ -254,7 +258,7 @@ def add_reading(command: argparse.ArgumentParser) -> None:
 
 
 def add_resolution(command: Any, text: str) -> None:
-    """Add --resolution. Its help begins with `text`."""
+    """Add the option --resolution to a command. The option's help begins with `text`."""
     command.add_argument("--resolution", type=size, metavar="N|HxW", help=f"{text} (dct-zstd and dct-lz4)")
 
 
@@ -319,7 +323,10 @@ def at_version(place: str | Path, version: int) -> str | Path:
 
 
 def names(text: str) -> Path:
-    """Return the path of a text file with class names, or the folder of a cache that has them."""
+    """Parse the path of a text file with class names, or of a cache that has them.
+
+    For kaggle:slug, return the folder where Kaggle has mounted that cache.
+    """
     return cache(text) if text.startswith("kaggle:") else local_path(text)
 
 

@@ -43,7 +43,7 @@ class _BuildParser(CommandParser):
 def add_source(command: argparse.ArgumentParser, where: str) -> None:
     """Add --cache and --build to a command that also accepts a source.
 
-    `where` is the default of --cache in the help's words.
+    `where` is the text that the help shows as the default of --cache.
     """
     group = command.add_argument_group(
         "a SOURCE in place of a cache", "as for warmup; the command builds a cache of the source while it reads"
@@ -63,7 +63,10 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
 
 
 def is_source(place: str | Path) -> bool:
-    """Return whether `place` is a source: a file, pattern, `module:name`, or a folder with files, none of a cache."""
+    """Return whether `place` is a source: a file, a pattern, `module:name`, or a folder with files.
+
+    A folder with a file of a cache is no source; neither is a URL.
+    """
     if isinstance(place, str):  # a URL
         return False
     if place.is_dir():
@@ -96,7 +99,10 @@ class SourceArguments:
         self.recipe, self._build_options = wanted(options)
 
     def default_cache(self, folder: Path) -> Path:
-        """Return the default place of the cache in a folder. Its name depends on the source and the options."""
+        """Return the path of the cache in `folder`, for a user who names no path.
+
+        The name of the cache depends on the source and the options.
+        """
         left_out = (*_WITHOUT_EFFECT, "explicit")
         named_by = {name: repr(value) for name, value in vars(self._options).items() if name not in left_out}
         named_by |= {"source": os.path.realpath(self.path), "recipe": repr(sorted(self.recipe.to_dict().items()))}

@@ -76,7 +76,10 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a source for one epoch, which builds its cache. Return figures and lines, empty for a finished cache."""
+    """Read a source for one epoch, which builds its cache. Return the measured figures, and lines of text about them.
+
+    If the cache is finished already, nothing is read, and both are empty.
+    """
     from tpucache.loading.loader import CachedLoader
 
     arguments = SourceArguments(source, options.build)
@@ -316,7 +319,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def add(commands: Any) -> None:
-    """Add inspect, preview, report, bench and doctor."""
+    """Add the commands inspect, preview, report, bench and doctor to the parser."""
     command = add_command(commands, inspect, "cache/train --json")
     add_cache_or_url(command)
     command.add_argument(

@@ -85,7 +85,7 @@ def _lines(found: CachePlan) -> Iterator[str]:
 
 
 def _size(row: PlanRow) -> str:
-    """Return the stored size of a row's images as text, such as "224" or "224x160".
+    """Return the stored size of a row's images as text, such as "224", "224x160" or "224 bands".
 
     If the row is about reading the cache of the row above at another resolution, return "as" and that resolution.
     """
@@ -117,7 +117,7 @@ def _advice(found: CachePlan, command: str | None) -> Iterator[str]:
 
 
 def _command(found: CachePlan, options: argparse.Namespace) -> str | None:
-    """Return the warmup command of the recommended cache, with the user's other options; None if there is none."""
+    """Return the warmup command of the recommended cache, with the user's other options; None without such a cache."""
     recipe = found.recommended
     if recipe is None:
         return None
@@ -147,7 +147,7 @@ def _words(each: Option, value: Any) -> list[str]:
 
 
 def add(commands: Any) -> None:
-    """Add plan."""
+    """Add the command plan to the parser."""
     command = add_command(
         commands,
         plan,

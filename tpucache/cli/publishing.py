@@ -67,7 +67,10 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
-    """Publish the new files of a cache as an add-on. Return False, and do nothing, if a whole version sends no more."""
+    """Publish the files of a cache that Kaggle does not have yet, as a dataset of their own (an add-on).
+
+    Return False, and publish nothing, if publishing the whole cache would send no more bytes. Otherwise return True.
+    """
     from tpucache.progress import Progress
     from tpucache.publish.addition import plan_addition, send_addition
 
@@ -111,7 +114,8 @@ def push(options: argparse.Namespace) -> int:
 
     if options.follow and options.hashes:
         raise UsageError(
-            "--follow sends shards while they are built, before there are hashes: leave --hashes out, then push again"
+            "--follow sends shards while they are built, before there are hashes: leave --hashes out, "
+            "and push again with --hashes after the build"
         )
     if options.follow:
         from tpucache.warmup.run.upload import follow_build
@@ -126,7 +130,10 @@ def push(options: argparse.Namespace) -> int:
 
 
 class _Transfer:
-    """Shows the progress of a copy. The bar starts when the manifest has been read, which has the number of bytes."""
+    """Shows the progress of a copy.
+
+    The bar appears once the manifest has been read, because the manifest has the number of bytes.
+    """
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -148,7 +155,7 @@ class _Transfer:
 
 
 def cached(options: argparse.Namespace) -> int:
-    """List or remove what this machine keeps: copies of caches at URLs, caches of ImageFolder, cached and from_hf."""
+    """List or remove the kept caches: copies of caches at URLs, and what ImageFolder, cached and from_hf have built."""
     from tpucache.adopt.kept import clear_folder, list_folders
     from tpucache.store.remote.cache import clear_kept, list_kept
     from tpucache.units import size_text
@@ -208,7 +215,7 @@ def _listing(bundle: Bundle, *, public: bool) -> list[str]:
 
 
 def add(commands: Any) -> None:
-    """Add publish, fetch, push and cached."""
+    """Add the commands publish, fetch, push and cached to the parser."""
     command = add_command(
         commands, publish, 'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run'
     )

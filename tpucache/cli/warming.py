@@ -153,7 +153,11 @@ def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] 
 
 
 def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
-    """Return the recipe and the build options. With --like CACHE, values that are not given are those of CACHE."""
+    """Return the recipe and the build options that the command line gives.
+
+    With --like CACHE, the kind of the labels, the class names, and the settings in `SHARED` are those of CACHE. Raises
+    RecipeError or UsageError if one of these is given and differs.
+    """
     from tpucache.warmup.sources.labelled import labels_like
 
     build = from_options(BuildOptions, options, jobs=options.jobs)
@@ -385,7 +389,7 @@ def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None
 
 
 def add(commands: Any) -> None:
-    """Add warmup, relabel, delete, compact and verify."""
+    """Add the commands warmup, relabel, delete, compact and verify to the parser."""
     command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2", _BASIC)
     command.add_argument(
         "source",
@@ -481,7 +485,10 @@ def _add_content(command: argparse.ArgumentParser) -> None:
 
 
 def _kept_settings(cache: Path) -> dict[str, Any]:
-    """Return a cache's recipe and --labels as options of warmup. Raises UsageError if the recipe has mask colours."""
+    """Return a cache's recipe and --labels as options of warmup.
+
+    Raises UsageError if the recipe has mask colours, because --mask-colours names a file that the cache does not know.
+    """
     from tpucache.errors import UsageError
     from tpucache.store.manifest import Manifest
 
@@ -490,7 +497,8 @@ def _kept_settings(cache: Path) -> dict[str, Any]:
     kept = {name: value for name, value in recipe.to_dict().items() if value != usual.get(name)}
     if "mask_colours" in kept:
         raise UsageError(
-            "the cache's mask colours came from a file: leave --config out, and give this file as --mask-colours"
+            "the cache's mask colours came from a file that the cache does not name: leave --config out, give "
+            "that file as --mask-colours, and give the other settings as options"
         )
     kept.pop("max_blocks", None)  # not an option: warmup computes it
     kept["size"] = f"{recipe.height}x{recipe.width}"

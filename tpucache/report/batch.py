@@ -36,13 +36,13 @@ def preview_batch(
     seed: int = 0,
     side: int = 192,
 ) -> Image.Image:
-    """Return a sheet with the images of the first batch of a training with this seed, of `samples` samples.
+    """Return a sheet with the images of the first batch that training with the seed `seed` reads.
 
-    Images are augmented as on the device, and shown without normalisation; their longer sides have `side` pixels. Above
-    each image is its label after augmentation; for two mixed images the label has the share of each class. Masks are
-    moved and mixed with their image. Augmentation on the device does not move boxes and keypoints, so they are drawn
-    only if the settings `augment` neither move nor mix pixels. If a cache has augmented variants, the batch shows
-    augmented variants.
+    The batch has `samples` samples. Its images are augmented by the settings `augment`, as on the device, and shown
+    without normalisation; the longer side of each has `side` pixels. Above each image is its label after augmentation;
+    for two mixed images the label has the share of each class. Masks are moved and mixed with their image. Augmentation
+    on the device does not move boxes and keypoints, so they are drawn only if the settings neither move nor mix pixels.
+    If a cache has augmented variants, the batch shows augmented variants.
 
     Raises UsageError when there is nothing to show or a setting does not fit the images, and NotACacheError,
     FormatError or DamageError for the cache.
@@ -99,7 +99,11 @@ def _augmented(
 
 
 def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return labels as float32 rows (batch, outputs): a 1 in the column of a sample's class, or the label's values."""
+    """Return labels as float32 rows (batch, outputs).
+
+    A class number becomes a row with a 1 in the column of this class; -1, no label, counts as class 0. Labels that are
+    floats or have several values keep their values. `classes` is the number of classes.
+    """
     if labels.dim() > 1 or labels.is_floating_point():
         return labels.float().reshape(len(labels), -1)
     known = labels.clamp(min=0)

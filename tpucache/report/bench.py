@@ -34,9 +34,9 @@ _SENT_BATCHES: Final = 3
 class BenchResult:
     """Rates of reading in images a second, each the median of several rounds.
 
-    `limit_images_per_second` is the rate of copying as many bytes within memory, and `ratio` the rate of reading
-    divided by that rate. `idle` is the share of the time in which a simulated accelerator waits, None without a device
-    rate.
+    `limit_images_per_second` is the rate at which this machine copies the same number of bytes in memory, and `ratio`
+    the rate of reading divided by that rate. `idle` is the share of the time in which a simulated accelerator waits,
+    None without a device rate.
 
     `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured; if it
     was, the waiting in `idle` includes the upload. `bytes_per_image` is the size of a record on disk,
@@ -88,14 +88,16 @@ def run_bench(
     upload: BatchUpload | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
-    """Measure how fast a dataset is read, and how fast as many bytes are copied within memory.
+    """Measure how fast a dataset is read, and how fast this machine copies the same number of bytes in memory.
 
     In each of `rounds` rounds, shuffled batches are read for `seconds`, then bytes are copied for `seconds`, by the
-    same number of threads. `finish` "device" leaves packed images packed. With `device_rate`, a simulated accelerator
-    takes this many images a second from a queue of two batches; it is idle for the share of time in which the queue is
-    empty. With `upload`, sending is measured, too, and each batch is sent before it enters the queue. `on_progress` is
-    called with a line of text at the start. Raises UsageError when the cache is smaller than a batch, a batch does not
-    divide over the cores, or the rate is not above 0.
+    same number of threads. With `finish` "device", packed images are not decoded: the device would do that. With
+    `device_rate`, a simulated accelerator takes this many images a second from a queue of two batches; it is idle for
+    the share of time in which the queue is empty. With `upload`, the rate of sending batches to a device is measured,
+    too, and each batch is sent before it enters the queue. `on_progress` is called with a line of text at the start.
+
+    Raises UsageError when the cache is smaller than a batch, a batch does not divide over the cores, or the rate is not
+    above 0.
     """
     check_device_rate(device_rate)
     if upload is not None and batch_size % upload.cores:
@@ -215,10 +217,12 @@ def bench_network(
     finish: Finish = "host",
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkBench:
-    """Measure how fast a cache at a URL is read with shuffle="block", for one epoch or for `seconds`.
+    """Measure how fast a cache at a URL is read with shuffle="block".
 
-    With `device_rate`, a simulated accelerator takes this many images a second. Raises UsageError when the cache is
-    smaller than a batch, or is not at a URL.
+    Reading stops after `seconds`, or at the end of the epoch if that comes first. With `finish` "device", packed images
+    are not decoded. With `device_rate`, a simulated accelerator takes this many images a second. `on_progress` is
+    called with a line of text at the start. Raises UsageError when the cache is smaller than a batch, or is not at a
+    URL.
     """
     if len(dataset) < batch_size:
         raise UsageError(
@@ -298,7 +302,10 @@ def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float)
 
 
 class _Gather:
-    """The machine's limit: copies rows of an array in memory, in random order, into batches that are used again."""
+    """Measures the machine's limit: copies random rows of an array in memory into batches, without reading a cache.
+
+    The memory of the batches is used again and again, as a loader does it.
+    """
 
     def __init__(self, record_bytes: int, batch_size: int, threads: int) -> None:
         rows = max(2 * batch_size, _GATHER_BYTES // record_bytes)

@@ -328,7 +328,10 @@ class TorchDevices:
 def ask_xla(
     environ: Mapping[str, str], seconds: float = _ASK_SECONDS, command: Sequence[str] = (sys.executable, "-c", _ASK_XLA)
 ) -> Xla:
-    """Start XLA in a separate process with this environment, and return its device; stop it after `seconds`."""
+    """Start XLA in a separate process with this environment, and return the device that it finds, or the error.
+
+    `command` starts the process, which is stopped if it takes longer than `seconds`.
+    """
     name, value = LOCAL
     environment = {key: text for key, text in environ.items() if (key, text) != (name, value)}  # as training does
     began = time.monotonic()
@@ -344,9 +347,9 @@ def ask_torch(
     seconds: float = _ASK_SECONDS,
     command: Sequence[str] = (sys.executable, "-c", _ASK_TORCH),
 ) -> TorchDevices:
-    """Import torch in a separate process with this environment, and return its devices.
+    """Import torch in a separate process with this environment, and return the devices that it finds, or the error.
 
-    The process runs a kernel on each GPU, and is stopped after `seconds`.
+    The process runs a kernel on each GPU. `command` starts it, and it is stopped if it takes longer than `seconds`.
     """
     found, error = _ask(environ, seconds, command)
     names, broken = [], []
@@ -533,7 +536,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Advice]], ...]] = (
 
 
 def _release(version: str) -> str:
-    """Return a version's release, such as `2.9` for `2.9.0+cpu`."""
+    """Return the first two numbers of a version, such as `2.9` for `2.9.0+cpu`."""
     return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
 
 

@@ -153,7 +153,7 @@ def _has(fields: Mapping[str, Array], name: str, kind: str, shape: tuple[int | N
 
 
 def _with_mask(image: Image.Image, mask: Array) -> Image.Image:
-    """Return the image under a translucent colour for each value of the mask, with an outline around each area."""
+    """Return the image under a translucent colour for each value of the mask but 0, with outlines around the areas."""
     large = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST)).astype(np.int64)
     colours = np.array(PALETTE, np.float32)[(large - 1) % len(PALETTE)]
     padded = np.pad(large, 1, mode="edge")
@@ -194,7 +194,11 @@ def _draw_plate(draw: ImageDraw.ImageDraw, corner: tuple[float, float], name: st
 
 
 def _with_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int) -> Image.Image:
-    """Return the image with a dot for each keypoint that is visible, and the keypoint's number next to it."""
+    """Return the image with a dot for each keypoint that is visible, and the keypoint's number next to it.
+
+    `points` are x, y, visible (n, 3), `ratio` is what x and y are multiplied by to get pixels of `image`, and `dense`
+    is the factor by which dots and numbers are larger.
+    """
     shown = np.flatnonzero(np.isfinite(points).all(axis=1) & (points[:, 2] > 0)).tolist()
     # Pillow's circles have rough edges, so they are drawn larger and shrunk.
     layer = Image.new("RGBA", (image.width * _SHARPER, image.height * _SHARPER))
@@ -307,5 +311,5 @@ def _write(
     width: float,
     keep_end: bool = False,
 ) -> None:
-    """Write a line of text whose base line begins at `at`, cut at the end or, with `keep_end`, at the beginning."""
+    """Write a line of text whose base line begins at `at`; `draw_text` explains the other arguments."""
     draw_text(draw, at, text, size, fill, width, keep_end=keep_end, anchor="ls")

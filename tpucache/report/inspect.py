@@ -228,7 +228,10 @@ def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
 
 
 def annotation_texts(manifest: Manifest) -> dict[str, str]:
-    """Return, for each kind of annotation, a text that says how many are out of view in a cache's images."""
+    """Return a text for each kind of annotation: how many the source has, and how many lie outside of the images.
+
+    A kind is left out if the manifest does not have these numbers.
+    """
     texts = {}
     for name, counts in _annotations(manifest).items():
         given, clean, left = counts["source"], counts["clean"], counts["variants"]

@@ -76,8 +76,8 @@ def make_page(
 ) -> Page:
     """Return a page with this name, made from a template and the values to fill in.
 
-    `template` is the name of a file in the folder `templates` of `package`. `allows` is that of `Page`. Raises
-    DependencyError without jinja2.
+    `template` is the name of a file in the folder `templates` of `package`. `allows` has the
+    permissions of the page in a notebook's frame (see `Page`). Raises DependencyError without jinja2.
     """
     return Page(name, fill_template(template, {"name": name, "version": __version__, **values}, package), allows)
 
@@ -152,10 +152,10 @@ class Figure(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """Samples on a page, each about `width` pixels wide, with a `note`, which says why if there are no samples.
+    """Samples on a page, each about `width` pixels wide.
 
-    `look` is the result of `look_of`. `colours` are the names of the things that are drawn over the pictures, each with
-    its CSS colour.
+    `note` says how the samples were chosen, or why there are none. `look` is the result of `look_of`. `colours` are the
+    names of the things that are drawn over the pictures, each with its CSS colour.
     """
 
     note: str
@@ -168,8 +168,8 @@ class Sheet(NamedTuple):
 class Bar(NamedTuple):
     """A bar of a bar chart.
 
-    `name` is its name, and `amount` its amount as text. `width` is its width, and `share` its share of the total, both
-    as text in per cent.
+    `name` is its name, and `amount` its amount as text. `width` is its length as a share of the chart's width, and
+    `share` its amount as a share of the total, both as text in per cent.
     """
 
     name: str
@@ -251,9 +251,10 @@ def columns_chart(counts: npt.NDArray[np.int64], label: str, across: Sequence[Ti
 
 
 def areas_chart(counts: npt.NDArray[np.int64], styles: Sequence[str], label: str, across: Sequence[Tick]) -> Chart:
-    """Return a chart of overlapping areas, one for each row of `counts` (rows, values), as shares of the row's sum.
+    """Return a chart of overlapping areas, one for each row of `counts` (rows, values).
 
-    `styles` has the CSS class of each area. `label` describes the chart, and `across` are the ticks below it.
+    The vertical axis shows counts as shares of a row's sum. `styles` has the CSS class of each area. `label` describes
+    the chart, and `across` are the ticks below it.
     """
     # The scale ignores the lowest and the highest value: under- and overexposed pixels would flatten all others.
     highest = max(1, int(counts[:, 1:-1].max()))
@@ -270,10 +271,10 @@ def areas_chart(counts: npt.NDArray[np.int64], styles: Sequence[str], label: str
 def lines_chart(
     lines: Sequence[tuple[Ink, Sequence[tuple[float, float]]]], label: str, span: tuple[float, float] | None = None
 ) -> Chart | None:
-    """Return a chart of curves, each an ink and points (x, y), on a common scale.
+    """Return a chart of curves on a common scale; None if no point is left to draw.
 
-    The chart spans all points from left to right and, if `span` is given, at least `span`. Points that are not finite
-    are left out; the result is None if no point is left.
+    `lines` has an ink and the points (x, y) of each curve. Points that are not finite are left out. `label` describes
+    the chart. The horizontal axis spans all points, and also `span` (from, to) if that is given.
     """
     known = [(ink, [point for point in points if np.isfinite(point).all()]) for ink, points in lines]
     every = np.array([point for _, points in known for point in points]).reshape(-1, 2)

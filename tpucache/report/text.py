@@ -1,4 +1,4 @@
-"""Converts names of files and classes, which may contain anything, and values to text for people."""
+"""Converts values to text for people, and names of files and classes, which may contain any character."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> st
 
 
 def describe_label(label: npt.NDArray[Any] | None, classes: Sequence[str]) -> str:
-    """Return a sample's label as text: its class, its classes with their weights, or its values."""
+    """Return a sample's label as text: its class, its classes with their weights, or its values.
+
+    The text is "unlabelled" if `label` is None.
+    """
     if label is None:
         return "unlabelled"
     if not label.ndim and label.dtype.kind != "f":
@@ -45,7 +48,10 @@ def describe_label(label: npt.NDArray[Any] | None, classes: Sequence[str]) -> st
 
 
 def describe_mask(mask: npt.NDArray[Any], classes: Sequence[str]) -> str:
-    """Return the classes of a mask other than 0, the largest first, with their shares of the pixels, as text."""
+    """Return the classes of a mask other than 0, the largest first, with their shares of the pixels, as text.
+
+    At most four classes are named, and then the number of the others.
+    """
     counts = np.bincount(mask.reshape(-1))
     found = [number for number in np.argsort(-counts, kind="stable").tolist() if number and counts[number]]
     parts = [f"{mask_class(number, classes)} {counts[number] / mask.size:.1%}" for number in found[:_NAMED]]
@@ -64,9 +70,9 @@ def class_name(number: int, classes: Sequence[str]) -> str:
 
 
 def outline(value: Any, depth: int = 0) -> list[str]:
-    """Return JSON values as indented lines, one for each name; a list of plain values is one line.
+    """Return a JSON value as lines of text, with nested values indented. A list of plain values is one line.
 
-    `depth` is the indentation of the first line.
+    `depth` is the number of levels by which the first line is indented.
     """
     indent = "  " * depth
     if isinstance(value, Mapping) and value:
