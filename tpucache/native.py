@@ -561,7 +561,10 @@ class FunctionWriter:
         self.build = ir.IRBuilder(self.function.append_basic_block())
 
     def instruction(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        """Return the function by which code calls an instruction of LLVM (an intrinsic) with this name."""
+        """Return the function by which code calls LLVM's intrinsic `name`, an instruction of LLVM.
+
+        `result` and `arguments` are the types of the function's result and arguments.
+        """
         if name not in self._module.globals:
             self.ir.Function(self._module, self.ir.FunctionType(result, arguments), name)
         return self._module.globals[name]

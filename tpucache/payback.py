@@ -125,7 +125,7 @@ def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
 
 
 class _SourceImages:
-    """The images of a source as a torch dataset: float32 (channels, height, width) from 0 to 1."""
+    """The images of a source, in the recipe's size, as a torch dataset of float32 (channels, height, width), 0 to 1."""
 
     def __init__(self, source: Source, samples: Sequence[Sample], recipe: Recipe) -> None:
         self._source, self._samples, self._recipe = source, samples, recipe

@@ -351,7 +351,7 @@ class _Pace(NamedTuple):
 
 
 class _TrialBuilds:
-    """Builds small caches from a source's samples in a folder, and measures them."""
+    """Builds small caches of a few samples of a source in a temporary folder, and measures them."""
 
     def __init__(self, source: Source, wanted: Sequence[_Wanted], folder: Path, options: PlanOptions) -> None:
         """List the source, build caches of raw pixels, and choose the number of samples that there is time for.

@@ -88,7 +88,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Matching:
-    """An annotation that limits a field to texts that match all of `pattern`; `what` is the name of such a text."""
+    """An annotation that limits a field to texts that match all of `pattern`; `what` names such texts in errors."""
 
     pattern: str
     what: str

@@ -162,7 +162,10 @@ def _none() -> None:
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End the building process by closing its standard input; kill it if it does not end soon."""
+    """End the building process by closing its standard input; kill it if it does not end soon.
+
+    Do nothing unless this process has the number `owner`: a fork does not end the builder of its parent.
+    """
     if os.getpid() != owner:
         return
     for stream in (process.stdin, process.stdout):

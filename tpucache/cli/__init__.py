@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     The status is 0 if the command is done, 1 after an expected error, which one line on standard error explains, 2 for
-    wrong usage, and 3 if a time limit, Ctrl-C or SIGTERM has stopped the command: the same command then continues.
+    wrong usage, and 3 if a time limit, Ctrl-C or SIGTERM has stopped the command. The same command then continues where
+    this one has stopped.
     """
     has_begun = signals.begin()
     try:

@@ -199,7 +199,11 @@ class CommandParser(Parser):
         return f"{extra[0]!r} is one word too many: the command takes {names or 'options'} only"
 
     def _read_settings(self, path: str, given: Mapping[str, Any]) -> list[str]:
-        """Return the settings of a file or folder as words, without the options that the command line gives."""
+        """Return the settings in the file or folder `path` as words of the command line.
+
+        Settings of the options in `given` are left out: the command line itself has them. A file that cannot be read,
+        an unknown option, a value that does not fit, and a value that names code are usage errors.
+        """
         import tomllib
 
         from tpucache.store.files import read_file

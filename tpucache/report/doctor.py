@@ -253,7 +253,7 @@ class Mount:
 
 
 def look_into(folder: str | Path) -> Mount | None:
-    """Return a folder's space and the caches in it, or None if there is no such folder.
+    """Return a folder's file system and the caches in it (see `Mount`), or None if there is no such folder.
 
     Caches are searched as by `find_cache`, but only for a few seconds.
     """

@@ -214,7 +214,8 @@ def left_out(manifest: Manifest) -> dict[str, int]:
 def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
     """Return how many annotations of each kind the source, the clean images and each augmented variant have.
 
-    The result has JSON values, by kind. A number that the manifest does not have is None.
+    For each kind there is a dictionary with the numbers `source` and `clean`, and the list `variants`. A number that
+    the manifest does not have is None.
     """
     augmented = [str(variant) for variant in manifest.variants if variant]
     return {
