@@ -54,7 +54,7 @@ class Exact:
 def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
     """Return the samples of two caches, or of one cache, that have the same clean record.
 
-    Lengths and checksums of all records are compared, then the bytes of those records where both are equal. Among
+    Lengths and checksums of all records are compared, then the bytes of those records for which both are equal. Among
     several equal records of the cache `one`, the first is paired with each of the equal records. If the two caches were
     made with different settings or libraries, their records of one picture differ, so nothing is compared.
 
@@ -68,10 +68,10 @@ def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
 
 @dataclass(frozen=True)
 class _Records:
-    """The clean records of samples.
+    """The clean records of samples, each stored in one or several parts (bands).
 
-    `bands` has, for each band, the records' rows of the cache's index. `keys` has the length (high 32 bits) and the
-    CRC-32 (low 32 bits) of each record in the first band.
+    `bands` has, for each band, the rows of the cache's index that belong to the samples. `keys` has the length (high 32
+    bits) and the CRC-32 (low 32 bits) of each sample's record in the first band.
     """
 
     cache: Cache
@@ -80,7 +80,7 @@ class _Records:
 
     @classmethod
     def of(cls, dataset: Samples) -> _Records:
-        """Return the clean records of a dataset's samples, or those of the first variant where no variant is clean."""
+        """Return the records of a dataset's samples in the cache's first variant: the clean one, if there is one."""
         cache, positions = opened(dataset)
         chosen = np.arange(cache.manifest.samples) if positions is None else positions
         variant, layouts = cache.manifest.variants[0], cache.manifest.layouts
@@ -215,10 +215,10 @@ class Leak:
     """How many validation samples are copies of training samples, and how many others only look like training samples.
 
     `samples` is the number of validation samples that are copies, and `path` is the path of one of them, or "".
-    `compared` is "hashes" where hashes and then details of pictures were compared, "records" where only records were
+    `compared` is "hashes" if hashes and then details of pictures were compared, and "records" if only records were
     compared. `alike` is the number of other validation samples that look like a training sample. `closest` is the
     closest pair of these: the path of the validation sample, the path of the training sample, and the number of bits,
-    of 256, in which their hashes differ.
+    of 256, in which their hashes differ. `closest` is None if `alike` is 0.
     """
 
     samples: int
@@ -307,7 +307,7 @@ def _by_class(dataset: Samples, thumbnails: Array) -> dict[str, tuple[Array, Arr
 
 
 def _median_size(dataset: Samples) -> tuple[float, float] | None:
-    """Return the median width and height of the source images in pixels; None where the cache does not have them."""
+    """Return the median width and height of the source images in pixels; None if the cache does not have them."""
     cache, positions = opened(dataset)
     sides = []
     for name in (WIDTH, HEIGHT):

@@ -115,7 +115,8 @@ def details(cache: Cache, positions: Positions) -> npt.NDArray[np.float64]:
     """Return the fine structure of the clean images at `positions`, float64 (n, 32, 32), each with a norm of 1.
 
     An image without fine structure has norm 0. The fine structure consists of an image's 32x32 grey averages, each
-    minus the mean of itself and its eight neighbours. Hashes lack it, because they have only the lowest frequencies.
+    minus the mean of itself and its eight neighbours; the mean of these differences is then subtracted. Hashes lack it,
+    because they have only the lowest frequencies.
     """
     grids = _read_grids(cache, cache.rows(cache.manifest.variants[0], positions))
     padded = np.pad(grids, ((0, 0), (1, 1), (1, 1)), mode="edge")
@@ -187,10 +188,11 @@ def phash(grids: npt.NDArray[np.float64]) -> tuple[Words, Words]:
 
 
 def _averages(values: Array) -> npt.NDArray[np.float64]:
-    """Return the means of (n, length, m) over 32 equal parts of the length, times 256, rounded: float64 (n, 32, m).
+    """Return the means of `values` (n, length, m) over 32 equal parts of the length: float64 (n, 32, m).
 
-    A value that lies in two parts counts for both, each with its share. To be fast, neighbouring values are first
-    summed in runs. If the length is not a multiple of 32, a run is at most a quarter as long as a part.
+    The means are multiplied by 256 and rounded. A value that lies in two parts counts for both, each with its share. To
+    be fast, neighbouring values are first summed in runs. If the length is not a multiple of 32, a run is at most a
+    quarter as long as a part.
     """
     count, length, width = values.shape
     run = length // _GRID if length % _GRID == 0 else max(1, length // (4 * _GRID))
@@ -233,9 +235,9 @@ def _above_median(found: npt.NDArray[np.float64]) -> Words:
 
 
 def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], Array, Array]:
-    """Return images as integers from 0, uint16, and for each image the step between two integers and its lowest value.
+    """Return images as integers from 0, uint16, and two numbers for each image: its step and its lowest value.
 
-    An image's values are then about step * integer + lowest value.
+    An image's values are about step * integer + lowest value. Values that are not finite count as 0.
     """
     values = np.nan_to_num(images.astype(np.float64), posinf=0.0, neginf=0.0)
     low = values.min((1, 2, 3), keepdims=True)

@@ -131,8 +131,8 @@ class Predictions:
 def _check_probabilities(values: Array) -> None:
     if not np.all((values >= 0) & (values <= 1)):  # also refuses NaN
         raise UsageError(
-            "predictions are no probabilities, 0 to 1: give predictions of classes, because only labels that are "
-            "classes have suspects"
+            "predictions are not probabilities from 0 to 1: give the predictions of a task with classes, because "
+            "suspects are found only among labels that are classes"
         )
 
 

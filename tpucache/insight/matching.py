@@ -163,7 +163,7 @@ class _Distinct:
         return self.members[self.starts[:-1]]
 
     def others(self, numbers: Positions) -> tuple[Positions, Positions]:
-        """Return the positions of the images with the hashes `numbers`, except the first image of each hash.
+        """Return the positions of the images that have the hashes `numbers`, without the first image of each hash.
 
         The second array has, for each of these images, the index of its hash in `numbers`.
         """
@@ -215,7 +215,10 @@ class _Found:
 
 
 def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
-    """Return pairs of positions, int64 (m, 4), from pairs of distinct hashes, and add the pairs of equal hashes."""
+    """Return pairs of images, int64 (m, 4), given pairs of distinct hashes; add the pairs of images with equal hashes.
+
+    The columns are the positions of the two images, and the last two columns of `found`.
+    """
     rows, columns = found[:, 0], found[:, 1]
     if two is None:
         further, places = one.others(np.arange(len(one)))
@@ -257,7 +260,7 @@ def _close(
 ) -> tuple[Positions, Positions, Array]:
     """Return the pairs (`rows`, `columns`) whose hashes differ in at most `threshold` bits, and their distances.
 
-    Within one set, a pair is kept only where the row is smaller than the column.
+    Within one set, a pair is kept only if the row is smaller than the column.
     """
     if is_one_set:
         is_first = rows < columns
@@ -286,9 +289,9 @@ def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
 def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
     """Yield the share that is done, and pairs of hashes that differ in at most `threshold` bits.
 
-    Only pairs are found that differ in at most two bits of one of several bands. For each band there is a table of
-    images by the values of its bits. Each value is looked up with none, one and two of its bits changed (multi-index
-    hashing: Norouzi, Punjani and Fleet, 2012).
+    The bits are divided into bands. A pair is only found if the hashes differ in at most two bits of at least one band.
+    For each band a table has the images by the values of the band's bits. Each value is looked up with none, one and
+    two of its bits changed (multi-index hashing: Norouzi, Punjani and Fleet, 2012).
     """
     width, bands = _band_bits(len(two))
     order = np.random.RandomState(np.random.MT19937(0)).permutation(BITS)  # neighbours in frequency are alike
@@ -317,7 +320,7 @@ def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
 
 
 def _parts(counts: Positions) -> Iterator[slice]:
-    """Yield slices of looked-up values, each with about as many candidates as are compared at once.
+    """Yield slices of looked-up values. The values of a slice have about `_MOST_CANDIDATES` candidates together.
 
     `counts` has the number of candidates for each value.
     """
@@ -331,7 +334,7 @@ def _parts(counts: Positions) -> Iterator[slice]:
 def _band_bits(images: int) -> tuple[int, int]:
     """Return the number of bits in a band, and the number of bands, for a set of this many images.
 
-    A band has enough bits, so that few images share a value by chance.
+    A band has so many bits that few images have equal bits by chance.
     """
     width = min(max(int(images).bit_length() + 2, 16), 24)
     return width, BITS // width

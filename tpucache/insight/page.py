@@ -126,7 +126,7 @@ class _Set:
 
     @classmethod
     def open(cls, cache: str | Path | CachedDataset, on_progress: Callable[[str, int, int], None]) -> _Set:
-        """Open a cache and hash its images. Raises UsageError where the cache has no images."""
+        """Open a cache and hash its images. Raises UsageError if the cache has no images."""
         records = Records(cache)
         if records.image is None:
             names = ", ".join(each.name for each in records.manifest.fields)
@@ -147,7 +147,7 @@ class _Set:
         return self.records.table.paths[int(self.positions[at])]
 
     def original(self, at: int) -> str:
-        """Return the size of a sample's original image in pixels, as text; "" where the size is not known."""
+        """Return the size of a sample's original image in pixels, as text; "" if the size is not known."""
         sides = [self.records.table.get(name) for name in (WIDTH, HEIGHT)]
         values = [int(side[self.positions[at]]) for side in sides if isinstance(side, np.ndarray)]
         return f"{values[0]:,} x {values[1]:,} pixels" if len(values) == len(sides) and min(values) > 0 else ""
@@ -175,11 +175,11 @@ class _Set:
         return self._labels is not None and not self.classes
 
     def can_correct(self) -> bool:
-        """Return whether a table with one column of labels can correct the labels."""
+        """Return whether one column of labels, as in a table for `relabel`, can hold new labels for the samples."""
         return self._labels is not None and (bool(self.classes) or self._labels.ndim == 1 or self._labels.shape[1] == 1)
 
     def separator(self) -> str:
-        """Return the text between several classes of a sample; "" if samples have one class."""
+        """Return the text that separates the classes of a sample; "" if no sample can have several classes."""
         return SEPARATOR if self._labels is not None and self._labels.ndim == 2 and self.classes else ""
 
 
@@ -423,9 +423,9 @@ class _Shown:
     def choose(
         self, kinds: Sequence[_Kind], on_progress: Callable[[str, int, int], None]
     ) -> Sequence[Sequence[_Finding]]:
-        """Return the findings of each kind that there is room for, and draw their pictures.
+        """Choose the findings to show, draw their pictures, and return the chosen findings of each kind.
 
-        Findings are taken from each kind in turn.
+        Findings are taken from each kind in turn, until the page has no room for more.
         """
         kept: list[list[_Finding]] = [[] for _ in kinds]
         counts = [min(_MOST, kind.count) for kind in kinds]
@@ -455,7 +455,7 @@ class _Shown:
         return of.path(at), of.label(at), of.original(at)
 
     def sources(self) -> list[str]:
-        """Return all sprites as base64 texts, those of the first set first."""
+        """Return all sprites as base64 texts, those of the first set first. A sprite is a JPEG with many pictures."""
         every = itertools.chain.from_iterable(each.sources for each in self._sprites)
         return [base64.b64encode(source).decode() for source in every]
 

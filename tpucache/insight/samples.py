@@ -36,10 +36,10 @@ def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
 
 
 def findings(dataset: Samples) -> facts.Findings:
-    """Return possible problems of a cache, given by a dataset of it, an opened cache, or its folder or URL.
+    """Return possible problems of a cache. `dataset` is a dataset of the cache, the opened cache, or its folder or URL.
 
-    The problems concern all samples of the cache, also those that the dataset leaves out. No record is read. Raises the
-    errors of opening a cache.
+    All samples of the cache are considered, also those that a dataset leaves out. No record is read. Raises the errors
+    of opening a cache.
     """
     cache, _ = opened(dataset)
     return facts.findings(cache)

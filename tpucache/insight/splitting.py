@@ -125,11 +125,11 @@ class _Marks:
 
 
 def _marks(values: Array, has_classes: bool) -> _Marks:
-    """Return the classes of samples from their values, (n,) or (n, m).
+    """Return the classes of samples, given one value (n,) or several values (n, m) for each sample.
 
-    If `has_classes`, or all values are 0 or 1, each of m columns is a class, and a sample has those whose value is
-    above 0. Otherwise the numbers of each column are divided into bins, which are used like classes. Values (n,) that
-    are not floats are classes themselves.
+    Values (n,) that are not floats are the classes themselves. If `has_classes`, or if all values (n, m) are 0 or 1,
+    each column is a class, and a sample has the classes whose values are above 0. Otherwise the numbers of each column
+    are divided into bins, and each bin is used as a class. Missing numbers (NaN) have a bin of their own.
     """
     if values.ndim == 1 and values.dtype.kind != "f":
         names, found = np.unique(values, return_inverse=True)
@@ -151,8 +151,9 @@ def _marks(values: Array, has_classes: bool) -> _Marks:
 def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Integers:
     """Return the fold of each sample, int64 (n,).
 
-    `units` are the numbers of the samples' groups, and `count` is the number of folds. Among groups of equal size and
-    class, a group comes first if its samples come first in `order`, a permutation of the samples.
+    `units` are the numbers of the samples' groups, and `count` is the number of folds. Larger groups are placed first,
+    and among them those with rarer classes; between groups that are equal in both, `order` decides, a permutation of
+    the samples.
     """
     sizes = np.bincount(units)
     rank = np.empty(len(units), np.int64)
@@ -191,7 +192,10 @@ def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Inte
 
 
 def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers, Integers]]:
-    """Return the classes of each of `count` groups, and how many of the group's samples each of these classes has."""
+    """Return two arrays for each of `count` groups: its classes, and how many of its samples each of them has.
+
+    `units` has the number of each sample's group, and `marks` has the samples' classes.
+    """
     keys, counts = np.unique(units[marks.samples] * max(1, marks.count) + marks.classes, return_counts=True)
     owners, classes = np.divmod(keys, max(1, marks.count))
     ends = np.searchsorted(owners, np.arange(count + 1))
@@ -208,9 +212,10 @@ def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
 
 
 def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
-    """Return how many of `more` samples each fold gets, so that the folds' levels become as equal as possible.
+    """Return how many of `more` samples each fold gets.
 
-    The smallest folds by `sizes` get the remainder.
+    `levels` has a number for each fold, such as its samples of one class. These numbers plus the result are as equal as
+    possible. A remainder goes to the folds with the fewest samples in all, by `sizes`.
     """
     low, high = int(levels.min()), int(levels.max()) + more
     while low < high:  # search for the highest level to which all folds can be filled

@@ -75,7 +75,7 @@ def prepare_data(
 ) -> RunData:
     """Return the data of a run. `settings` must have a batch size, and a number of epochs or "auto".
 
-    Raises UsageError where data, settings and device do not fit together.
+    Raises UsageError if data, settings and device do not fit together.
     """
     task = choose_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
@@ -104,7 +104,7 @@ def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSetti
 def choose_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
     """Return the task that the settings name, or else the task that fits the cache's labels, with the settings' loss.
 
-    Raises UsageError where no task fits, or the task does not have this loss.
+    Raises UsageError if no task fits, or the task does not have this loss.
     """
     task = find_task(settings.task, dataset, settings.mask_classes)
     return task if settings.own_loss else task.with_loss(settings.loss)

@@ -39,8 +39,8 @@ def decide_epochs(
     """Return a new run's settings with as many epochs as its time limit allows, at least one.
 
     `runs` is the number of runs of the same length that share the time. The steps are timed on a learner that is not
-    used afterwards, with images of the largest size; all random number generators are then as before. Raises UsageError
-    without a time limit, and UnfinishedError when the limit is reached during the measurement.
+    used afterwards, with images of the largest size. Afterwards all random number generators are as before. Raises
+    UsageError without a time limit, and UnfinishedError when the limit is reached during the measurement.
     """
     settings = begun.settings
     left = stop.seconds_left

@@ -51,7 +51,7 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
     not depend on the batch size or on the number of cores or processes. `check` is called between batches; if it
     raises, the evaluation ends and the learner is unchanged.
 
-    Raises TrainingError when the loss is not finite, and where the model fails.
+    Raises TrainingError when the loss is not finite, or the model fails.
     """
     scores = score(learner, dataset, check)
     return measure(learner, dataset, scores)
@@ -62,8 +62,8 @@ class Scores:
     """The scores of all samples of an evaluation.
 
     `losses` and `errors` have a number for each sample. `values` are what the metrics are computed from: predictions or
-    counts. `maps` has the predicted class maps, uint8 (height, width), of the samples with the largest errors, by the
-    samples' positions in the dataset. It is empty if the task's predictions are values.
+    counts. `maps` has the predicted class maps of the samples with the largest errors: uint8 (height, width), by the
+    position of the sample in the dataset. `maps` is empty if the task does not predict maps.
     """
 
     losses: Array
@@ -247,7 +247,10 @@ def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedData
 
 
 def _score(learner: Learner, samples: int) -> Reduce:
-    """Return the function that computes a batch's losses and scores, and its class maps if the task has maps."""
+    """Return the function that computes a batch's losses and scores, and its class maps if the task has maps.
+
+    `samples` is the number of samples in all batches together. The rows of the last batch that exceed it are padding.
+    """
     rows = iter(_batch_rows(samples, learner.part_size))
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -73,8 +73,8 @@ def export_runs(
     that may be imported. `weights` has each model's weight in the average of the models' predictions; without it all
     models have the same weight.
 
-    Raises UsageError where a model takes more than images, names code that is not trusted, or the folder has other
-    files; DependencyError without the libraries; TrainingError where there is no run or nothing can be written.
+    Raises UsageError if a model takes more than images, names code that is not trusted, or the folder has other files;
+    DependencyError without the libraries; TrainingError if there is no run or nothing can be written.
     """
     folders, folder = [each for run in runs for each in run_folders(Path(run))], Path(folder)
     check_export(folder, kind)
@@ -115,7 +115,7 @@ def check_export(folder: Path, kind: Kind) -> None:
     """Raise an error if models cannot be exported to a folder.
 
     Raises UsageError for an unknown kind and for a folder with files that are not an export; DependencyError without
-    the libraries that the kind needs; TrainingError where the folder cannot be read.
+    the libraries that the kind needs; TrainingError if the folder cannot be read.
     """
     if kind not in KINDS:
         raise UsageError(f"models are exported as {' or '.join(KINDS)}, not {kind!r}")
@@ -265,7 +265,7 @@ def _readme(card: Mapping[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that cannot end the Markdown code or the table cell around it."""
+    """Return `text` in one line of at most 200 characters that cannot end Markdown code or a table cell."""
     return printable(text).replace("`", "'").replace("|", "/").replace("\n", " ")[:200]
 
 

@@ -71,12 +71,12 @@ class Folds:
 
 
 def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedDataset, resume: bool) -> Folds:
-    """Return the folds of a cache for a run that trains all of them; write nothing.
+    """Return the folds of a cache, for a run that trains a model for each of them; write nothing.
 
-    `train_set` and `valid_set` have all samples, as they are read for training and for validation. With several
-    processes, open the device first: then only the main process uses the folder. Raises UsageError where the cache has
-    no folds, where the folder has a run of other folds, or where it has a run and `resume` is false; TrainingError
-    where the folder cannot be read.
+    `train_set` and `valid_set` both have all samples of the cache: `train_set` reads them for training, and `valid_set`
+    for validation. With several processes, open the device first: then only the main process uses the folder. Raises
+    UsageError if the cache has no folds, the folder has a run of other folds, or the folder has a run and `resume` is
+    false; TrainingError if the folder cannot be read.
     """
     run, splits = Path(run), fold_splits(valid_set.table)
     current().on_main(lambda: check_folds(run, list(splits), resume))
@@ -225,7 +225,7 @@ def _predict_all(
 ) -> FoldsReport:
     """Let each fold's model predict the fold's samples, and return the report of the finished run.
 
-    If the run has to stop, its report gets the seconds so far.
+    If the run has to stop, write its report with the seconds so far, and raise Stopped.
     """
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     account.begin("evaluation")

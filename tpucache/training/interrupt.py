@@ -21,14 +21,14 @@ _LATE, _SIGNALLED = 1, 2
 
 
 class Stopped(UnfinishedError):
-    """Raised when a run has to stop: between two batches, or while it waits for data, where nothing is half done."""
+    """Raised when a run has to stop. Nothing is half done then: the run is between two batches, or waits for data."""
 
 
 class StopRequest:
     """Says whether a run has to stop, because of a signal or its time limit."""
 
     def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Let the run stop `time_limit` seconds from now, less a margin in which it is saved.
+        """Let the run stop `time_limit` seconds from now, less a margin in which it is saved. None is no limit.
 
         `clock` returns the time in seconds.
         """
@@ -44,9 +44,9 @@ class StopRequest:
     def share(self, largest: Callable[[int], float], *, is_alone: bool = False) -> None:
         """From now on, let all processes stop together when one of them has a reason to stop.
 
-        `largest` takes a number, and returns the largest number of all processes, from this call or from the call
-        before. All processes must ask equally often whether they have to stop, unless there is only one process
-        (`is_alone`).
+        `largest` takes a number of this process, and returns the largest of the numbers that all processes gave, in
+        this call or in the call before. All processes must ask equally often whether they have to stop, unless there is
+        only one process (`is_alone`).
         """
         self._largest, self._is_alone = largest, is_alone
 

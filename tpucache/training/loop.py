@@ -148,7 +148,10 @@ def train(
 
 
 def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunData, name: str) -> None:
-    """Write `run.json`, unless the cache is still being built: then it is written with the first checkpoint."""
+    """Write `run.json`, unless the cache is still being built: then it is written with the first checkpoint.
+
+    If images are normalised by ImageNet's values for that reason, print a note about it, which begins with `name`.
+    """
     if data.is_finished:
         write_info(run, learner, data)
     elif settings.normalise == "auto" and learner.settings.normalise == "imagenet":
@@ -291,7 +294,7 @@ def _open_residence(run: _Loop) -> Residence:
 def _decide_residence(run: _Loop, residence: Residence) -> bool:
     """Decide whether records stay on the device, and compile the evaluation again.
 
-    Return whether batches are from now on row numbers in the device's memory, instead of records.
+    Return whether batches become row numbers in the device's memory, instead of records.
     """
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
@@ -335,15 +338,18 @@ def _size(run: _Loop, step: int) -> int | None:
 
 
 def _begin_epoch(run: _Loop) -> bool:
-    """Train the last layer alone or all parameters, as the epoch of the next step requires.
+    """Let the next epoch train the last layer alone, or all parameters, as the settings require.
 
-    Returns whether that has changed.
+    Return whether that differs from the epoch before.
     """
     return run.learner.train_head(run.state.steps // run.plan.per_epoch < run.learner.settings.head_epochs)
 
 
 def _take_steps(run: _Loop, execution: Execution) -> None:
-    """Take the optimizer steps of one execution, which are one graph; count them and keep their losses."""
+    """Take the optimizer steps of one execution, count them and keep their losses.
+
+    The device gets all steps of an execution as one graph.
+    """
     learner, state = run.learner, run.state
     learner.resize(_size(run, state.steps))
     for batch in execution:
@@ -390,7 +396,7 @@ def _evaluate(
 
 
 def _submit_best(run: _Loop, scores: Scores | None) -> None:
-    """Copy the evaluated weights and their predictions, to be written in the background."""
+    """Copy the evaluated weights and their predictions to the host. A thread then writes them to files."""
     learner, data = run.learner, run.data
     run.writer.submit(run.check_held)
     run.writer.submit(snapshot_best(run.folder, learner, data))
@@ -402,7 +408,7 @@ def _submit_best(run: _Loop, scores: Scores | None) -> None:
 
 
 def _save(run: _Loop) -> None:
-    """Copy a checkpoint to resume from, the history and the account, to be written in the background."""
+    """Copy the run's state to the host. A thread then writes it as a checkpoint, with the history and the account."""
     run.losses.settle()
     with run.account.part("checkpoints"):
         run.learner.device.processes.on_main(lambda: _submit_state(run))
@@ -429,9 +435,10 @@ def _submit_state(run: _Loop) -> None:
 
 
 def _with_ceiling(run: _Loop, pace: Pace, execution: Execution, images: int) -> Pace:
-    """Return the pace with the rate of a replay, which takes at most 2 % of the run's time or 2 s, whichever is longer.
+    """Return the pace with its ceiling: the rate of a replay of the last execution on data that the device has already.
 
-    There is no replay if the fewest executions that it needs would take longer.
+    The replay takes at most 2 % of the run's time or 2 s, whichever is longer. If even the fewest repetitions would
+    take longer, there is no replay, and the pace is returned as it is.
     """
     device, account = run.learner.device, run.account
     with account.part("replay"):

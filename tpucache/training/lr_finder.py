@@ -71,9 +71,9 @@ def find_lr(
 
 
 def _known_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings | None:
-    """Return the settings that the run in a folder has decided; None if the folder has no run.
+    """Return `settings` with the values that the run in the folder has decided; None if it has no checkpoint yet.
 
-    Raises UsageError if there is a run and `resume` is false.
+    Raises UsageError if there is a checkpoint and `resume` is false, and the errors of `continued_settings`.
     """
     if not (run / LAST_NAME).exists():
         return None
@@ -114,7 +114,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
 
     It is the middle of a decade of rates. For each decade, a line is fitted to the losses by least squares, and the
     steepest line decides. This replaces fastai's rule `steep` (Howard and Gugger, arXiv:2002.04688), which takes the
-    difference of two neighbouring steps: that is mostly noise. Raises TrainingError where the loss falls by less than a
+    difference of two neighbouring steps: that is mostly noise. Raises TrainingError if the loss falls by less than a
     hundredth over every decade.
     """
     least = int(np.argmin(losses)) + 1 if len(losses) else 0

@@ -116,7 +116,7 @@ def _folds_values(folds: FoldsFiles) -> dict[str, Any]:
 
 
 def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
-    """Return the scores of each fold that has begun."""
+    """Return the scores of each fold that has begun, by the fold's name."""
     return {str(score["fold"]): score for score in folds.summary.get("folds") or ()}
 
 
@@ -251,7 +251,10 @@ def _span(runs: Collection[RunFiles]) -> tuple[float, float]:
 
 
 def _rates(run: RunFiles) -> Points:
-    """Return learning rates by step. Runs of earlier versions have only one learning rate for each epoch."""
+    """Return the learning rates by step, thinned to about 600 points.
+
+    Runs of earlier versions have only one learning rate for each epoch.
+    """
     rates = [float(rate) for rate in run.summary.get("learning_rates") or ()]
     each = -(-len(rates) // _POINTS)
     chosen = sorted({*range(0, len(rates), each), len(rates) - 1}) if rates else []
@@ -279,7 +282,7 @@ def _plain_name(name: str) -> str:
 
 
 def _seconds(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a bar for the seconds of each part of a run, or of all folds, that took at least a tenth of a second."""
+    """Return a bar for each part of a run, or of all folds, that took at least 0.1 s; None if there is no such part."""
     parts = {str(name): float(spent) for name, spent in (summary.get("seconds") or {}).items()}
     pairs = [
         (name.replace("_", " "), spent)
@@ -318,7 +321,10 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
-    """Return the names and values of settings that are not None, "", empty or False, as texts; None without a file."""
+    """Return the names and values of the settings in `run.json`, as texts; None without this file.
+
+    Settings that are None, False, 0 or empty are left out.
+    """
     if not run.info:
         return None
     settings = dict(run.info.get("settings") or {})
@@ -360,7 +366,8 @@ class _Wrong(NamedTuple):
 def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
     """Return pictures of the `count` most wrong validation samples, or a note that says why there are none.
 
-    The samples' cache is at `cache`, or else where it was during the run. Only the pictures need Pillow.
+    The samples are read from the cache at `cache`, or else from the cache that the run was validated on. Only the
+    pictures need Pillow.
     """
     if "errors" not in run.arrays:
         reason = "The run has no validation samples"
@@ -530,7 +537,11 @@ def _class_mistakes(run: RunFiles, labels: Array, predictions: Array, outputs: i
 
 
 def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_PageTable, _Matrix | None]:
-    """Return figures for each class, and the matrix of counts where it is small enough to be read."""
+    """Return a table of figures for each class, and the confusion matrix: None for more than 30 classes.
+
+    `counts` has a row for each true and a column for each predicted class. `kind` is "classes" for counts of samples,
+    or "mask" for counts of pixels.
+    """
     total, found, right = counts.sum(1), counts.sum(0), counts.diagonal()
     if len(total) != len(found):
         raise ValueError(f"a confusion matrix of {len(total)} rows and {len(found)} columns")
@@ -552,7 +563,7 @@ def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_PageTable,
 
 
 def _multilabel_mistakes(run: RunFiles) -> _Mistakes:
-    """Return recall, precision and F1 of each class, where a sample can have several."""
+    """Return recall, precision and F1 of each class, for samples that can have several classes."""
     truth, predicted = run.arrays["labels"] > 0.5, run.arrays["values"] > 0.5
     both = (truth & predicted).sum(0)
     rows = [

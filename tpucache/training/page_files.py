@@ -63,12 +63,12 @@ class RunFiles:
 
     @property
     def task(self) -> str:
-        """The name of the task; "" where it is not known."""
+        """The name of the task; "" if it is not known."""
         return str(self.info.get("task", ""))
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes; empty where the classes have no names."""
+        """The names of the classes; empty if the classes have no names."""
         return tuple(map(str, self.info.get("classes", ())))
 
 
@@ -161,9 +161,9 @@ def _read_arrays(folder: Path) -> dict[str, Array]:
         raise _unreadable(path, error) from error
     for name, array in arrays.items():
         if array.dtype.kind not in "iuf" or not np.abs(array.astype(np.float64)).max(initial=0) <= LARGEST:
-            raise _unreadable(path, f"{name} is {array.dtype}, or has values that are too large or not numbers")
+            raise _unreadable(path, f"{name}, of dtype {array.dtype}, has values that are too large or not numbers")
         if array.ndim != _DIMENSIONS.get(name, array.ndim):
-            raise _unreadable(path, f"{name} is {array.dtype} {array.shape}, with a wrong number of dimensions")
+            raise _unreadable(path, f"{name}, {array.dtype} {array.shape}, has a wrong number of dimensions")
     if len({len(arrays[name]) for name in _OF_SAMPLES if name in arrays}) > 1:
         raise _unreadable(path, "its arrays have different numbers of samples")
     return arrays

@@ -123,9 +123,9 @@ def predict(
 ) -> PredictReport:
     """Write a CSV of predictions, averaged over the datasets, which are variants of one cache; return a report.
 
-    The columns of the CSV are `sample` (the sample's number), `path`, `label` (empty where there is none),
-    `prediction`, and a probability for each class or a value for each column. Class maps are PNG files in a folder next
-    to the CSV, and `prediction` names them.
+    The columns of the CSV are `sample` (the sample's number), `path`, `label` (empty if there is none), `prediction`,
+    and a probability for each class or a value for each column. Class maps are PNG files in a folder next to the CSV,
+    and `prediction` names them.
 
     Where the predictor averages ranks, a class's column is the sample's rank in that class, from 0 for the lowest to 1
     for the highest, averaged over the runs. `prediction` and all metrics but the AUC still follow from the mean
@@ -249,7 +249,7 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
 def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
     """Return logits and features by name, each float32 (samples, runs, numbers).
 
-    `rows` has, for each sample and run, all numbers after the predictions.
+    `rows` has the logits and the features that were asked for, one after the other, for each sample and run.
     """
     found, options = {}, predictor.options
     if options.logits:
@@ -301,7 +301,11 @@ def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: 
 
 
 def _ranks(values: Array) -> Array:
-    """Return each sample's rank among all samples, from 0 to 1, by run and output; equal values share a mean rank."""
+    """Return the rank of each value among the values of all samples, from 0 (lowest) to 1: float64, like `values`.
+
+    `values` are (samples, runs, outputs). Each output of each run is ranked by itself. Equal values share their mean
+    rank.
+    """
     ranks = np.empty(values.shape)
     for run, output in np.ndindex(values.shape[1], values.shape[2]):
         _, inverse, counts = np.unique(values[:, run, output], return_inverse=True, return_counts=True)

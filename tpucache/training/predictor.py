@@ -56,7 +56,7 @@ class Predictor:
         whoever wrote the file could name any code. Each model computes in the precision of its run, or in float32 on a
         device without that precision. With several processes only the main process reads the folders.
 
-        Raises TrainingError where there is no run; UsageError for runs that do not fit together, cannot be weighted,
+        Raises TrainingError if there is no run; UsageError for runs that do not fit together, cannot be weighted,
         cannot predict these views, or name code that is not trusted.
         """
         options = options or PredictOptions()
@@ -148,8 +148,8 @@ class Predictor:
     def resolution(self, manifest: Manifest) -> int | None:
         """Return the resolution in which to read a cache's images; None to read them in their stored size.
 
-        Without crops and sizes, it is the size of the run's evaluation. With crops or sizes, images that can be read in
-        any size are read as large as the largest view needs, and at most as large as they are stored.
+        It is the size of the run's evaluation. With crops or sizes, it is the size that the largest view needs, at most
+        the stored size, if the images are square and can be read in any size, and the task does not predict maps.
         """
         wanted = self.settings.sizes.valid
         image = next((field for field in manifest.fields if field.name == IMAGE), None)
@@ -162,8 +162,8 @@ class Predictor:
     def prepare(self, dataset: CachedDataset) -> CachedDataset:
         """Return a cache's samples as the models take them, with the input columns of each run, encoded as in that run.
 
-        The cache may have no labels, or other classes. Raises UsageError where its fields and sizes are not those that
-        the models were trained with.
+        The cache may have no labels, or other classes. Raises UsageError if its fields and sizes are not those that the
+        models were trained with.
         """
         self._check(dataset)
         wanted = [columns for columns in self._columns if columns.parts]
@@ -227,9 +227,9 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _score(run: SavedRun) -> float:
-    """Return a run's weight: the validation metric of its best epoch, or 1 over it where less is better.
+    """Return a run's weight: the validation metric of its best epoch, or 1 over it if less is better.
 
-    Raises UsageError where there is no such metric, or it cannot be a weight.
+    Raises UsageError if there is no such metric, or it cannot be a weight.
     """
     watched = find_watched(run.task, run.settings)
     report = read_report(run.folder)
@@ -242,14 +242,14 @@ def _score(run: SavedRun) -> float:
         )
     if not 0 <= value < float("inf") or (value == 0 and not watched.more_is_better):
         raise UsageError(
-            f"the {watched.metric} of {run.folder} is {value:g}, and only numbers above 0 weight runs: leave "
+            f"the {watched.metric} of {run.folder} is {value:g}, from which no weight can be computed: leave "
             "--run-weights out"
         )
     return float(value) if watched.more_is_better else 1 / float(value)
 
 
 def _normalised(scores: Sequence[float], first: Path) -> list[float]:
-    """Return the scores divided by their sum. Raises UsageError where all are 0."""
+    """Return the scores divided by their sum. Raises UsageError if all are 0."""
     total = sum(scores)
     if not total > 0:
         raise UsageError(f"all scores of {first} and the other runs are 0: leave --run-weights out")

@@ -32,7 +32,7 @@ class TrainingRecipe:
     def values(self, given: Collection[str], epochs: Any = None) -> dict[str, Any]:
         """Return the recipe's settings for a run of `epochs` epochs, without the settings named in `given`.
 
-        If `epochs` is None, the number of epochs is the recipe's own.
+        `epochs` may be "auto". If it is None, the number of epochs is the recipe's own.
         """
         values = dict(self.settings)
         if self.mix_off:

@@ -286,7 +286,7 @@ class TrainSettings:
         return plan_sizes(epochs, self.size, self.grow, self.valid_size, self.fix_res)
 
     def augment_at(self, epoch: int) -> AugmentSettings:
-        """Return the augmentation of an epoch, counted from 0; see `mix_off`."""
+        """Return the augmentation of an epoch, counted from 0. The last `mix_off` epochs do not mix images."""
         mixes = not isinstance(self.epochs, int) or epoch < self.epochs - whole_epochs(self.mix_off, self.epochs)
         return self.augment if mixes or not self.augment.mixes else replace(self.augment, mixup=0.0, cutmix=0.0)
 
@@ -322,7 +322,11 @@ class TrainSettings:
         return self.batch // self.accumulate
 
     def steps_per_epoch(self, samples: int) -> int:
-        """Return the number of steps in an epoch: whole batches only, and a whole number of executions."""
+        """Return the number of steps in an epoch of `samples` samples.
+
+        Left out are samples that do not fill a batch, and steps that do not fill an execution of `steps_per_execution`
+        steps.
+        """
         steps = samples // self.batch
         return steps - steps % self.steps_per_execution
 

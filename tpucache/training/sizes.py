@@ -43,9 +43,9 @@ def plan_sizes(
 ) -> ImageSizes:
     """Return the image sizes of a run of `epochs` epochs.
 
-    `grow` is such as "128:0.4,176:0.7,224": each size ends at its share of the epochs, and the last size has no share.
-    `valid_size` is the size in evaluations. `fix_res` is the number of epochs at the end that have the evaluation's
-    size (Touvron et al., arXiv:1906.06423). Raises UsageError for sizes that are not possible.
+    `grow` is a text such as "128:0.4,176:0.7,224": 128 pixels in the first 40 % of the epochs, then 176 until 70 %, and
+    224 until the end. `valid_size` is the size in evaluations. `fix_res` is the number of epochs at the end that have
+    the evaluation's size (Touvron et al., arXiv:1906.06423). Raises UsageError for sizes that are not possible.
     """
     if size is not None and grow is not None:
         raise UsageError("--size and --grow both say how large images are: leave one of them out")
@@ -60,7 +60,10 @@ def plan_sizes(
 
 
 def _steps(grow: str) -> list[tuple[int | None, float]]:
-    """Return each size with the share of the epochs at which it ends. Raises UsageError for another form of text."""
+    """Return each size with the share of the epochs at which it ends; the last size ends at 1.
+
+    Raises UsageError unless `grow` has the form "128:0.4,176:0.7,224" and possible numbers.
+    """
     wrong = f"--grow is such as 128:0.4,176:0.7,224, not {grow!r:.60}: "
     parts = [_GROWING.fullmatch(part.strip()) for part in grow.split(",")]
     if not all(parts):
@@ -73,7 +76,7 @@ def _steps(grow: str) -> list[tuple[int | None, float]]:
     except ValueError:
         raise UsageError(f"{wrong}a share is a number from 0 to 1") from None
     if shares != sorted(set(shares)) or any(not 0 < share < 1 for share in shares):
-        raise UsageError(f"{wrong}shares ascend from above 0 to below 1")
+        raise UsageError(f"{wrong}shares ascend, and each is above 0 and below 1")
     if len(found) > _MOST:
         raise UsageError(f"{wrong}at most {_MOST} sizes, as XLA compiles a graph for each")
     if odd := [side for side, _ in found if side % _STEP or not side]:

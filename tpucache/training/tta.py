@@ -99,7 +99,10 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _five(given: Sides) -> list[tuple[int, int, int, int]]:
-    """Return the parts of the image, (top, left, height, width), in the four corners and the middle."""
+    """Return the crops (top, left, height, width) in the four corners and the middle of an image.
+
+    `given` is the height and width of the image. Each crop is 7/8 as high and as wide.
+    """
     height, width = (max(1, round(side * CROP_SHARE)) for side in given)
     down, right = given[0] - height, given[1] - width
     corners = [(top, left) for top in (0, down) for left in (0, right)]
@@ -107,6 +110,6 @@ def _five(given: Sides) -> list[tuple[int, int, int, int]]:
 
 
 def _scaled(sides: Sides, shorter: int) -> Sides:
-    """Return the height and width in the same proportion whose shorter side is `shorter`."""
+    """Return a height and a width in the proportion of `sides`, of which the shorter one is `shorter`."""
     height, width = sides
     return round(height * shorter / min(sides)), round(width * shorter / min(sides))

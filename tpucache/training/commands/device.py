@@ -53,9 +53,9 @@ def choose_backend(label: str, options: argparse.Namespace) -> str:
 
 
 def _announce(label: str, choice: Choice) -> None:
-    """Print a line on standard error about the chosen backend, and about the import of torch, which takes seconds.
+    """Print a line on standard error that names the chosen backend, and says that torch is being imported.
 
-    Print nothing where the user named the backend and torch is loaded already.
+    Importing torch takes seconds. Print nothing if the user named the backend and torch is imported already.
     """
     loading = f"loading torch{' and torch_xla' * (choice.backend == 'xla')}" if "torch" not in sys.modules else ""
     if (choice.why or loading) and os.environ.get("RANK", "0") == "0":  # torchrun sets RANK
@@ -65,8 +65,8 @@ def _announce(label: str, choice: Choice) -> None:
 def launched(options: argparse.Namespace) -> bool:
     """Run the whole command in several processes if --processes asks for that; return whether it has been run.
 
-    Each of these processes calls this function, too, and gets False. Raises UsageError where --processes does not fit
-    the other options, and the error of the first process that failed.
+    Each of these processes calls this function, too, and gets False. Raises UsageError if --processes does not fit the
+    other options, and the error of the first process that failed.
     """
     from tpucache.training.device.processes import is_launched
 
@@ -90,7 +90,7 @@ def launched(options: argparse.Namespace) -> bool:
 def open_upload() -> tuple[BatchUpload, str]:
     """Return the way to send batches to this machine's accelerator, or else to XLA's CPU client, and its name.
 
-    Raises UsageError where there is neither an accelerator nor torch_xla.
+    Raises UsageError if there is neither an accelerator nor torch_xla.
     """
     from tpucache.errors import DependencyError
     from tpucache.report.bench import BatchUpload

@@ -23,8 +23,9 @@ from tpucache.training.predict_options import PredictOptions
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Predict every sample of a cache with the best weights of a run, or with several runs and the mean of their
-    predictions.
+    """Predict every sample of a cache with the best weights of one run or of several.
+
+    The predictions of several runs are averaged.
     """
     choose_backend("predict", options)
     if launched(options):

@@ -100,7 +100,10 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that exclude each other; put the source and the cache's version into the options."""
+    """Raise UsageError for options that exclude each other.
+
+    Set `options.source` to the source, if there is one, and `options.cache` to the version that --version names.
+    """
     if options.refit and not options.folds:
         raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
     if options.folds and options.valid is not None:
@@ -115,7 +118,10 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
-    """Write the best weights of the run for other programs. Code that the options name may be called."""
+    """Write the best weights of the run as files for other programs, and print the files' paths.
+
+    The user's code that --model and --eval-step name is trusted: it may be imported and called.
+    """
     from tpucache.training.export import export_runs
 
     trust = [name for name in (options.model, options.eval_step) if name is not None]
@@ -124,7 +130,7 @@ def _export(options: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
-    """Return the report of a run that has to stop; None if RUN has another kind of run than --folds says."""
+    """Return the report of a run that has to stop; None without a report, or if --folds does not fit the run in RUN."""
     from tpucache.runs import FOLDS_NAME
     from tpucache.training.run.folds import read_report
     from tpucache.training.run.report import ensure_report
@@ -237,7 +243,7 @@ def _open_source(options: argparse.Namespace, memory: InMemory, source: SourceAr
 
 
 def _finished_cache(options: argparse.Namespace, memory: InMemory) -> Path | None:
-    """Return the path of a source's cache, after building it if necessary; None where the command has no source."""
+    """Return the path of a source's cache, after building it if necessary; None if the command has no source."""
     if options.source is None:
         return None
     data = _open_source(options, memory, options.source)

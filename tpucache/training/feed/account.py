@@ -19,8 +19,8 @@ Counter = Callable[[], float]
 class Account:
     """The seconds of each part of a run, added up over the processes that resumed it.
 
-    Some work within other parts has its own counter, such as compiling and waiting; its seconds are subtracted from the
-    part in which it was done.
+    Work that happens within other parts, such as compiling and waiting, has a counter of its own. Its seconds are
+    subtracted from the part in which it was done.
     """
 
     def __init__(self, began: float | None = None, clock: Counter = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Account:
         self._earlier_wall = 0.0
 
     def take_out(self, part: Part, counter: Counter) -> None:
-        """From now on add the seconds of a counter to `part`, and subtract them from the part in which they are spent.
+        """From now on count the seconds of `counter` for `part`, and not for the part in which they are spent.
 
         `counter` returns the seconds that it has counted so far.
         """
@@ -51,7 +51,7 @@ class Account:
 
     @contextlib.contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Return a context whose time belongs to this part; afterwards the part before it continues."""
+        """Return a context whose seconds count for the part `name`; afterwards the earlier part continues."""
         before = self.begin(name)
         try:
             yield

@@ -145,11 +145,13 @@ def parts(
     processes: Processes = ALONE,
     residence: Residence | None = None,
 ) -> Iterator[Any]:
-    """Yield the parts of all batches from step `first_step` on, on the host; without end if `epochs` is None.
+    """Yield all batches from step `first_step` on, on the host, each as `accumulate` parts.
 
-    Each part is this process's slice. `pin_memory` is as in CachedLoader. If `residence` keeps the records on the
-    device, the parts have the records' row numbers in the device's memory instead. The settings say how large the
-    images of each epoch are.
+    If `epochs` is None, this has no end.
+
+    A process yields only its slice of each part. `pin_memory` is that of CachedLoader. If `residence` keeps the records
+    on the device, a part has the row numbers of its records in the device's memory, instead of the records. The
+    settings say how large the images of each epoch are.
     """
 
     cores = local_cores(settings, processes.world_size)
@@ -187,9 +189,9 @@ def parts(
 
 
 def local_cores(settings: TrainSettings, processes: int) -> int:
-    """Return among how many cores of each process the order "local" divides the samples; 1 for other orders.
+    """Return the number of cores in each process over which the order "local" divides the samples; 1 for other orders.
 
-    Raises UsageError where the run's cores do not divide evenly among the processes.
+    Raises UsageError if the run's cores do not divide evenly among the processes.
     """
     parts = settings.order_parts or processes
     if settings.order != "local":
@@ -203,7 +205,7 @@ def local_cores(settings: TrainSettings, processes: int) -> int:
 
 
 def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:
-    """Take the batches of one execution from a stream; return the list of parts of each batch."""
+    """Take the batches of one execution from a stream; return a list for each batch, of its `accumulate` parts."""
     return [list(itertools.islice(stream, settings.accumulate)) for _ in range(settings.steps_per_execution)]
 
 

@@ -33,15 +33,15 @@ class Pace:
     `device_idle` is the share of the steps' time in which the device ran nothing, by the backend's own times. `waited`
     and `ceiling_idle` hint at the reason. `waited` is the share in which the loop was blocked on data, even while the
     device still ran earlier steps. `ceiling_idle` is the share by which the rate is below that of the same steps
-    repeated on batches that are on the device already (None where that was not measured).
+    repeated on batches that are on the device already (None if that was not measured).
 
     `compiles` counts the graphs that were compiled during these steps, `graphs` all graphs of the run, also those of
-    the warm-up (None where the number is unknown). `sizes` has steps, images, seconds and received bytes for each image
+    the warm-up (None if the number is unknown). `sizes` has steps, images, seconds and received bytes for each image
     size, if there were several sizes.
 
     After the first epoch, the feeding thread sent `later_bytes_per_step` for each step's batch, and used the share
-    `feeding_cpu` of a core's time (None where there was one epoch). `resident` says whether records stay on the device,
-    and why.
+    `feeding_cpu` of a core's time (None if there was only one epoch). `resident` says whether records stay on the
+    device, and why.
 
     `built` describes a cache that was built during the run, and is empty otherwise. It has the `cache`, its `bytes`
     (None until the cache is finished), the number of `epochs` during which it was built, the share of these epochs'
@@ -69,7 +69,7 @@ class Pace:
         return asdict(self)
 
     def with_ceiling(self, images_per_second: float) -> Pace:
-        """Return the pace with its ceiling: the rate that steps on batches already on the device have reached."""
+        """Return the pace with the ceiling `images_per_second`: the rate of steps on batches that are on the device."""
         idle = max(0.0, 1 - self.images_per_second / images_per_second) if self.steps else None
         return replace(self, ceiling_images_per_second=images_per_second, ceiling_idle=idle)
 
@@ -126,7 +126,11 @@ class Pace:
 
 
 class PaceMeter:
-    """Counts steps and measures their time between `resume` and `pause`, from the run's third execution on."""
+    """Counts steps, and measures their time between `resume` and `pause`.
+
+    The first two executions do not count, because graphs may compile in them. An execution is one call of the device,
+    with one step or several.
+    """
 
     def __init__(
         self,
@@ -194,7 +198,7 @@ class PaceMeter:
             self._from = self._now()
 
     def expect_rows(self, has_rows: bool) -> None:
-        """Take whether the next execution's batches are row numbers on the device.
+        """Note whether the next execution's batches are row numbers on the device.
 
         With the first such execution, another warm-up begins.
         """
@@ -280,7 +284,8 @@ def _share(executing: float, seconds: float) -> float:
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
     """Return how many images a second repeated calls of `execute` process; one call processes `images` images.
 
-    It is called for `seconds`, but at most 2 s, and at least 5 times.
+    One call that is not measured comes first. Then `execute` is called for `seconds`, but for at most 2 s, and at least
+    5 times.
     """
     execute()
     device.wait()

@@ -34,7 +34,7 @@ class DeviceMemory:
 
     @property
     def cores(self) -> int:
-        """The number of cores that divide each batch."""
+        """The number of cores over which each batch is divided."""
         return self.device.cores
 
     @property
@@ -47,11 +47,14 @@ class DeviceMemory:
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
-        """Return arrays of one shape and dtype on the device, sent in one transfer where the device can."""
+        """Return arrays of one shape and dtype on the device, sent in one transfer if the device can do that."""
         return put_all(self.device, [*map(torch.from_numpy, arrays)])
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
-        """Return a table on the device with a row for each row of `slots`, for records of `chunk`'s dtype and shape."""
+        """Return a table on the device with a row for each row of `slots`.
+
+        The records that are written to it have the dtype and shape of `chunk`.
+        """
         return self.device.reserve(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
@@ -59,7 +62,7 @@ class DeviceMemory:
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes on all cores together; None where the device does not report them."""
+        """Return the free bytes on all cores together; None if the device does not report them."""
         return self.device.free_bytes()
 
     def as_image(self, images: torch.Tensor) -> torch.Tensor:
@@ -71,9 +74,9 @@ class Residence:
     """Decides whether records stay in the device's memory; if they do, it yields a loader's batches as row numbers.
 
     With the choice "auto", the decision needs the memory that the first steps leave free. Until `decide` is called, and
-    if the records do not fit, batches have the records themselves. If images grow during the run, the records of each
-    size are uploaded in its first epoch, and replace those of the size before. Validation records stay, too, in their
-    own size.
+    if the records do not fit, batches contain the records themselves. If images grow during the run, the records of
+    each size are uploaded in its first epoch, and replace those of the size before. Validation records stay, too, in
+    their own size.
     """
 
     def __init__(
@@ -113,9 +116,9 @@ class Residence:
         return self._decision.planned_bytes
 
     def decide(self) -> bool:
-        """Decide for the choice "auto", by the memory that is free now, after the first steps.
+        """Decide, for the choice "auto", whether the records fit the memory that the first steps have left free.
 
-        Return whether batches will become row numbers, after a few batches that are queued already.
+        Return whether batches become row numbers. A few batches of records may be queued already, and come first.
         """
         return self._decision.decide()
 
@@ -150,7 +153,7 @@ class Residence:
     def keep(self, loader: CachedLoader) -> Resident | None:
         """Return the Resident that keeps the records of an evaluation's loader on the device.
 
-        The result is None where each evaluation uploads its records.
+        The result is None if each evaluation uploads its records.
         """
         if not self._decision.is_resident or not self._keeps_valid:
             return None
@@ -176,7 +179,7 @@ class Residence:
 
 
 def _problem(device: Device) -> str:
-    """Return the reason why a device cannot keep records; "" where it can."""
+    """Return the reason why a device cannot keep records; "" if it can keep them."""
     if not hasattr(device, "reserve"):
         return f"the backend {device.name!r} cannot keep records"
     if device.name == "xla" and device.processes.world_size > 1:
@@ -185,7 +188,7 @@ def _problem(device: Device) -> str:
 
 
 def _problem_of_auto(device: Device) -> str:
-    """Return the reason why the choice "auto" keeps no records; "" where that depends on the free memory."""
+    """Return why the choice "auto" keeps no records on this device; "" if the free memory has to decide that."""
     if device.torch_device.type == "cpu":
         return "the device's memory is the host's"
     if not hasattr(device, "free_bytes") or device.free_bytes() is None:

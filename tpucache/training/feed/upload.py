@@ -19,7 +19,7 @@ _MEASURED_SECONDS: Final = 0.5
 def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> DeviceBatch:
     """Return a loader's batch on the device, with its random numbers `draws` if it has any.
 
-    See `Device.put` for when the copies have ended.
+    The copies may still be under way; see `Device.put`.
     """
     named = as_named(batch)
     return DeviceBatch(

@@ -40,7 +40,7 @@ def is_stored_whole(tensor: torch.Tensor) -> bool:
 
 
 class ContentError(ValueError):
-    """A file is damaged, is in another format, or has more than tensors and plain values."""
+    """Raised for a file that is damaged, is in another format, or has more than tensors and plain values."""
 
 
 def read_saved(path: str | Path) -> Any:

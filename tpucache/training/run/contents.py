@@ -68,7 +68,7 @@ def _load(path: Path, check: Callable[[Mapping[str, Any], str], None]) -> dict[s
     try:
         plain = _plain(content)
         if not isinstance(plain, dict):
-            raise FormatError(f"{path.name} is not an object")
+            raise FormatError(f"{path.name} does not hold values by name")
         if plain.get("version") != VERSION:
             raise UsageError(f"{path} was written by another version of tpucache: give another folder")
         if not isinstance(plain.get("settings"), dict):
@@ -86,7 +86,10 @@ def _load(path: Path, check: Callable[[Mapping[str, Any], str], None]) -> dict[s
 
 
 def _plain(content: object) -> Any:
-    """Return a checkpoint's content with lists instead of tuples. Raises FormatError for too many values."""
+    """Return a checkpoint's content with lists instead of tuples.
+
+    Raises FormatError for too many values, and for values that are nested too deeply.
+    """
     values = itertools.count()
 
     def copied(value: object, depth: int) -> Any:
@@ -172,7 +175,7 @@ def _check_last(content: Mapping[str, Any], where: str) -> None:
     found = read_as(_Last, content, where)
     check_types(found.stand, RunState, f"{where}.stand")
     if unknown := {*found.stand} - {each.name for each in fields_of(RunState)}:
-        raise FormatError(f"{where}.stand: {sorted(map(str, unknown))[0][:60]!r} is not part of a state")
+        raise FormatError(f"{where}.stand: {sorted(map(str, unknown))[0][:60]!r} is no field of a run's state")
     if found.stand.get("steps") != len(found.stand.get("losses", ())):
         raise FormatError(f"{where}.stand: the number of losses is not the number of steps")
     _check_tensors(found.learner.model, f"{where}.learner.model")
@@ -184,8 +187,8 @@ def _check_tensors(tensors: object, where: str) -> None:
         raise FormatError(f"{where} has no tensors")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise FormatError(f"{where} does not only hold tensors by name")
+            raise FormatError(f"{where} has something other than tensors by name")
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES or tensor.device.type != "cpu":
             raise FormatError(f"{where}: {name[:60]!r} is a tensor of {tensor.dtype}, {tensor.layout}")
         if not is_stored_whole(tensor):
-            raise FormatError(f"{where}: {name[:60]!r} is larger than its values in the file")
+            raise FormatError(f"{where}: {name[:60]!r} has more values than the file stores for it")

@@ -56,9 +56,9 @@ _WAITING: Final = 2  # queued writes, the best weights and the state of one epoc
 def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
     """Make a run's folder and hold its lock; yield a function that checks that the lock is still held.
 
-    The main process takes the lock for all processes. The yielded function raises TrainingError where the lock was
-    removed or taken over. `hold_run` raises UsageError when another program trains in the folder, or the folder is a
-    cache; TrainingError when the folder cannot be written.
+    The main process takes the lock for all processes. The yielded function raises TrainingError if the lock was removed
+    or taken over. `hold_run` raises UsageError when another program trains in the folder, or the folder is a cache;
+    TrainingError when the folder cannot be written.
     """
 
     def refusal(holder: str) -> UsageError:
@@ -150,11 +150,11 @@ def open_run(
 def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
     """Raise UsageError for a folder with a run that has other folds, or that must not be resumed.
 
-    A run that has saved no step yet may begin again. Raises TrainingError where the folder cannot be read.
+    A run that has saved no step yet may begin again. Raises TrainingError if the folder cannot be read.
     """
     before = read_folds(run)
     if before is None and is_run(run):
-        raise UsageError(f"{run} has a run that is not of all folds: give another folder, or leave --folds out")
+        raise UsageError(f"{run} has a run of one model, not of all folds: give another folder, or leave --folds out")
     has_begun = any((fold_folder(run, name) / LAST_NAME).exists() for name in before or ())
     if has_begun and not resume:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
@@ -166,7 +166,10 @@ def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
 
 
 def open_folds(run: Path, names: Sequence[str]) -> None:
-    """Make the folder of a run of all folds that `check_folds` has accepted. Raises the errors of `hold_run`."""
+    """Make the folder of a run of all folds, and write the names of the folds to it.
+
+    Call `check_folds` before. Raises the errors of `hold_run`.
+    """
     _make_folder(run)
     if read_folds(run) != list(names):
         write_folds(run, names)
@@ -327,7 +330,10 @@ class BackgroundWriter:
             self._raise()
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Let `write` run in the thread after the writes submitted before it; its data must not change until then."""
+        """Let the thread call `write` after the writes that were submitted before.
+
+        The data that `write` uses must not change until then.
+        """
         self._raise()
         self._writes.put(write)
 

@@ -93,7 +93,7 @@ class FoldsReport:
 def read_folds(run: Path) -> list[str] | None:
     """Return the names of the folds of a run; None for another kind of run.
 
-    Raises TrainingError where the file with the names cannot be read.
+    Raises TrainingError if the file with the names cannot be read.
     """
     path = run / FOLDS_NAME
     try:

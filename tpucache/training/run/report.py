@@ -41,12 +41,12 @@ class TrainReport:
 
     The `watched` metric was best in `best_epoch` (0 if unknown). A run that `stopped_early` is finished. `seconds` are
     those of each part of the run, and `wall_seconds` is the total, added up over the processes that resumed it. `unit`
-    is what the rates count: images, or samples where there are no images. `device` is the kind of device, such as cpu
-    or cuda ("" if unknown). With several `processes`, `Pace.slowest` makes the pace, `host_peak_bytes` is the sum over
-    all processes, `device_peak_bytes` is the largest, and all other fields are the main process's. `rates` says in
-    words which learning rate, weight decay and schedule were used, and why. `batch`, `precision` and `chosen` say in
-    words which batch size, precision and backend were used, and why. `recipe` has the settings that a recipe has made.
-    `network` has the figures of NetworkUse where the training samples come from a URL, and is empty otherwise.
+    is what the rates count: images, or samples if there are no images. `device` is the kind of device, such as cpu or
+    cuda ("" if unknown). With several `processes`, `Pace.slowest` makes the pace, `host_peak_bytes` is the sum over all
+    processes, `device_peak_bytes` is the largest, and all other fields are the main process's. `rates` says in words
+    which learning rate, weight decay and schedule were used, and why. `batch`, `precision` and `chosen` say in words
+    which batch size, precision and backend were used, and why. `recipe` has the settings that a recipe has made.
+    `network` has the figures of NetworkUse if the training samples come from a URL, and is empty otherwise.
 
     `steps` is the number for the whole run; a run that stopped before and can continue is not `finished`. Of the
     `samples`, each epoch leaves out `dropped_samples`, other samples every time: samples that do not fill a batch, and
@@ -292,7 +292,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_report(run: str | Path) -> TrainReport | None:
-    """Return the report in a run's folder, or None where there is none.
+    """Return the report in a run's folder, or None if there is none.
 
     Raises TrainingError when it cannot be read.
     """

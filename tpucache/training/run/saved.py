@@ -59,13 +59,16 @@ class SavedRun:
 
     @property
     def inputs(self) -> dict[str, FieldKind]:
-        """The fields that the model takes, with dtype and shape: only the image if there is one, never the labels."""
+        """The fields that the model takes, by name, with their dtype and shape. Labels are not among them.
+
+        If there is an image, it is the only field, unless the run has an evaluation step of the user's.
+        """
         if IMAGE in self.fields and self.settings.eval_step is None:
             return {IMAGE: self.fields[IMAGE]}
         return make_task(self.content["task"], self.content["outputs"]).inputs(self.fields)
 
     def check_trusted(self, trust: Collection[str]) -> None:
-        """Raise UsageError where `best.pt` names code of a user, as `module:name`, that is not named in `trust`."""
+        """Raise UsageError if `best.pt` names code of a user, as `module:name`, that is not in `trust`."""
         trust = {trust} if isinstance(trust, str) else trust  # `in` would find parts of a text
         called = [self.settings.model] if is_user_code(self.settings.model) else []
         called += [] if self.settings.eval_step is None else [self.settings.eval_step]
@@ -78,7 +81,7 @@ class SavedRun:
     def load_model(self, build: Callable[..., nn.Module] | None = None) -> nn.Module:
         """Return the model with its weights, on the host; `build` makes a model that was given to `train` as an object.
 
-        Raises TrainingError where the weights do not fit the model.
+        Raises TrainingError if the weights do not fit the model.
         """
         name, weights = self.settings.model, self.content["model"]
         channels = self.fields[IMAGE][1][2] if IMAGE in self.fields else 3
@@ -105,7 +108,7 @@ class SavedRun:
 
 
 def load_run(run: Path) -> SavedRun:
-    """Return the best weights of the run in a folder. Raises TrainingError where there are none."""
+    """Return the best weights of the run in a folder. Raises TrainingError if there are none."""
     if (run / BEST_NAME).exists():
         return SavedRun(run, load_best(run))
     if (run / LAST_NAME).exists():

@@ -51,7 +51,7 @@ class StepPlan:
 
     @property
     def steps(self) -> int:
-        """The steps of all epochs."""
+        """The number of steps in all epochs together."""
         return self.epochs * self.per_epoch
 
     def awaits_evaluation(self, state: RunState) -> bool:

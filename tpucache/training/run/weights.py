@@ -71,7 +71,7 @@ def find_weights(text: str, model: str) -> Path:
     """Return the path of weights; nothing is downloaded.
 
     `text` is a path, `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION` for a repository in the cache of the Hugging Face
-    hub, or `pretrained` for timm's weights of `model`. Raises UsageError where this machine does not have the weights,
+    hub, or `pretrained` for timm's weights of `model`. Raises UsageError if this machine does not have the weights,
     DependencyError if huggingface_hub or timm is needed and missing.
     """
     if text.startswith(_HUB):
@@ -82,7 +82,9 @@ def find_weights(text: str, model: str) -> Path:
         return Path(text)
     timms = timm_name(model)
     if timms is None:
-        raise UsageError(f"--weights pretrained are of a model of timm, not of {model!r}: give a file or a folder")
+        raise UsageError(
+            f"--weights pretrained is for models of timm, and {model!r} is not one: give a file or a folder"
+        )
     timm = import_timm()
     with calling("timm", TrainingError, _OTHER_WEIGHTS):
         about = timm.get_pretrained_cfg(timms)
@@ -113,7 +115,7 @@ def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
         try:
             found = [try_to_load_from_cache(name, file, revision=revision) for file in files]
         except HFValidationError as error:
-            raise UsageError(f"--weights hub:{name} is no name of a repository, OWNER/NAME: {error}") from error
+            raise UsageError(f"--weights hub:{name} does not name a repository as OWNER/NAME: {error}") from error
     paths = [Path(path) for path in found if isinstance(path, str)]
     if not paths:
         raise UsageError(
@@ -204,7 +206,10 @@ def _read_torch(path: Path) -> Any:
 
 
 def _find_tensors(content: Any) -> Tensors:
-    """Return the tensors of a mapping, or those under its first key of `_CONTAINERS` that has tensors."""
+    """Return the tensors in a checkpoint's content, by name; {} if there are none.
+
+    They are in the content itself, or under the first of its keys in `_CONTAINERS` that has tensors.
+    """
     if not isinstance(content, Mapping):
         return {}
     for name in _CONTAINERS:

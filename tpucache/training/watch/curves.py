@@ -46,7 +46,7 @@ def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure],
 
 
 def try_png(name: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes | None:
-    """Return a PNG as `to_png` does; where matplotlib is missing or fails, warn once and return None."""
+    """Return a PNG as `to_png` does; if matplotlib is missing or fails, warn once and return None."""
     try:
         return to_png(size, paint)
     except ImportError:

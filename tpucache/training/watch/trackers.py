@@ -33,7 +33,7 @@ Outcome = Literal["FINISHED", "KILLED", "FAILED"]
 
 @contextlib.contextmanager
 def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -> Iterator[Sequence[Watcher]]:
-    """Return a context with the watchers of a run that `names` asks for, out of TRACKERS.
+    """Return a context with a watcher of the run for each of the trackers in `names`, which are some of TRACKERS.
 
     `settings` are shown with the run. At the end the watchers are closed with the outcome of the run. A resumed run
     continues the same runs in its trackers. Raises DependencyError for a tracker that is not installed, TrainingError
@@ -228,7 +228,7 @@ def _imported(name: str) -> Any:
 def _read_ids(run: Path) -> dict[str, str]:
     """Return the id that each tracker ("wandb", "mlflow") gave to a run, from a file in the run's folder.
 
-    Without the file, return {}. Raises TrainingError for a file with other content.
+    Without the file, return {}. Raises TrainingError for a file that cannot be read or has other content.
     """
     path = run / IDS_NAME
     try:
