@@ -38,8 +38,8 @@ def test_no_samples_have_no_suspects() -> None:
     [
         (np.zeros(3), np.zeros(3, int), "give a probability for each sample and class"),
         (np.zeros((3, 2)), np.zeros(2, int), "a label for each sample"),
-        (np.full((1, 2), np.nan), np.zeros(1, int), "are no probabilities"),
-        (np.full((1, 2), 1.5), np.zeros(1, int), "are no probabilities"),
+        (np.full((1, 2), np.nan), np.zeros(1, int), "are not probabilities"),
+        (np.full((1, 2), 1.5), np.zeros(1, int), "are not probabilities"),
         (np.zeros((1, 2)), np.array([2]), "class numbers, -1"),
         (np.zeros((1, 2)), np.array([0.5]), "class numbers, -1"),
         (np.zeros((1, 2)), np.array([[1, 0, 0]]), "0 or 1 for each of 2 classes"),
@@ -100,7 +100,7 @@ def test_a_run_without_a_table_and_labels_that_are_no_classes_are_refused(tmp_pa
     with pytest.raises(UsageError, match="a run that `train --folds` has finished"):
         read_predictions(tmp_path)
     for value, message in (
-        (3, "only labels that are classes have suspects"),
+        (3, "only among labels that are classes"),
         (1, "the label '3.5', which is none of its 1"),
     ):
         (tmp_path / "table.csv").write_text(f"sample,path,label,prediction,value\n0,x,3.5,3,{value}\n")

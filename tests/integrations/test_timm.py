@@ -123,7 +123,7 @@ def test_pretrained_weights_come_out_of_the_hubs_cache_on_this_machine(tmp_path,
     for text in ("pretrained", f"hub:{name}", f"hub:{name}@main"):
         path = find_weights(text, "timm:test_vit?img_size=96")
         assert path == repository / "snapshots" / "abc" / "model.safetensors"
-    with pytest.raises(UsageError, match="no name of a repository"):
+    with pytest.raises(UsageError, match="does not name a repository as OWNER/NAME"):
         find_weights("hub:../x/y", "cnn")
 
 

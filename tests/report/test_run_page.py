@@ -137,7 +137,7 @@ def test_a_number_that_no_run_writes_is_refused_before_it_is_drawn(dataset, tmp_
 
 def test_an_error_that_no_run_writes_is_refused_before_it_is_added_up(dataset, tmp_path):
     run = write_run(tmp_path / "run", dataset, errors=np.full(len(dataset), 1e39))
-    with pytest.raises(TrainingError, match=r"errors is float64, or has values that are too large"):
+    with pytest.raises(TrainingError, match=r"errors, of dtype float64, has values that are too large"):
         report_run(run)
 
 

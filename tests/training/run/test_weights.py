@@ -179,6 +179,6 @@ def test_pretrained_weights_without_timm_say_what_to_install(monkeypatch):
 
 
 def test_pretrained_weights_are_of_models_of_timm(tmp_path):
-    with pytest.raises(UsageError, match="of a model of timm, not of 'cnn'"):
+    with pytest.raises(UsageError, match="is for models of timm, and 'cnn' is not one"):
         find_weights("pretrained", "cnn")
     assert find_weights(str(tmp_path), "cnn") == tmp_path
