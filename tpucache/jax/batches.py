@@ -68,7 +68,7 @@ def feed(
     normalised by the cache's statistics (those of the first cache of a MixedLoader), computed in float32, and returned
     as `dtype`. `augment` normalises, too, and augments with random numbers that depend only on `seed` and the step, as
     in training with torch. Packed images (`CachedLoader(finish="device")`) are decoded on the device. Labels are int32
-    (batch,), or float32 (batch, outputs) where the cache has vectors or labels are mixed. If an image is not the only
+    (batch,), or float32 (batch, outputs) if the cache has vectors or labels are mixed. If an image is not the only
     field of a record, a batch is a dict of arrays, with the labels under "label". If `augment.views` is above 1, all
     arrays have one row for each view of a sample, and the views of a sample are neighbours. Unless JAX is set to 64
     bits, it keeps 64-bit numbers as 32-bit numbers.
@@ -91,7 +91,7 @@ def feed(
     processes to which a mesh gives the same samples have the same rank. A thread uploads `depth` batches ahead. The
     caller's thread starts the computations, so that all processes start them in the same order.
 
-    Raises UsageError where the arguments do not fit together; the iteration raises it for integers that do not fit into
+    Raises UsageError if the arguments do not fit together; the iteration raises it for integers that do not fit into
     32 bits.
     """
     if dtype not in get_args(_Dtype):

@@ -48,8 +48,8 @@ class JaxMemory:
     def put(self, array: Any, name: str = "rows") -> jax.Array:
         """Send a host array or tensor to the devices, divided along its first axis.
 
-        Unless `jax_enable_x64` is set, 64-bit integers become 32-bit. Raises UsageError, with `name` in the message,
-        for integers that do not fit into 32 bits.
+        Unless `jax_enable_x64` is set, 64-bit integers become 32-bit. Raises UsageError for integers that do not fit
+        into 32 bits; `name` names the array in the message.
         """
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
         return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)

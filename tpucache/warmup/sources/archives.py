@@ -97,7 +97,10 @@ class ArchiveFiles:
         }
 
     def read(self, member: Member, path: str) -> bytes:
-        """Return a file's content. Raises SampleError, with `path`, if the file has changed or cannot be read."""
+        """Return a file's content.
+
+        Raises SampleError for the sample `path` if the file has changed, is too large or cannot be read.
+        """
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file in an archive may have at most {_LARGEST:,}")
         archive = self.root / member.archive
@@ -195,7 +198,10 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
 
 
 def read_tar(descriptor: int, member: Member, path: str) -> bytes:
-    """Return a file's content from an open tar. Raises SampleError, with `path`, if the file has changed."""
+    """Return a file's content from an open tar.
+
+    Raises SampleError for the sample `path` if the header of the file has changed, or if the tar is too short.
+    """
     whole = os.pread(descriptor, _BLOCK + member.bytes, member.offset)
     try:
         header = tarfile.TarInfo.frombuf(whole[:_BLOCK], "utf-8", "surrogateescape")
@@ -299,9 +305,9 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
 
 
 def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
-    """Return a file's content from a zip. Raises SampleError, with `path`, if the file differs from the listing.
+    """Return a file's content from a zip. `pread(count, offset)` reads up to `count` bytes of the zip at `offset`.
 
-    `pread(count, offset)` reads up to `count` bytes at `offset`; one call is usually enough.
+    One call of `pread` is usually enough. Raises SampleError for the sample `path` if the file is not as it was listed.
     """
     found = pread(_HEADER.size + len(member.name.encode()) + _EXTRA_BYTES + member.packed, member.offset)
     if len(found) < _HEADER.size or not found.startswith(_SIGNATURE):

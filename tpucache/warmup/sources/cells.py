@@ -41,7 +41,7 @@ class CsvTable:
         return list(self.columns)
 
     def column(self, name: str) -> list[str]:
-        """Return a column's cells, one for each row. Raises SourceError where there is no such column."""
+        """Return a column's cells, one for each row. Raises SourceError if there is no such column."""
         if name not in self.names:
             raise SourceError(f"{self.path} has no column {name!r}: there are {', '.join(map(repr, self.names))}")
         return self.columns[name]

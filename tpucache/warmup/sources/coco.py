@@ -86,7 +86,7 @@ class BoxSource(DerivedSource):
     def list(self) -> Listing:
         """Return the samples that the file lists; other samples are counted as left out. Raises SourceError.
 
-        Boxes that reach beyond their image are reported and counted in a column.
+        A warning counts the boxes that reach beyond their image, and a column counts them for each image.
         """
         listing, coco = self.source.list(), _coco_of(self.path)
         names = _names([sample.path for sample in listing.samples], coco)

@@ -77,7 +77,7 @@ class DatasetSource:
 
     An item is an image (array or PIL image), a sequence of numbers, a dictionary, or a tuple of one of these and its
     label. In a dictionary, the first of the keys `label`, `target`, `labels`, `targets`, `class` and `cls` is the
-    label. Single numbers and text are columns (`path` becomes the column `id` where there is no `id`); images, arrays,
+    label. Single numbers and text are columns (`path` becomes the column `id` if there is no `id`); images, arrays,
     tensors and lists of numbers are arrays named by their keys. An image may be `{"bytes": …}`, as in Hugging Face's
     datasets.
     """
@@ -137,7 +137,10 @@ class DatasetSource:
         return labelled_item(value, sample.path)
 
     def read_label(self, sample: Sample) -> Any:
-        """Return an item's label without the rest of the item. Raises SampleError and SourceError as `load` does."""
+        """Return only the label of an item; of a copied stream, this does not read the rest of the item.
+
+        Raises SampleError and SourceError as `load` does.
+        """
         if self._copy is not None:
             return self._copy.label(int(sample.path), sample.path)
         return self.load(sample).label
@@ -194,7 +197,8 @@ def _pickled(dataset: Items, name: str) -> bytes:
 def _dataset(made_by: str | bytes, name: str) -> Any:
     """Return the dataset that a callable, given as `module:callable`, returns, or that pickled bytes contain.
 
-    Each process makes the dataset once. Raises SourceError.
+    Each process makes the dataset once. Raises UsageError if the callable cannot be imported, and SourceError if the
+    dataset cannot be made.
     """
     make = load_callable(made_by) if isinstance(made_by, str) else functools.partial(pickle.loads, made_by)
     try:
@@ -212,8 +216,9 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
 def _undecoded(dataset: Any) -> Any:
     """Let a Hugging Face dataset return images as the bytes of their files. Return any other dataset unchanged.
 
-    A single column of images is renamed to `image`, and a single column of classes to `label`, as in parquet. Raises
-    SourceError for several columns of classes.
+    A Hugging Face dataset that has a format or a transform is returned unchanged, too. A single column of images is
+    renamed to `image`, and a single column of classes to `label`, as in parquet. Raises SourceError for several columns
+    of classes.
     """
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "cast_column"):
@@ -273,7 +278,10 @@ def _feature_names(dataset: Any) -> tuple[str, ...]:
 
 
 def _label_column(dataset: Any) -> list[Any] | None:
-    """Return all labels of a Hugging Face dataset without a transform; None for any other dataset."""
+    """Return all labels of a Hugging Face dataset that has no transform and has a column with a usual name of labels.
+
+    Returns None for any other dataset.
+    """
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
         return None

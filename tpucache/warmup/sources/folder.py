@@ -78,7 +78,7 @@ class FoundFile(NamedTuple):
 
 
 class FolderSource:
-    """The images in a folder, at any depth, sorted by the bytes of their paths.
+    """The images in a folder, at any depth or those that match a pattern, sorted by the bytes of their paths.
 
     Links are followed, except those to a folder above them.
     """

@@ -40,7 +40,8 @@ def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) 
     A single column of whole numbers has classes in numerical order; of other numbers, values to regress; of other
     texts, such as 007, classes in alphabetical order. Several columns are a vector: of classes if all numbers are 0 or
     1, else of values. With a separator, a single column has several class names in each cell; its labels are vectors of
-    classes, all 0 for an empty cell. Raises SourceError for a column without labels.
+    classes, all 0 for an empty cell. Raises SourceError for a column without labels, and for one of several columns in
+    which no cell is a number.
     """
     if not columns:
         return TableLabels([None] * len(table.lines), (), {})
@@ -59,9 +60,10 @@ def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) 
 
 
 def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return the label of each text, None for an empty one, and the names of the classes; see `read_labels`.
+    """Return the label of each text, None for an empty text, and the names of the classes.
 
-    If all other texts are numbers, texts such as NA and nan mean no label.
+    The texts are read as `read_labels` reads a single column. If all other texts are numbers, texts such as NA and nan
+    mean no label.
     """
     distinct = without_words(cells, where)
     if are_names(distinct):
@@ -77,13 +79,16 @@ def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tupl
 
 
 def check_any(labels: Sequence[Label], columns: Sequence[str], where: str) -> None:
-    """Raise SourceError, with `where`, if columns of labels are named and no sample has a label."""
+    """Raise SourceError if columns of labels are named and no sample has a label. The message begins with `where`."""
     if columns and all(label is None for label in labels):
         raise SourceError(f"{where} has no label in any row of {', '.join(map(repr, columns))}")
 
 
 def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
-    """Warn, with `where`, of other columns that are named like labels but are not used as the label."""
+    """Warn of the columns `others`, which are named like labels but are not used, as `used` is the label.
+
+    The warning begins with `where`.
+    """
     if others:
         shown = ", ".join(map(repr, others))
         _log.warning("%s: using the labels in %r, not in %s: --label-col names what to use", where, used, shown)
@@ -92,7 +97,7 @@ def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
 def without_words(cells: Collection[str], where: str) -> set[str]:
     """Return the distinct texts that are labels, without words such as NA and nan if all other texts are numbers.
 
-    Warns, with `where`, of words and texts that a user may have meant otherwise.
+    Warns of words and texts that a user may have meant otherwise; the warnings begin with `where`.
     """
     distinct = {cell for cell in set(cells) if cell.strip()}
     words = {cell for cell in distinct if cell.strip().lower() in MISSING_WORDS}
@@ -136,7 +141,9 @@ def split_names(
 
 
 def _numbers(table: CsvTable, name: str, faults: dict[int, str]) -> list[int | float | None]:
-    """Return the numbers of a label column, None for a cell without a number. Put wrong cells into `faults` by row.
+    """Return the numbers of a label column, None for a cell without a number. Add wrong cells to `faults`.
+
+    `faults` gets the reason by the number of the row. Empty cells and words such as NA are not wrong.
 
     Raises SourceError for a column in which no cell is a number.
     """
@@ -168,7 +175,7 @@ def labels_of_values(
     each class. Without `classes`, whole numbers are class numbers, texts mean the same as in a table, truth values are
     the classes False and True, other numbers are values to regress, lists of numbers are vectors, and lists of texts
     become a 0 or 1 for each class. A mixture of numbers, texts and lists of numbers is returned without classes. Raises
-    SourceError, with `where`, for any other value, and for a text that is none of the classes.
+    SourceError for any other value, and for a text that is none of the classes; the message begins with `where`.
     """
     values = [None if _is_nothing(value) else value for value in values]
     known = [value for value in values if value is not None]
@@ -211,7 +218,8 @@ def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
 def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple[list[Label], tuple[str, ...]]:
     """Return labels that consist of one value in each of several columns, and the columns as classes if all are 0 or 1.
 
-    A sample that lacks a value has no label. Raises SourceError, with `where`, for a value that is not a number.
+    A sample that lacks a value has no label. Raises SourceError for a value that is not a number; the message begins
+    with `where`.
     """
     columns = {name: [None if _is_nothing(value) else value for value in values] for name, values in columns.items()}
     for name, values in columns.items():

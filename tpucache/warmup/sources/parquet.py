@@ -257,9 +257,10 @@ class Roles:
 
 
 def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
-    """Return the meanings of the columns of an Arrow schema. Raises SourceError, with `where`, if one is unclear.
+    """Return the meanings of the columns of an Arrow schema. `where` names the file in messages.
 
-    It is also raised if there is no column with a name in `options`.
+    Raises SourceError if the image or the label may be one of several columns, and if `options` name a column that the
+    schema lacks.
     """
     features = _features(schema)
     types = {field.name: field.type for field in schema if not options.is_dropped(field.name)}

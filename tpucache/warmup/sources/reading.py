@@ -156,8 +156,8 @@ def find_reading(
     """Return how to read labels as `kind`. `values` are the labels of all samples (with `is_all`) or of many.
 
     `names` are the classes that the source states. The texts `missing` mean no label. `may_index` says whether lists of
-    whole numbers may be class numbers. Raises SourceError, with `where`, for ambiguous labels; the message has the
-    options that decide.
+    whole numbers may be class numbers. Raises SourceError for ambiguous labels; the message begins with `where`
+    and names the options that decide.
     """
     if {*map(type, values)} == {int}:
         values = list(dict.fromkeys(values))  # the frequency of a value does not matter
@@ -193,9 +193,9 @@ def _text_reading(
 ) -> Reading:
     """Return how to read the labels `known`, of which all or some are texts.
 
-    Without `names`, they are read as the cells of a table, see `labels_of_texts`; -1 means no label if 0 is there and
-    no number is below -1. With `names`, a label is one of these classes: a text by its name, a number by its position.
-    The texts `missing` mean no label.
+    Without `names`, they are read as the cells of a table, see `labels_of_texts`; if `missing` is None, -1 means no
+    label if 0 is there and no number is below -1. With `names`, a label is one of these classes: a text by its name, a
+    number by its position. The texts `missing` mean no label.
     """
     if names:
         return Reading("class", names, missing=missing, kind=kind)

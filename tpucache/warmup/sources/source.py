@@ -104,7 +104,7 @@ class Item:
 
     `label` and `columns` are known only once the sample is read; a label may also be the name of a class, or a tuple of
     names. `mask_runs` can replace the field `mask`: rows of class, first pixel and length, int64 (n, 3), down the
-    columns of the image. `boxes_size` is the (width, height) of the image of the boxes, where the source states it.
+    columns of the image. `boxes_size` is the (width, height) of the image of the boxes, if the source states it.
     """
 
     fields: Mapping[str, bytes | Array]

@@ -47,10 +47,10 @@ class TableOptions:
 
     `path_col` has the paths of images, relative to `root` (default: the table's folder), without `suffix`. `label_cols`
     is one column of class names or numbers, or several columns of numbers; with `label_sep`, one column with several
-    names in each row. `mask_col` has the paths of masks, relative to `root`, and `fold_col` whole numbers from 0.
-    `rle_cols` have masks as run lengths: a single column has the class 1, or the class in `rle_class_col`, and several
-    columns have the classes 1, 2, …. Other columns are kept if their name matches a pattern of `keep` (none: all), and
-    none of `drop`.
+    names in each row. `mask_col` has the paths of masks, relative to `root`. `fold_col` has whole numbers from 0, or -1
+    for a row on which every fold trains. `rle_cols` have masks as run lengths: a single column has the class 1, or the
+    class in `rle_class_col`, and several columns have the classes 1, 2, …. Other columns are kept if their name matches
+    a pattern of `keep` (none: all), and none of `drop`.
     """
 
     path_col: str | None = option(
@@ -102,7 +102,7 @@ class TableOptions:
             raise UsageError("masks are either files or run lengths: give mask_col or rle_cols")
 
     def is_kept(self, name: str) -> bool:
-        """Return whether a column that no other option names is kept: by `keep` and `drop`."""
+        """Return whether `keep` and `drop` say that a column is kept, if no other option names the column."""
         is_wanted = not self.keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
         return is_wanted and not self.is_dropped(name)
 

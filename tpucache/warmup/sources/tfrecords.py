@@ -114,7 +114,7 @@ class TFRecordSource:
         """Return all records as samples, with paths such as `file#record`.
 
         Several label features are the classes if they are 0 or 1 in each of some evenly spread records. Raises
-        SourceError, with file and offset, for a file that is broken or cut off, and DependencyError without
+        SourceError for a file that is broken or cut off, with its path and the offset, and DependencyError without
         google-crc32c or protobuf.
         """
         samples: list[Sample] = []
@@ -326,7 +326,10 @@ def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
 
 
 def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
-    """Return the features with bytes, and those with numbers, sorted by name, without dropped features."""
+    """Return the features with bytes, and those with numbers, sorted by name, without dropped features.
+
+    Raises SampleError if `data` is not an Example.
+    """
     example_class, decode_error = _reader()
     try:
         example = example_class.FromString(data)
