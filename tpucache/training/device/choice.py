@@ -42,9 +42,10 @@ def choose_backend(
 ) -> Choice:
     """Return the named backend, or else the best one for this machine: xla on a TPU, otherwise torch.
 
-    This does not touch XLA, because a process that has touched it cannot fork: it looks for a TPU on the PCI bus and
-    among the device files. Only the backend torch takes `device`, `compile` and `processes` and runs under torchrun, so
-    torch is chosen in these cases. `tpu` is the function that looks for the TPU.
+    Only the backend torch takes `device`, `compile` and `processes` and runs under torchrun, so torch is chosen in
+    these cases. Otherwise PJRT_DEVICE decides, if it is set. This does not touch XLA, because a process that has
+    touched it cannot fork: it looks for a TPU on the PCI bus and among the device files. `tpu` is the function that
+    looks for the TPU.
     """
     if backend != AUTO:
         return Choice(backend_of(backend))

@@ -60,7 +60,11 @@ def launch(arguments: Sequence[str], processes: int, began: float) -> None:
 
 @contextmanager
 def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
-    """Set the environment that the started processes need, and restore afterwards all that this changes."""
+    """Return a context in which the environment has what the started processes need.
+
+    They need `folder`, to write their errors, and `began`, the time when the command began. Afterwards the environment
+    and the handlers of signals are as before.
+    """
     threads = max(1, int(count_cores().usable) // processes)
     given = {
         signals.LAUNCHED: json.dumps({"folder": str(folder), "began": began, "parent": os.getpid()}),
@@ -89,7 +93,11 @@ def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
 
 
 def _raise_first(folder: Path, statuses: Mapping[int, int], processes: int) -> None:
-    """Raise the error of the process that failed first, if any, given the exit statuses by rank."""
+    """Raise the error of the process that failed first, if any.
+
+    `folder` has the errors that processes wrote, and `statuses` the exit statuses of the failed processes by rank. A
+    process that a signal has killed counts as the first: the others fail because of it.
+    """
     if killed := {rank: -status for rank, status in statuses.items() if status < 0}:  # the cause of other failures
         rank, number = next(iter(killed.items()))
         raise TrainingError(

@@ -75,7 +75,10 @@ class HostGroup(Processes):
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def largest_before(self) -> Callable[[float], float]:
-        """Return a function that begins a reduction, and returns the result of the call before; see Processes."""
+        """Return a function that begins to exchange its argument, and returns the result of the call before.
+
+        See `Processes.largest_before`: the result is the largest of all processes' numbers, and 0 in the first call.
+        """
         begun: list[tuple[Any, torch.Tensor]] = []
 
         def exchange(value: float) -> float:
@@ -95,14 +98,14 @@ class HostGroup(Processes):
         return [total / self.world_size for total in self._reduce(values, dist.ReduceOp.SUM)]
 
     def gather(self, value: Result) -> list[Result]:
-        """Send pickled values to the main process; see Processes."""
+        """Return the values of all processes on the main process, sent as pickles; see `Processes.gather`."""
         found: list[Any] | None = [None] * self.world_size if self.is_main else None
         with self.explained():
             dist.gather_object(value, found, dst=0, group=self._group)
         return found or []
 
     def on_main(self, call: Callable[[], Result]) -> Result:
-        """Send the pickled result or error to all processes; see Processes."""
+        """Call a function on the main process, and send its pickled result or error to all; see `Processes.on_main`."""
         result, error = _attempt(call) if self.is_main else (None, None)
         sent = [(result, _portable(error))]
         with self.explained():
@@ -115,7 +118,10 @@ class HostGroup(Processes):
         return value  # type: ignore[return-value]  # None only after an error
 
     def on_each_host(self, call: Callable[[], Result]) -> Result:
-        """Let the first processes of all hosts call at the same time, then all other processes; see Processes."""
+        """Call a function on the first processes of all hosts at the same time, then on all others; return its result.
+
+        If any process fails, all processes raise an error. See `Processes.on_each_host`.
+        """
         result: Result | None = None
         for is_first in (True, False):
             error = None
@@ -182,7 +188,10 @@ class ProcessGroup(HostGroup):
         return total / self.world_size
 
     def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
-        """Wrap the loss, not the model, so that the model's class and names stay the same; see Processes."""
+        """Return a function that computes the loss with DistributedDataParallel; see `Processes.replicate`.
+
+        The loss is wrapped, not the model, so that the model's class and the names of its weights stay the same.
+        """
         with self.explained():
             parallel = nn.parallel.DistributedDataParallel(_Loss(model, compute), broadcast_buffers=False)
 
@@ -223,7 +232,10 @@ class ProcessGroup(HostGroup):
                 buffer.copy_(values.view_as(buffer))
 
     def norms(self, model: nn.Module) -> nn.Module:
-        """Use SyncBatchNorm, which torch has for CUDA only; see Processes."""
+        """Return the model with SyncBatchNorm in place of BatchNorm; see `Processes.norms`.
+
+        torch has SyncBatchNorm for CUDA only. For other devices the model is not changed, and a warning says so once.
+        """
         if not any(isinstance(module, _BATCH_NORMS) for module in model.modules()):
             return model
         if self._device == "cuda":
@@ -254,7 +266,10 @@ def _warn_of_batch_norm() -> None:
 
 
 def _take_device(module: Any, device: str, number: int) -> None:
-    """Make device `number` of this host current by `module`, such as torch.cuda. Raises UsageError if it is missing."""
+    """Make device `number` of this host the current one; `module` is torch's module for it, such as `torch.cuda`.
+
+    Raises UsageError if this host has no device of this number.
+    """
     count = module.device_count()
     if number >= count:
         raise UsageError(
@@ -272,7 +287,10 @@ def _attempt(call: Callable[[], Result]) -> tuple[Result | None, Exception | Non
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Return an error that other processes can unpickle and raise."""
+    """Return the error in a form that other processes can unpickle and raise; None for None.
+
+    An error that is not tpucache's becomes a TrainingError.
+    """
     if error is None or isinstance(error, TpucacheError):
         return error
     return TrainingError(f"{type(error).__name__}: {error}")

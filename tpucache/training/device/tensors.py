@@ -15,7 +15,10 @@ from tpucache.training.device.base import Device
 
 @dataclass(frozen=True)
 class ResidentRows:
-    """The row numbers of a batch's records in a Resident's memory, and the records to write to these rows first."""
+    """The records of a batch that stay in the device's memory, in rows of `resident`.
+
+    `sent` has the numbers of these rows, and the records to write to them first.
+    """
 
     resident: Resident
     sent: SentBatch
@@ -26,7 +29,7 @@ class ResidentRows:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors that were sent."""
+        """All tensors that were sent: the row numbers, and the chunks of records with their numbers."""
         sent = [self.sent.slots]
         for _, number, fields in self.sent.uploads:
             sent += [number, *fields.values()]
@@ -50,7 +53,10 @@ class DeviceBatch:
     rows: ResidentRows | None = None
 
     def gathered(self) -> DeviceBatch:
-        """Return the batch with its fields and labels; records that stay on the device are copied in the graph."""
+        """Return the batch with its fields and labels.
+
+        If the records stay on the device, they are copied from their rows, as a part of the step's graph.
+        """
         if self.rows is None:
             return self
         fields = self.rows.resident.take(self.rows.sent.slots)
@@ -71,7 +77,10 @@ class DeviceBatch:
 
 
 def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors of one shape and dtype on `device`, in one transfer if it has `put_all`; see `Device.put`."""
+    """Send `batches`, which have one shape and dtype, and return them on `device`; see `Device.put`.
+
+    If the device has a method `put_all`, they are sent in one transfer.
+    """
     send = getattr(device, "put_all", None)
     return [device.put(batch) for batch in batches] if send is None else send(batches)
 

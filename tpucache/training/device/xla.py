@@ -86,9 +86,10 @@ class XlaDevice:
     tile = XLA_TILE
 
     def __init__(self, cores: int = 1) -> None:
-        """Open XLA on 1 core, or on all cores of this host or pod if `cores` is 0, before anything else uses XLA.
+        """Open XLA on 1 core, or on all cores of this host or pod if `cores` is 0.
 
-        Raises UsageError for another number of cores, under torchrun, and where XLA does not start.
+        Call this before anything else uses XLA. Raises UsageError for another number of cores, in a process that
+        torchrun has started, and if XLA does not start.
         """
         if is_launched():
             raise UsageError(
@@ -129,7 +130,11 @@ class XlaDevice:
             self._own_shards = self._find_shards()
 
     def _open_mesh(self, hosts: int) -> None:
-        """Split batches over all cores of all hosts. Raises UsageError where a host has another number of cores."""
+        """Make the mesh over which batches are split: all cores of all hosts.
+
+        Raises UsageError if `self.cores` is neither 0 nor the number of this host's cores, and if the hosts have
+        different numbers of cores.
+        """
         if not xr.is_spmd():
             xr.use_spmd()
         available, everywhere = xr.addressable_runtime_device_count(), xr.global_runtime_device_count()
@@ -167,10 +172,10 @@ class XlaDevice:
         return torch.argsort(gathered.cpu())[numbers]
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send a host batch, split along its first dimension, wait for the copy, and return it.
+        """Copy a host batch to the device, split over the cores along its first dimension, and return the copy.
 
-        As the copy has ended before a step uses the batch, the runtime does not count it as execution time. Raises
-        UsageError when the batch does not divide over the cores.
+        This waits until the copy has ended, so that the runtime does not count it as execution time. Raises UsageError
+        when the batch does not divide over the cores.
         """
         if self._mesh is not None and len(batch) % self.cores:
             raise UsageError(
@@ -187,7 +192,10 @@ class XlaDevice:
         return sent
 
     def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return batches of one shape and dtype on the device, as `put` does; on one core they are sent by one call."""
+        """Send batches of one shape and dtype, and return them on the device, as `put` does.
+
+        On one core, one call of torch_xla sends all of them.
+        """
         if self._mesh is not None:
             return [*map(self.put, batches)]
         sent: list[torch.Tensor] = xm.send_cpu_data_to_device([*batches], self.torch_device)
@@ -195,7 +203,10 @@ class XlaDevice:
         return sent
 
     def _put_slices(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send each core its rows. Given the whole batch, torch_xla would copy each core's rows once more."""
+        """Send each core its rows of a batch, and return the batch on the device.
+
+        If torch_xla got the whole batch, it would copy each core's rows once more.
+        """
         sharding = self._mesh.get_op_sharding(_split(batch))
         sent: torch.Tensor = torch_xla._XLAC._global_tensor_from_cpu_shards(
             [*batch.chunk(self.cores)], sharding, [*batch.shape]
@@ -203,7 +214,7 @@ class XlaDevice:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> XlaTable:
-        """Return a table with a row for each row of `slots`; each core has its own rows."""
+        """Return a table for the records of `slots`, divided over the cores; see `Device.reserve`."""
         return XlaTable(slots, chunk, self._mesh)
 
     def free_bytes(self) -> int | None:
@@ -244,7 +255,10 @@ class XlaDevice:
         return fetched
 
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Have the step's graph gather a tensor; otherwise each read would compile another graph for it."""
+        """Let the step's graph gather a tensor on every core, and return it.
+
+        Otherwise each read of the tensor would compile another graph, which gathers it.
+        """
         if self._mesh is not None:
             xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
         return tensor
@@ -264,7 +278,7 @@ class XlaDevice:
             xm.set_rng_state(state)
 
     def step_end(self) -> None:
-        """End the trace and run it; wait until no more than two executions are queued."""
+        """Send the recorded operations, and wait until no more than MOST_AHEAD executions are queued."""
         self._sent.append(torch.zeros((), device=self.torch_device))  # an output to wait for
         torch_xla.sync()
         if len(self._sent) > MOST_AHEAD:
@@ -275,7 +289,7 @@ class XlaDevice:
             self._executions.read()
 
     def wait(self) -> None:
-        """End the trace, and wait until all of it has run."""
+        """Send the operations recorded so far, and wait until all operations have run."""
         torch_xla.sync()
         xm.wait_device_ops()
         self._sent.clear()
@@ -289,7 +303,7 @@ class XlaDevice:
         return torch.autocast("xla", dtype=dtype, enabled=enabled)
 
     def counters(self) -> Counters:
-        """Return the runtime's own metrics."""
+        """Return the totals so far, from the runtime's own metrics."""
         self._executions.read()
         compiles, compiling = _metric("CompileTime")
         return Counters(
@@ -362,7 +376,7 @@ class XlaTable:
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
         """Reserve memory for the rows of `slots`, divided over the cores of `mesh` in the way in which chunks are.
 
-        Raises DeviceFullError where the memory is not enough.
+        `chunk` shows the shape and dtype of the chunks. Raises DeviceFullError where the memory is not enough.
         """
         self._shape, self._slots, self._mesh = chunk.shape[1:], slots, mesh
         self._each = len(chunk) // slots.cores
@@ -382,7 +396,7 @@ class XlaTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write `chunk` to its rows of the table, in place.
+        """Write the records `chunk` to the rows of chunk `number`, in place. `number` is int (1,), on the device.
 
         XLA reuses the table's memory only if the table is the only output of the graph.
         """
@@ -395,7 +409,7 @@ class XlaTable:
     def take(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the rows `slots`, divided over the cores as a batch is.
 
-        Unless `slots.is_local`, the cores exchange rows until each core has the rows of its samples.
+        Unless `RecordSlots.is_local`, the cores exchange rows until each core has the rows of its samples.
         """
         rows = self._taken_locally(slots) if self._slots.is_local else self.rows.flatten(0, 1).index_select(0, slots)
         if self._filled:
@@ -406,7 +420,7 @@ class XlaTable:
         return rows
 
     def _taken_locally(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return rows that are on the cores that need them, so that the cores exchange nothing."""
+        """Return the rows `slots`, each on the core that needs it, without an exchange between the cores."""
         own = xs.enable_manual_sharding(self.rows, _split(self.rows), mesh=self._mesh).global_tensor
         places = xs.enable_manual_sharding(slots, _split(slots), mesh=self._mesh).global_tensor
         found = own[0].index_select(0, places % self._slots.rows_a_core)
@@ -417,9 +431,9 @@ class XlaTable:
 
 
 def _write(rows: Any, chunk: Any, start: Any) -> Any:
-    """Return XLA's operation that overwrites a part of the second dimension, which begins at `start`.
+    """Return XLA's operation that writes `chunk` into `rows`, from the position `start` of the second dimension.
 
-    torch has no such operation with a start that is on the device.
+    torch has no such operation for a `start` that is on the device.
     """
     zero = start - start
     return rows.dynamic_update_slice(chunk, [zero, start, zero][: rows.shape().rank])
@@ -456,7 +470,7 @@ def _meeting_point() -> str:
 
 
 class _Executions:
-    """The time in which the device was busy, from the runtime's times of executions."""
+    """Adds up the time in which the device was busy, from the runtime's record of each execution."""
 
     def __init__(self) -> None:
         self.busy = BusyTime()
@@ -464,7 +478,7 @@ class _Executions:
         self._lock = threading.Lock()  # a progress bar may call from another thread
 
     def read(self) -> None:
-        """Add the executions that have ended since the last call."""
+        """Add the executions that have ended since the last call to `busy`."""
         with self._lock:
             for name in _EXECUTIONS:
                 if (data := met.metric_data(name)) is not None:

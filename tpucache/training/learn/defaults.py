@@ -162,12 +162,14 @@ def decide_settings(
 
 
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
-    """Return the settings with a number of epochs, a batch size, and the number of cores for the order "local".
+    """Return the settings with a number of epochs, a batch size, and with the order "local" a number of parts.
 
-    Given values are kept. `cores` is the number in each process. A run has 5 epochs, or up to 40 if 5 epochs show fewer
-    than 4,000 samples. If all epochs together show fewer than 8,000 samples, a core gets 8 samples of a batch.
-    Otherwise the batch is the largest power of two with which the run has 250 steps, at most 128 samples a device and
-    at least 8 a core. All cores get equally many. Raises UsageError for too few samples.
+    Given values are kept. `cores` is the number of cores in each process. A run has 5 epochs, or up to 40 if 5 epochs
+    show fewer than 4,000 samples. A batch has equally many samples for each of its shares: one share for each core of
+    each process, times `accumulate`. If all epochs together show fewer than 8,000 samples, a share has 8 samples.
+    Otherwise the batch is the largest power of two with which the run has 250 steps, at most 128 samples for each core
+    and at least 8 for each share. Batches become smaller if the samples do not suffice for `steps_per_execution` of
+    them. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
@@ -192,7 +194,7 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
 
 
 def describe_batch(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> str:
-    """Return the batch size of decided settings as text, and whether it is the default."""
+    """Return the batch size as text, and whether it is the default. The settings must have a batch size and epochs."""
     default = decide_length(replace(settings, batch_size=None), samples, cores, processes).batch
     devices = f" on {cores * processes} cores" if cores * processes > 1 else ""
     epochs = f"{settings.passes} epoch{'s' * (settings.passes > 1)}"
@@ -223,8 +225,9 @@ def decide_rates(
 ) -> TrainSettings:
     """Return the settings with a learning rate, its scaling, a weight decay and a schedule; given values are kept.
 
-    The settings name an optimizer, unless `make_optimizer` makes one. A given rate is not scaled, unless a scaling is
-    given, too. Raises UsageError where `make_optimizer` has no default rate and none is given.
+    The schedule comes with its ramp, unless one of them is given. The settings name an optimizer, unless
+    `make_optimizer` makes one. A given rate is not scaled, unless a scaling is given, too. Raises UsageError where
+    `make_optimizer` has no default rate and none is given.
     """
     if None not in (settings.lr, settings.scale, settings.weight_decay, settings.schedule):
         return settings
@@ -249,13 +252,13 @@ def find_defaults(
 
     For a batch below the row's `least_batch`, `lr` is the rate for a batch of that size, and is not scaled.
 
-    Raises UsageError if `needs_rate` and `make_optimizer` has no default learning rate, and if neither the settings nor
-    `make_optimizer` say which optimizer it is.
+    Raises UsageError if neither the settings nor `make_optimizer` say which optimizer it is. If `needs_rate`, also
+    raises it if the optimizer of `make_optimizer` has no default learning rate.
     """
     if make_optimizer is not None:
         return _own_defaults(make_optimizer, needs_rate)
     if settings.optimizer is None:
-        raise UsageError("the optimizer is decided when the run begins: give optimizer to know its defaults before")
+        raise UsageError("the settings name no optimizer, and the defaults depend on it: give optimizer, such as adamw")
     found = _TABLE[settings.optimizer, find_family(model), settings.weights is not None]
     is_small = settings.batch_size is not None and settings.batch_size < found.least_batch
     if is_small and settings.scale in (None, "none"):
@@ -264,7 +267,11 @@ def find_defaults(
 
 
 def find_family(model: nn.Module) -> Family:
-    """Return a model's kind of normalisation layers; if it has two kinds, the more frequent kind."""
+    """Return the kind of a model's normalisation layers, or "no norm".
+
+    If a model has both kinds, the more frequent one counts, and "layer norm" if they are equally frequent. `_MANY` or
+    more BatchNorms are "many batch norms".
+    """
     kinds = Counter(kind for module in model.modules() if (kind := _kind_of_norm(module)) is not None)
     if not kinds:
         return "no norm"
@@ -274,7 +281,10 @@ def find_family(model: nn.Module) -> Family:
 
 
 def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> str:
-    """Return optimizer, rate, weight decay and schedule of decided settings as text, with their sources."""
+    """Return optimizer, learning rate, weight decay and schedule as text, and where these values come from.
+
+    The settings must have values for them.
+    """
     found = find_defaults(settings, model, make_optimizer, needs_rate=False)
     others = [text for name, text in _NAMES.items() if getattr(settings, name) != getattr(found, name)]
     is_own = make_optimizer is not None and settings.optimizer in (None, *OPTIMIZERS)
@@ -292,9 +302,10 @@ def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: Op
 
 
 def decide_precision(settings: TrainSettings, device: Device) -> TrainSettings:
-    """Return the settings with the device's default precision, unless one is given.
+    """Return the settings with a precision that the device has.
 
-    Raises UsageError for a precision that the device does not have.
+    "auto" becomes the device's default. "mixed" becomes "bf16" on XLA, and elsewhere the device's default. Raises
+    UsageError for a precision that the device does not have.
     """
     if settings.precision == "auto":
         return replace(settings, precision=device.precisions[0])
@@ -309,7 +320,7 @@ def decide_precision(settings: TrainSettings, device: Device) -> TrainSettings:
 
 
 def describe_precision(settings: TrainSettings, device: Device) -> str:
-    """Return the precision of decided settings as text, and whether it is the device's default."""
+    """Return the precision of the settings as text, and whether it is the device's default."""
     default = device.precisions[0]
     of_device = f"default on {device.torch_device.type}{_WHY.get(default, '')}"
     if settings.precision == default:
@@ -333,7 +344,10 @@ def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
 
 
 def _kind_of_norm(module: nn.Module) -> Family | None:
-    """Return the kind of a normalisation layer, None for other modules. GroupNorm with one group is a LayerNorm."""
+    """Return the kind of a normalisation layer; None for other modules.
+
+    RMSNorm and a GroupNorm with one group are "layer norm"; a GroupNorm with more groups is "batch norm".
+    """
     names = [kind.__name__ for kind in type(module).__mro__]
     if any("LayerNorm" in name or "RMSNorm" in name for name in names):
         return "layer norm"

@@ -42,7 +42,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the model's weights to the average, after an optimizer's step and in its graph."""
+        """Add the model's weights to the averages. Call this after each optimizer step, so that one graph has both."""
         self._steps += 1
         rest = 1 - torch.minimum((1 + self._steps) / (10 + self._steps), self._decay)
         own = _tensors(self._model)
@@ -83,7 +83,7 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned for the same model.
 
-        Raises TrainingError for the state of another model.
+        Raises TrainingError for a state without averages, and for the state of another model.
         """
         average = state.get(_AVERAGE, {})
         shapes = {name: tensor.shape for name, tensor in average.items()}

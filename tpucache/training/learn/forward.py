@@ -51,12 +51,15 @@ def make_scaler(device: Device, precision: Precision) -> GradScaler:
 
 
 def has_given_up(state: dict[str, Any]) -> bool:
-    """Return whether a scaler's state shows that gradients stay infinite or NaN, however the losses are scaled down."""
+    """Return whether the `state` of a loss scaler shows that gradients stay infinite or NaN at the smallest scale."""
     return "scale" in state and not state["scale"] >= _LEAST_SCALE
 
 
 def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
-    """Return the function that decodes a batch's images to (batch, height, width, channels), if they are packed."""
+    """Return a function that decodes the packed images of a batch to (batch, height, width, channels).
+
+    If the dataset's images have no packed form, the function returns the batch unchanged.
+    """
     if dataset.packed() is dataset:
         return lambda batch: batch
     decode = decoder(dataset).to(device.torch_device)
@@ -72,7 +75,7 @@ def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return what a model computes from its inputs: `model(image)`, or `model(image, columns)` if there are columns.
 
-    Without an image, all inputs are passed as keyword arguments by their names. With one, other fields are not passed.
+    Other fields are not passed. Without an image, all inputs are passed as keyword arguments by their names.
     """
     given = [inputs[name] for name in (IMAGE, COLUMNS) if name in inputs]
     outputs: torch.Tensor = model(*given) if IMAGE in inputs else model(**inputs)
@@ -90,8 +93,9 @@ def outputs_of(
 ) -> torch.Tensor:
     """Return a model's outputs, float32 (batch, …), for a batch without augmentation.
 
-    If `eval_step` is given, it computes them. The model must be in evaluation mode. Raises TrainingError where the
-    model or the evaluation step fails, UsageError if the outputs do not fit the task.
+    `normalise`, if given, makes the model's input of the images. `eval_step`, if given, computes the outputs. The model
+    must be in evaluation mode. Raises TrainingError where the model or the evaluation step fails, UsageError if the
+    outputs do not fit the task.
     """
     inputs = {**batch.fields}
     if normalise is not None:
@@ -182,7 +186,7 @@ def channel_statistics(
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
     """Return a text on how a run prepares images in another way than timm did when it trained the model's weights.
 
-    It is "" if there is no difference, and for a model that is not timm's.
+    It is "" if there is no difference, for a model that is not timm's, and for images with other channels than timm's.
     """
     known = _model_statistics(model)
     if known is None or IMAGE not in dataset.names or _misfit(known, dataset):

@@ -77,10 +77,10 @@ class Learner:
         device: Device,
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Take the model that `decide_settings` made, and make its optimizer and averages.
+        """Make a model, its optimizer and, if the settings ask for it, its moving average.
 
-        `weights`, if given, are loaded into the model. Settings that are still open are decided. Raises UsageError
-        where settings, data, task and model do not fit together.
+        Settings that are still open are decided; `Decided` settings come with their model. `weights`, if given, are
+        loaded into the model. Raises UsageError where settings, data, task and model do not fit together.
         """
         self.device = device
         decided = settings if isinstance(settings, Decided) else decide_settings(settings, dataset, task, device)
@@ -152,12 +152,14 @@ class Learner:
         return True
 
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
-        """Take a step on the parts of one batch; return their mean loss, on the device. `number` seeds random numbers.
+        """Take one optimizer step on the parts of one batch, `batches`; return their mean loss, a scalar on the device.
 
-        The step is only recorded; `device.step_end` sends it to the device, alone or with other steps. With several
-        processes the parts and the loss are this process's, and gradients are averaged over all processes. If a loss is
-        the mean over some of the targets only, such as pixels that have a class, each part is weighted by its number of
-        such targets, so that the step equals that of the whole batch.
+        `rates` are the rates of this step, and `number`, its number in the run, seeds the random numbers. The step is
+        only recorded; `device.step_end` sends it to the device, alone or with other steps. With several processes the
+        parts and the loss are this process's, and gradients are averaged over all processes. If a loss is the mean over
+        some of the targets only, such as pixels that have a class, each part is weighted by its number of such targets,
+        so that the step equals that of the whole batch. Raises UsageError if there is no part, or a part without
+        samples.
         """
         self._steps, processes = number + 1, self.device.processes
         self.device.step_begin(step_seed(self.settings.seed, number, processes.program))
@@ -231,7 +233,7 @@ class Learner:
 
     @property
     def position(self) -> str:
-        """The position in the run, as text for messages."""
+        """Where in the run the learner is, as text for messages: after which step, or where the run was continued."""
         return f"after step {self._steps:,}" if self._steps else "where the run was continued"
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,7 +250,11 @@ class Learner:
         return state if self.ema is None else {**state, "ema": self.ema.state_dict()}
 
     def checked_state(self) -> dict[str, Any]:
-        """Return `state_dict`, copied to the host. Raises TrainingError when training has diverged."""
+        """Return `state_dict`, copied to the host.
+
+        Raises TrainingError when training has diverged: weights are infinite or NaN, or gradients stay so however small
+        fp16's losses are scaled.
+        """
         state: dict[str, Any] = to_host(self.state_dict(), copy=True)
         self._check_finite(state["model"])
         if has_given_up(state.get("scaler", {})):
@@ -259,7 +265,10 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned. Raises TrainingError for the state of another model."""
+        """Load a state that `state_dict` returned.
+
+        Raises TrainingError for the state of another model, and UsageError for constants that do not fit the task.
+        """
         self.task = self.task.with_constants(state.get("labels", {}))
         try:
             self.model.load_state_dict(state["model"])
@@ -333,7 +342,8 @@ class Learner:
     def _loss_of(self, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the loss of one part of a batch, by the task's loss, the user's loss, or the user's step.
 
-        Return with it the share of the targets that count in the loss's mean; None where all count.
+        Return with it the share of the targets that count in the loss's mean. The share is None if all count, and for
+        the user's loss or step.
         """
         inputs, labels, targets = self._augmented(batch)
         with autocast(self.device, self.settings.precision):
@@ -354,9 +364,9 @@ class Learner:
         return self._loss is None or bool(self.settings.smoothing) or self.settings.augment.mixes
 
     def _augmented(self, batch: DeviceBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Return the model's augmented inputs for a batch, the labels as they were read, and the targets.
+        """Return the augmented inputs of a batch, its labels as they were read, and the targets of the loss.
 
-        Targets are the task's float targets. A user's loss gets labels, unless these are smoothed or mixed.
+        The targets are the task's float targets. A user's loss gets labels instead, unless these are smoothed or mixed.
         """
         augment, draws, settings = self._augment, batch.draws, self.settings
         inputs = {**batch.fields} if augment is None else augment.fields(batch.fields, draws)
@@ -386,7 +396,10 @@ def preserved(learner: Learner) -> Iterator[None]:
 
 
 def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -> tuple[Task, str]:
-    """Return the task with its constants from the dataset's labels, and the advice for training that diverges."""
+    """Return the task, with its constants from the dataset's labels, and the advice for training that diverges.
+
+    A user's own loss or step gets the labels as they are stored: the task then has no constants.
+    """
     # The user's own loss or step gets the labels as they are stored.
     is_own = settings.own_loss is not None or settings.train_step is not None
     stored = dataset.table.labels

@@ -24,7 +24,10 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.T
 
 
 def focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the cross-entropy times (1 - p)^2, where p is the class's predicted probability (arXiv:1708.02002)."""
+    """Return the focal loss of each sample or pixel: the cross-entropy times (1 - p)^2 (arXiv:1708.02002).
+
+    p is the predicted probability of the class. `weights` has a factor for each class.
+    """
     log = outputs.float().log_softmax(1)
     each = -targets * (1 - log.exp()).square() * log
     return (each if weights is None else each * _per_class(weights, each)).sum(1)
@@ -43,9 +46,10 @@ def binary_cross_entropy(
 
 
 def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return each sample's binary cross-entropy times (1 - p)^2, the mean over classes, as torchvision does.
+    """Return each sample's binary focal loss, the mean over its classes, as torchvision computes it without alpha.
 
-    p is the predicted probability of the true value.
+    For each class it is the binary cross-entropy times (1 - p)^2, where p is the predicted probability of the true
+    value. `weights` multiply the cross-entropy of positive targets, one weight for each class.
     """
     outputs = outputs.float()
     each = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none", pos_weight=weights)

@@ -91,7 +91,7 @@ def conv_bn(inputs: int, outputs: int, stride: int, kernel: int = 3) -> nn.Seque
 
 
 def cnn(outputs: int, inputs: int = 3) -> nn.Module:
-    """Return four convolutions, 16 to 128 channels: 0.1 M parameters, for small images and quick trials."""
+    """Return a CNN of four convolutions, 16 to 128 channels, for small images and quick trials: 0.1 M parameters."""
     layers: list[nn.Module] = []
     channels = inputs
     for width, stride in ((16, 1), (32, 2), (64, 2), (128, 2)):
@@ -133,7 +133,7 @@ def resnet18(outputs: int, inputs: int = 3) -> nn.Module:
 
 
 def unet(outputs: int, inputs: int = 3) -> nn.Module:
-    """Return a U-Net of four levels, 16 to 128 channels: 0.5 M parameters, scores for each class and pixel."""
+    """Return a U-Net of four levels, 16 to 128 channels, that scores each class in each pixel: 0.5 M parameters."""
     return UNet(outputs, (16, 32, 64, 128), inputs)
 
 
@@ -176,8 +176,8 @@ def build_model(
         )
     if columns and (name.startswith(_TIMM) or name in built_in):
         raise UsageError(
-            f"the model {name!r} takes images alone: with --inputs give a model of your own, module:callable, which is "
-            "called with images and columns"
+            f"the model {name!r} takes images alone: with --inputs, use a model of your own, --model module:callable, "
+            "whose forward takes images and columns"
         )
     if name.startswith(_TIMM):
         return _timm_model(name.removeprefix(_TIMM), outputs, channels)
@@ -248,13 +248,16 @@ def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
 
 
 def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
-    """Return the keywords in `key=value&key=value`. Raises UsageError, whose message names the model, for others."""
+    """Return the keywords in `query`, such as `key=value&key=value`.
+
+    Raises UsageError for any other text; the message names timm's model, `text`.
+    """
     found: dict[str, bool | int | float | str] = {}
     for part in query.split("&"):
         key, _, value = part.partition("=")
         if not key.isidentifier() or not value or key in found:
             raise UsageError(
-                f"the model timm:{text} has {part!r} where a keyword must be, once and with its value: write "
+                f"the model timm:{text} has {part!r}, which is no keyword with a value, or repeats a keyword: write "
                 "timm:NAME?drop_path_rate=0.1&img_size=256"
             )
         if key in _NOT_GIVEN or key.startswith("pretrained"):
@@ -267,7 +270,10 @@ def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
 
 
 def _plain_value(text: str, key: str, value: str) -> bool | int | float | str:
-    """Return a number, a boolean, or a word or quoted text. Raises UsageError for anything else."""
+    """Return the value of a keyword as a number, a boolean or text: a word, or text in quotes.
+
+    Raises UsageError for other values; the message names the `key` and timm's model, `text`.
+    """
     if value.lower() in _BOOLEANS:
         return _BOOLEANS[value.lower()]
     try:
@@ -404,9 +410,10 @@ def _first_convolutions(model: nn.Module) -> Iterable[str]:
 def _adapted_by_timm(
     model: nn.Module, own: Weights, given: Weights, original: Weights
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """Return weights that timm has adapted to its model, and timm's error, if any; other models' weights unchanged.
+    """Return a file's weights as timm adapts them to its model, and timm's error if it adapts none, or else "".
 
-    `given` has the weights by names without known prefixes; `original` has the names of the file, which timm may know.
+    Weights for a model that is not timm's are returned unchanged. `own` are the model's weights. `given` has the file's
+    weights without known prefixes of their names; `original` has them with the names of the file, which timm may know.
     """
     adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None) if _is_of_timm(model) else None
     if adapt is None:
@@ -426,10 +433,10 @@ def _is_of_timm(model: nn.Module) -> bool:
 
 
 def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the weights with each choice of names that may be the model's.
+    """Yield the weights under several choices of names, one of which may be the model's.
 
-    The choices are the given names; the names without one or two known prefixes; the names with the name of a part of
-    the model as a prefix; and `resnet18`'s names in place of torchvision's.
+    The choices are the given names; the names without one or two known prefixes; the names after the name of a child of
+    the model, such as `backbone.`; and `resnet18`'s names in place of torchvision's or timm's.
     """
     yield dict(weights)
     for outer in _PREFIXES:

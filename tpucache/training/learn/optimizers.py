@@ -110,7 +110,8 @@ def parameter_groups(
 
     Parameters with at most one dimension have no weight decay, nor do those that the model's `no_weight_decay()` names,
     such as position embeddings. With `layer_decay` each layer has `layer_decay` times the rate of the next layer, and
-    the last layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
+    the last layer has the whole rate (Bao et al., arXiv:2106.08254). With `use_matcher`, a timm model's `group_matcher`
+    defines the layers; see `layer_numbers`.
     """
     kept = _undecayed_names(model)
     learned = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -181,7 +182,7 @@ def _is_within(name: str, pattern: str) -> bool:
 
 
 def _outer_names(name: str) -> Iterator[str]:
-    """Yield the names of the modules around a name, and the name itself."""
+    """Yield the names of the modules that contain the parameter `name`, the outermost first, and then `name` itself."""
     return itertools.accumulate(name.split("."), "{}.{}".format)
 
 
@@ -208,8 +209,8 @@ def make_optimizer(
     If `kind` is a callable, it gets the groups and `lr`, and the schedule sets only the learning rate. `fused` steps
     run one kernel for many parameters, which torch has for CUDA; AdamW's count of steps is then on the device. With
     `capturable`, torch's other optimizers keep their count of steps on the device if they can, so that XLA compiles no
-    further graphs. Biases, scales of normalisation layers and parameters that the model names have no weight decay; see
-    `parameter_groups`. Raises UsageError for an unknown `kind`, a rate or decay that is not possible, a model without
+    further graphs. `parameter_groups` says which parameters have no weight decay, and what `layer_decay` and
+    `use_matcher` do. Raises UsageError for an unknown `kind`, a rate or decay that is not possible, a model without
     parameters to train, and a callable that fails.
     """
     if isinstance(kind, str) and kind not in OPTIMIZERS:
@@ -293,7 +294,11 @@ def _torch_optimizers() -> dict[str, OptimizerMaker]:
 
 
 def _timm_optimizer(key: str, is_asked: bool) -> OptimizerMaker | None:
-    """Return timm's optimizer with this name, None where there is none. Raises the errors of `find_optimizer`."""
+    """Return a function that makes timm's optimizer `key`; None if timm has no optimizer of this name.
+
+    If `is_asked`, the user wrote `timm:`, and without timm DependencyError is raised; otherwise None is returned.
+    Raises UsageError for an optimizer that needs second derivatives, and TrainingError if timm fails.
+    """
     try:
         from timm import optim
     except ImportError as error:
@@ -337,8 +342,9 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     """Let the next step use these rates, without compiling another graph; `momentum` is AdamW's first beta.
 
     XLA makes a constant of a factor that is 1 in float32, and merges equal numbers into one input: both would give
-    another graph. So AdamW's weight decay times the learning rate is at least 2^-23, and its count of steps stops where
-    its bias correction is 1. Where layers have rates of their own, decay times rate is another multiple of 2^-23 each.
+    another graph. So AdamW's weight decay times the learning rate is at least 2^-23, and AdamW's count of steps stops
+    where its bias correction is 1. If layers have rates of their own, that product is a different multiple of 2^-23 in
+    each group.
     """
     multiple = 0
     for group in optimizer.param_groups:

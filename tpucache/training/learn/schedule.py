@@ -54,10 +54,11 @@ def one_cycle(
     end_divisor: float = 1e4,
     momentum: tuple[float, float] = (0.85, 0.95),
 ) -> Rates:
-    """Return the rates of step 0 to `steps` - 1 of one cycle, by cosine (Smith and Topin, arXiv:1708.07120).
+    """Return the rates of step `step`, 0 to `steps` - 1, of one cycle by cosine (Smith and Topin, arXiv:1708.07120).
 
-    The rate rises from `peak_lr` / `start_divisor` to `peak_lr` over the first `ramp` of the steps, and then falls to
-    its first value / `end_divisor`; momentum goes the other way. This equals torch's OneCycleLR with two phases.
+    The learning rate rises from `peak_lr` / `start_divisor` to `peak_lr` over the first `ramp` of the steps, and then
+    falls to its first value / `end_divisor`. `momentum` is its lowest and its highest value: momentum falls while the
+    learning rate rises. This equals torch's OneCycleLR with two phases.
     """
     low, high = momentum
     start = peak_lr / start_divisor

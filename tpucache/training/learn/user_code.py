@@ -65,9 +65,9 @@ def short_name(metric: str) -> str:
 
 
 def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, AnyMetric]:
-    """Return the task's and the user's metrics by their short names.
+    """Return the metrics that `names` name, by their short names: the task's metrics, and the user's functions.
 
-    Raises UsageError for a name that is given twice or is in `taken`, and for a metric that the task does not have.
+    Raises UsageError if a short name occurs twice or is in `taken`, and for a metric that the task does not have.
     """
     found: dict[str, AnyMetric] = {}
     for name in names:
@@ -92,7 +92,9 @@ def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: 
             value = _call_metric(metric, predictions, labels)
         array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
         if array.size != 1 or array.dtype.kind not in "fiub":
-            raise UsageError(f"the metric {name!r} returns {value!r:.80}, and a metric is one number")
+            raise UsageError(
+                f"the metric {name!r} returns {value!r:.80}, and a metric is one number: return one, such as a float"
+            )
         found[name] = float(array.reshape(()))
     return found
 

@@ -94,7 +94,10 @@ class Classes(SampleTask):
         return np.bincount(labels, minlength=self.outputs)
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return samples / (classes * samples of the class) for "balanced" (King and Zeng, 2001), or the given list."""
+        """Return a weight for each class, float32 (outputs,); None if `wanted` is None.
+
+        With "balanced" it is samples / (classes * samples of the class) (King and Zeng, 2001). A list is used as it is.
+        """
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
@@ -186,7 +189,10 @@ class Multilabel(SampleTask):
         return np.stack([ones, len(labels) - ones])
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the weight of each class's positive samples: negatives / positives for "balanced", or the list."""
+        """Return a weight for the positive samples of each class, float32 (outputs,); None if `wanted` is None.
+
+        With "balanced" it is negatives / positives. A list is used as it is.
+        """
         return class_weights(wanted, self.outputs, counts[0], counts[1])
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:

@@ -26,7 +26,7 @@ class _TaskKind(Protocol):
 
 
 def make_task(name: str, outputs: int) -> Task:
-    """Return the task `name` with this number of classes or regression columns. Raises UsageError if there is none."""
+    """Return the task `name` with this number of classes or columns. Raises UsageError for no such task, or too few."""
     kind = _kind(name)
     if outputs < kind.least_outputs:
         raise UsageError(f"the task {name!r} needs at least {kind.least_outputs} outputs, not {outputs}")

@@ -77,7 +77,7 @@ class Mask(TaskBase):
         return {name: value for name, value in fields.items() if name != MASK}
 
     def class_names(self, _classes: Sequence[str]) -> tuple[str, ...]:
-        """Return nothing: a cache has no names for the classes of pixels."""
+        """Return an empty tuple: a cache has no names for the classes of pixels."""
         return ()
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
@@ -116,7 +116,10 @@ class Mask(TaskBase):
             )
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return pixels / (classes * pixels of the class) for "balanced", or the given list."""
+        """Return a weight for each class, float32 (outputs,); None if `wanted` is None.
+
+        With "balanced" it is pixels / (classes * pixels of the class). A list is used as it is.
+        """
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
@@ -197,11 +200,11 @@ class Mask(TaskBase):
 
     def describe(self, values: Array, _names: Sequence[str]) -> str:
         """Raise UsageError: a map of classes has no text."""
-        raise UsageError(f"a map of {values.shape} is a picture: it has no text")
+        raise UsageError(f"a map of classes, {values.shape}, cannot be described by text: show it as an image")
 
 
 def _without_channel(masks: Array) -> Array:
-    """Return a cache's masks (n, height, width, 1) as (n, height, width)."""
+    """Return a cache's masks (n, height, width, 1) as (n, height, width). Raises UsageError for other shapes."""
     if masks.ndim != 4 or masks.shape[3] != 1:
         raise UsageError(
             f"masks are (height, width, 1) in a record, not {masks.shape[1:]}: warm the cache up with such masks"

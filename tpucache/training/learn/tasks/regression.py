@@ -98,17 +98,20 @@ class Regression(SampleTask):
         return replace(self, mean=mean, std=std)
 
     def count(self, labels: Array) -> Array:
-        """Return no counts: there are no classes to balance."""
+        """Return an empty array: a regression has no classes to count."""
         return np.empty(0, labels.dtype)
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the given list, a weight for each column. Raises UsageError for "balanced": there are no classes."""
+        """Return the list `wanted`, one weight for each column, as a tensor; None if it is None.
+
+        Raises UsageError for "balanced", because there are no classes, and for a list that does not fit.
+        """
         if isinstance(wanted, str):
             raise UsageError(f"regression has no classes whose weights could be {wanted}: leave class weights out")
         return class_weights(wanted, self.outputs, counts, None)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return labels as float32; they are those of a dataset that `as_learned` returned.
+        """Return labels as float32. They must be labels of the dataset that `as_learned` returned.
 
         Raises UsageError for smoothing, which needs classes.
         """
@@ -142,7 +145,10 @@ class Regression(SampleTask):
 
 
 def check_precision(values: Array) -> None:
-    """Raise UsageError where labels (n, outputs) become too similar when they are rounded to float32, as in batches."""
+    """Raise UsageError if labels (n, outputs) vary too little for float32, the dtype in which models learn them.
+
+    They do if rounding changes a label by more than `_MOST_LOST` of the standard deviation of its column.
+    """
     numbers = values.astype(np.float64)
     lost = np.abs(numbers - numbers.astype(np.float32)).max(0)
     spread = numbers.std(0)
@@ -173,14 +179,14 @@ class InLabelUnits(nn.Module):
 
 
 def describe_labels(labels: Array) -> str:
-    """Return the range of labels (n, outputs) and their deviation, as text for messages."""
+    """Return, as text for messages, the range of labels (n, outputs) and the largest deviation of a column."""
     numbers = labels.astype(np.float64)
     return f"the labels reach from {numbers.min():g} to {numbers.max():g}, with a deviation of {numbers.std(0).max():g}"
 
 
 @functools.lru_cache(maxsize=16)
 def _tensor_on(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Return numbers as a tensor on a device, which is uploaded once."""
+    """Return `values` as a tensor on a device; later calls return the same tensor, without another upload."""
     return torch.tensor(values, device=device)
 
 

@@ -186,7 +186,7 @@ class Task(Protocol):
         ...
 
     def labels(self, fields: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-        """Return this task's labels of a batch, given the batch's `fields` and `labels` (of the samples table)."""
+        """Return a batch's labels for this task: from its `fields`, or from `labels`, those in the samples table."""
         ...
 
     def check(self, labels: Array) -> None:
@@ -233,9 +233,9 @@ class Task(Protocol):
         ...
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the classes' weights for `loss`, float32 (outputs,) on the host: "balanced" by the counts, or a list.
+        """Return weights for `loss`, float32 (outputs,) on the host: "balanced" by `counts`, or a list; None for None.
 
-        Raises UsageError for a list that does not fit, and for a task without classes.
+        Raises UsageError for a list that does not fit, and for "balanced" where the task has no classes.
         """
         ...
 
@@ -264,7 +264,7 @@ class Task(Protocol):
         ...
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
-        """Return, for each sample, whether its prediction follows from finite numbers: bool (batch,)."""
+        """Return, for each sample, whether its prediction comes from finite outputs: bool (batch,)."""
         ...
 
     def collect(self, scores: Array) -> Array:
@@ -280,7 +280,10 @@ class Task(Protocol):
         ...
 
     def record(self, scores: Array, labels: Array) -> dict[str, Array]:
-        """Return the predictions of all samples that a run keeps, from the results of `collect`: arrays by name."""
+        """Return the arrays, by name, in which a run keeps its predictions of all samples.
+
+        `scores` are the results of `collect`, joined. `labels` are on the host.
+        """
         ...
 
     def describe(self, values: Array, names: Sequence[str]) -> str:
@@ -335,30 +338,30 @@ class TaskBase:
         return self.named_losses[self.loss_name or next(iter(self.named_losses))]
 
     def learned_from(self: Own, _labels: Array) -> Own:
-        """Return the task itself."""
+        """Return the task itself: it needs no constants from labels."""
         return self
 
     def check_counts(self, _counts: Array, _labels: int) -> None:
-        """Accept any counts."""
+        """Do nothing: most tasks can learn from any counts."""
 
     def share(self, _targets: torch.Tensor) -> torch.Tensor | None:
         """Return None: all targets count in the mean of `loss` (see `Task.share`)."""
         return None
 
     def constants(self) -> dict[str, list[float]]:
-        """Return no constants."""
+        """Return an empty dict: the task needs no constants from labels."""
         return {}
 
     def as_learned(self, dataset: CachedDataset) -> CachedDataset:
-        """Return the dataset itself."""
+        """Return the dataset itself: this task learns labels as they are stored."""
         return dataset
 
     def as_stored(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the labels themselves."""
+        """Return the labels themselves: `as_learned` has not changed them."""
         return labels
 
     def with_constants(self: Own, constants: Mapping[str, Sequence[float]]) -> Own:
-        """Return the task itself. Raises UsageError unless there are no constants."""
+        """Return the task itself. Raises UsageError if there are any constants, because the task has none."""
         if constants != {}:
             raise UsageError(
                 f"the task {self.name!r} has no constants from its labels, and the file has {str(constants)[:80]}"
@@ -405,7 +408,7 @@ class SampleTask(TaskBase, ABC):
         """Return predictions from outputs: float32 (batch, outputs)."""
 
     def scores(self, outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
-        """Return the predictions."""
+        """Return the predictions: the metrics are computed from them."""
         return self.predictions(outputs)
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
@@ -413,7 +416,7 @@ class SampleTask(TaskBase, ABC):
         return predictions.isfinite().all(1)
 
     def collect(self, scores: Array) -> Array:
-        """Return the scores."""
+        """Return the scores of a batch unchanged: the metrics need all of them."""
         return scores
 
     def errors(self, scores: Array, labels: Array) -> Array:
