@@ -251,7 +251,9 @@ def test_what_cannot_be_right_is_refused_and_changes_nothing(data: Data, tmp_pat
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
     before = digests(cache)
-    with pytest.raises(DamageError, match=r"record of sample \d+ does not have the checksum of the index.*--repair"):
+    with pytest.raises(
+        DamageError, match=r"record of sample \d+ does not have the checksum that the index lists.*--repair"
+    ):
         data.build(cache, retry=True)
     assert before.items() <= digests(cache).items()
     with pytest.raises(BuildError, match="not finished"):

@@ -63,7 +63,7 @@ class Chunk:
     """Consecutive samples of the block with the number `block`.
 
     One task decodes each of these samples once, and builds its records for all `parts`. `number` is the chunk's
-    position in the block, from 0. `parts` are those of `Block`, and so is `clean`, but only for these samples.
+    position in the block, from 0. `parts` and `clean` are as in `Block`, but `clean` has only these samples.
     """
 
     block: int
@@ -245,8 +245,8 @@ def retried_blocks(
 ) -> list[Block]:
     """Return blocks of the skipped samples of a cache, without the samples whose numbers are in `unchanged`.
 
-    Each returned block will be merged into a block of the cache. Its number is the one that `new_block_numbers` returns
-    for that block. The samples in `listing` have the same numbers as in the cache.
+    Each returned block will be merged into a block of the cache, whose new number it has already: `new_block_numbers`
+    maps present numbers to new ones. The samples in `listing` have the same numbers as in the cache.
     """
     manifest = cache.manifest
     entries = [entry for entry in manifest.shards if entry.part == (manifest.variants[0], 0)]

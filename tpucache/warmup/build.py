@@ -194,7 +194,10 @@ def _check_addition(plan: BuildPlan, cache: Path, upload: CacheUpload | None) ->
 
 
 def _send_existing(existing: Cache, cache: Path, upload: CacheUpload | None, target: Target) -> None:
-    """Send a finished cache if it has a URL. Raises BuildError if it has too many shards for `target` "kaggle"."""
+    """Send a finished cache by `upload`, if that is given. `cache` is the local folder.
+
+    Raises BuildError if the cache has too many shards for the target "kaggle".
+    """
     if target == "kaggle":
         check_kaggle_files(len(existing.manifest.shards))
     if upload:
@@ -235,7 +238,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Build:
-    """Builds a plan that has at least one block. `context.run`, the token of the work folder's lock, is still ""."""
+    """One run of a plan that has at least one block. `context.run` is "" until `run` has locked the work folder."""
 
     plan: BuildPlan
     context: BuildContext
@@ -390,6 +393,9 @@ def _warn_of_slow_parts(plan: BuildPlan) -> None:
 
 
 def _clean_up(cache: Path, manifest: Manifest) -> None:
-    """Remove all files that are not part of the finished cache; the work folder last, so that a later run can go on."""
+    """Remove tables, shards and manifests that belong to no version of the cache, and then the work folder.
+
+    The work folder is the last, so that a later run can go on.
+    """
     remove_old_files(cache, manifest)
     remove_folder(cache / WORK_NAME)

@@ -161,13 +161,13 @@ class TakesOptions(Protocol[Names, Result_co]):
         *args: Names.args,
         **options: Names.kwargs,
     ) -> Result_co:
-        """Call the function. `options` are its options by name."""
+        """Call the function. `options` are its options as keyword arguments."""
 
 
 def options_by_name(
     kind: Callable[Names, SourceOptions],
 ) -> Callable[[Callable[..., Result_co]], TakesOptions[Names, Result_co]]:
-    """Decorate a function that takes `options` of type `kind`: its callers pass the fields of `kind` by name."""
+    """Return a decorator of functions that take `options` of type `kind`: callers pass its fields by name."""
     return lambda function: by_name(function, kind)
 
 

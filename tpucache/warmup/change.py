@@ -49,9 +49,9 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
 
 
 def next_history(folder: Path, before: Manifest, command: str) -> History:
-    """Save the manifest `before` as that of an earlier version, and return the history of the version that follows it.
+    """Keep the manifest `before` as a file of an earlier version, and return the history of the next version.
 
-    `command` is the command that makes the new version. Raises OSError.
+    `command` is the command that makes the next version. Raises OSError.
     """
     name = version_name(before.number)
     write_atomically(folder / name, before.text.encode(), folder / WORK_NAME / f"{name}.tmp")

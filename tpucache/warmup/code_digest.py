@@ -91,7 +91,10 @@ def _files(module: str) -> dict[str, Path]:
 
 
 def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the file of each module of the user's own that a dotted name begins with."""
+    """Yield the name and the file of each module that a dotted name contains, as long as it is the user's own.
+
+    For `a.b.c`, these are `a`, `a.b` and `a.b.c`.
+    """
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         module = ".".join(parts[:count])

@@ -1,7 +1,7 @@
-"""compact_cache: rewrites a cache as a fresh warmup of the samples that are not deleted would write it.
+"""compact_cache: removes deleted samples from a cache, so that it is like a fresh warmup of the other samples.
 
 Readers may have the folder open, and the process may be killed at any moment. So the new files first get names that no
-version has, and a manifest lists these names. Then the files also get the names of a fresh warmup.
+version has, and a manifest lists these names. Then the files also get the names that a fresh warmup would give them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INTEGER_COLUMNS: Final = (WIDTH, HEIGHT, TURNED)
 
 
 def compact_cache(cache: str | Path) -> Manifest:
-    """Rewrite a cache as a fresh warmup without its deleted samples would write it, and return its manifest.
+    """Rewrite a cache without its deleted samples, like a fresh warmup of the other samples, and return its manifest.
 
     This needs no source. Afterwards the folder has no earlier versions, and no records, paths or labels of deleted
     samples. A cache without augmented variants gets new sample numbers, in the order of the source. In a cache with
@@ -162,8 +162,8 @@ def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[S
             record, crc = cache.reader.read(row), int(row["crc32"])
             if zlib.crc32(record) != crc:
                 raise DamageError(
-                    f"the record of sample {old} in {cache.directory} does not have the checksum of the index: run "
-                    "`tpucache verify` with --repair SOURCE, then compact again"
+                    f"the record of sample {old} in {cache.directory} does not have the checksum that the index lists: "
+                    "run `tpucache verify` with --repair SOURCE, then compact again"
                 )
             writer.append(layout.numbers[old], bytes(record), crc)
         sealed = writer.seal(path)

@@ -93,7 +93,8 @@ def undo_delete(cache: str | Path) -> Manifest:
     """Undo the last deletion: make a new version equal to the version before the deletion, and return its manifest.
 
     A second call undoes the deletion before the last one. Raises UsageError if there is no deletion left to undo, or if
-    another command has changed the cache since, BuildError as `delete_samples`, and the errors of opening a cache.
+    another command has changed the cache since, BuildError when the cache cannot be written or a warmup of it is not
+    finished, and the errors of opening a cache.
     """
     folder = Path(cache).absolute()
     with changing(folder, "undo") as opened:
@@ -109,7 +110,10 @@ def undo_delete(cache: str | Path) -> Manifest:
 
 
 def _undone(folder: Path, now: Manifest) -> Manifest:
-    """Return the manifest of the version before the last deletion that is not undone yet. Raises UsageError."""
+    """Return the manifest of the version before the last deletion. A deletion that was undone does not count.
+
+    `now` is the present manifest. Raises UsageError if its samples are not the result of a deletion.
+    """
     version = now
     while version.history is not None and (undone := _UNDONE.fullmatch(version.history.command)):
         version = load_earlier(folder, version, int(undone[1]))
@@ -136,7 +140,10 @@ def _positions(cache: Cache, paths: Sequence[str]) -> Positions:
 
 
 def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
-    """Write a version without the samples at the positions `chosen`. Raises OSError, DamageError, UsageError."""
+    """Write a version without the samples at the positions `chosen`, and return its manifest.
+
+    `command` is the command that makes the version. Raises OSError, DamageError, UsageError.
+    """
     folder, before = cache.directory, cache.manifest
     is_kept = np.ones(before.samples, np.bool_)
     is_kept[chosen] = False

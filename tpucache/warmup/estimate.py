@@ -71,7 +71,7 @@ class Estimate:
 
 
 class _TrialSample(NamedTuple):
-    """The mean bytes of an encoded sample's records, alone and in a shard, and the seconds that encoding took."""
+    """What encoding one sample gave: mean bytes of a record, mean bytes that a record takes in a shard, and seconds."""
 
     bytes: float
     on_disk: float
@@ -174,10 +174,11 @@ def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
 
 
 def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    """Return the most bytes that files of chunks will take on the disk, without the files that exist already.
+    """Return the most bytes that chunk files will take on the disk, without the chunk files that exist already.
 
-    `size` is the size of a record in bytes. While the shards of one block are written, the next block is built, and
-    tasks of the block after it may run.
+    A block has chunk files until its shards are written. While these are written, the next block is built, and tasks of
+    the block after it may run. If `remaining.is_read`, chunk files of all blocks are counted. `size` is the size of a
+    record in bytes.
     """
     blocks = sorted((records for records, _ in remaining.unsealed), reverse=True)
     ahead = _TASKS_PER_WORKER * jobs * max((most for _, most in remaining.unsealed), default=0)
@@ -229,8 +230,8 @@ def check_kaggle_files(shards: int) -> None:
 def check_kaggle_bytes(expected: Estimate, cache: Path, sent: int = 0, *, is_kept: bool = True) -> None:
     """Raise BuildError if a cache, including its estimated rest, is larger than Kaggle's limits.
 
-    The limit is that of a dataset, for all shards. If shards are kept on this machine (`is_kept`), they must also fit
-    into /kaggle/working. `sent` is the number of bytes that Kaggle has already and this machine has not.
+    All shards together must fit into a dataset. If they are kept on this machine (`is_kept`), they must also fit into
+    /kaggle/working. `sent` is the number of bytes that Kaggle has already and this machine has not.
     """
     total = expected.bytes + sum(path.stat().st_size for path in cache.glob("*.lmdb"))
     if is_kept and total > kaggle.WORKING_BYTES:

@@ -53,7 +53,7 @@ class Finished:
 
 
 def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
-    """Write a request for `main` to `target`, the standard input of the process that runs it.
+    """Write a request to `target`, the standard input of a process that runs `main`.
 
     If the source is large (`is_large`), `main` starts its workers before it reads the source. Raises BuildError for a
     source that cannot be pickled, OSError.

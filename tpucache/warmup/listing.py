@@ -123,9 +123,10 @@ def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Li
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
-    """Return the positions in `listing` of the samples of `numbered`, in the form of `to_slices`.
+    """Return the position in `listing` of each sample of `numbered`, as text: slices such as `5:155 0:5`.
 
-    `listing` is the source's own listing, and `numbered` the same listing with the cache's numbers.
+    `listing` has the samples in the source's own order, and `numbered` in the order of the cache. `-` stands for a
+    sample that the source lacks.
     """
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
     return to_slices([places.get(sample.path) for sample in numbered.samples])
@@ -143,7 +144,7 @@ def to_slices(places: Sequence[int | None]) -> str:
 
 
 def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
-    """Return the position in the source of each sample of a cache, by its number, from the manifest.
+    """Return the position of each sample in the source, by the sample's number, as the manifest states it.
 
     Samples that the source lacked are left out. The dict is empty if the manifest has no such positions. `samples` is
     the number of kept, skipped and deleted samples together.
@@ -178,7 +179,10 @@ def put_in_order(listing: Listing, order: str) -> Listing:
 
 
 def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
-    """Describe how the paths and sizes of samples differ from those in `before`, with which a build began."""
+    """Describe how samples differ from those in `before`, with which a build began, by their paths and sizes.
+
+    If these are equal, the text says that the order, labels or columns differ.
+    """
     sizes: Any = before[SIZE_COLUMN]
     old = dict(zip(before.paths, np.asarray(sizes).tolist(), strict=True))
     new = {sample.path: sample.bytes for sample in samples}
@@ -241,7 +245,7 @@ def _comparable(label: Any, classes: Sequence[str]) -> Any:
 
 
 def as_asked(source: Source, manifest: Manifest) -> Source:
-    """Return a source with the options (limit, patterns, padding, labels, classes) with which a cache was built.
+    """Return `source`, read with the options with which a cache was built: limit, patterns, padding, labels, classes.
 
     If the cache was relabelled, the options for labels are left out.
     """
@@ -364,11 +368,11 @@ def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
 def _first_item(
     source: Source, listing: Listing, numbers: Sequence[int]
 ) -> tuple[int, Item | None, UnreadLabelError | None]:
-    """Return the position in `numbers` and the item of the first sample that can be read.
+    """Return the first sample that can be read: its position in `numbers`, its item, and the error of a label.
 
-    If none of the first eight samples can be read, the two values are 0 and None. The third value is the error of a
-    label that cannot be read in the same way as for the cache, or None; the second readable sample ends the search for
-    it.
+    Tries at most eight samples, and ends at the second one that can be read. The third value is the error if one of
+    these samples has a label that cannot be read in the same way as for the cache, else None. If no sample can be read,
+    the position is 0 and the item None.
     """
     found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):
@@ -443,7 +447,10 @@ def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> 
 
 
 def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a text for each difference between two recipes, and one that lists changed modules of the augmentation."""
+    """Return a text for each difference between two recipes, such as another size.
+
+    If both use the same custom code as augmentation, and the code has changed, one text lists the changed modules.
+    """
     old, new = before.get("augmentation", {}), now.get("augmentation", {})
     if not old.get("callable") or old.get("callable") != new.get("callable"):
         return differences(before, now)
@@ -455,9 +462,9 @@ def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
     """Raise RecipeError if the pixels of masks are probably not class numbers, but black and white or levels of grey.
 
-    The values of up to 32 masks together decide: next to masks with the classes 1 and 2, a mask of 0 and 255 has class
-    0 and pixels without a class. Too many values in one mask are refused, too. If the first mask is a JPEG, there is
-    only a warning. A mask that cannot be decoded is an error later, when its sample is built.
+    The values of up to 32 masks are judged together: a mask with only 0 and 255 is right if other masks have classes
+    such as 1 and 2, because 255 is a pixel without a class. Too many values in one mask are refused, too. If the first
+    mask is a JPEG, there is only a warning. A mask that cannot be decoded is an error later, when its sample is built.
     """
     samples, found, most, looked_at = listing.samples, set[int](), 0, 0
     for position in sorted({*np.linspace(0, len(samples) - 1, _MASKS).round().astype(int).tolist()}):

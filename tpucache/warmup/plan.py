@@ -106,7 +106,7 @@ class BuildPlan:
 
 
 def meant_source(source: Source, cache: str | Path, options: SourceOptions) -> Source:
-    """Return a source with the user's options for labels and sequences.
+    """Return a source that pads sequences and reads labels as the user's options say.
 
     If the cache exists already, labels are read in the same way as when it was built.
     """
@@ -126,7 +126,7 @@ def plan_build(
 ) -> BuildPlan:
     """Return the plan of a new cache, or of what the cache `existing` lacks: samples, variants, or skipped samples.
 
-    Raises RecipeError, SourceError, and UsageError if skipped samples cannot be tried again.
+    Raises RecipeError, SourceError, DependencyError, and UsageError if skipped samples cannot be tried again.
     """
     check_labels(listing)
     if existing is None:
@@ -279,7 +279,7 @@ def label_rule(listing: Listing, first: Label) -> LabelRule | None:
 def check_labels(listing: Listing) -> None:
     """Raise SourceError if a label is not a class number, or if the listing has a `doubt` about its classes.
 
-    With the option `classes`, a doubt is no error.
+    If the user gave the option `classes`, the doubt is ignored.
     """
     if listing.doubt and "classes" not in listing.asked:
         raise SourceError(listing.doubt)
@@ -301,7 +301,7 @@ def first_label(cache: Cache) -> Label:
 
 
 def find_unused_labels(listing: Listing, first: Item) -> list[str]:
-    """If the samples have no labels, return the names of columns that look like labels, and warn about them."""
+    """Return the names of columns that look like labels, and warn about them; [] if the samples have labels."""
     if first.label is not None or any(sample.label is not None for sample in listing.samples):
         return []
     unused = _label_candidates(listing.columns, first)
@@ -322,7 +322,11 @@ def saved_unused_labels(source: Mapping[str, Any]) -> list[str]:
 
 
 def _label_candidates(columns: Mapping[str, Column], item: Item) -> list[str]:
-    """Return the columns and keys that may be labels: those with usual names, or else with repeated values."""
+    """Return the columns and keys that may be labels: those with usual names, if there are any.
+
+    Otherwise, these are the columns with repeated values, and the keys of the first sample whose values are whole
+    numbers.
+    """
     names = [name for name in (*columns, *{**item.columns, **item.fields}) if _sounds_like_label(name)]
     likely = [name for name, column in columns.items() if name != "fold" and _repeats(column)]
     return names or [*likely, *(name for name, value in item.columns.items() if isinstance(value, int))]
@@ -333,7 +337,10 @@ def _sounds_like_label(name: str) -> bool:
 
 
 def _repeats(column: Column) -> bool:
-    """Return whether a column has floats, or values that occur twice or more on average."""
+    """Return whether a column has values as labels do: floats, or at least two values that repeat.
+
+    They repeat if each of them occurs twice or more on average.
+    """
     if isinstance(column, np.ndarray) and column.dtype.kind == "f":
         return True
     values = list(map(str, column))
@@ -346,7 +353,7 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
     `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. The
     augmentation is tried on an empty record of `fields`, or on a black image without `fields`. Raises RecipeError when
     there is no such augmentation, when it changes the shape of an array, or when it is not reproducible; UsageError
-    when a callable cannot be imported.
+    when a callable cannot be imported; DependencyError when albumentations is needed and cannot be imported.
     """
     if name in PRESETS:
         with calling("albumentations", RecipeError, f"Install a version that has the transforms of the preset {name}"):
@@ -374,10 +381,11 @@ def _has_colours(fields: Sequence[Field]) -> bool:
 
 
 def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:
-    """Return the full definition of a recipe's augmentation as JSON values; empty without variants and without a cache.
+    """Return the full definition of a recipe's augmentation as JSON values.
 
-    `before` is the manifest of the finished cache, or None. Its definition is returned if the recipe has no variants,
-    or names the same preset or code, and no version or code has changed.
+    `before` is the manifest of the finished cache, or None. Without variants in the recipe, the result is the cache's
+    definition, or {} without a cache. It is also the cache's definition if the recipe names the same preset or the same
+    code, and neither library versions nor code have changed. Otherwise the definition is made anew.
     """
     if not recipe.variants:
         return dict(before.recipe["augmentation"]) if before else {}

@@ -274,7 +274,8 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
 def _find_rows(cache: Cache, table: CsvTable, options: TableOptions, need_all: bool = True) -> RowNumbers:
     """Return the number of the table's row that belongs to each sample: int64 (samples,), -1 without a row.
 
-    Raises SourceError for a sample with several rows, and, with `need_all`, for a sample without a row.
+    Raises SourceError for a sample with several rows, if no row belongs to any sample, and, with `need_all`, for a
+    sample without a row.
     """
     column = path_column(table, options)
     keys = table.column(column)
@@ -332,7 +333,11 @@ def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each way in which rows may name samples: its description, and the unique name of each sample."""
+    """Yield each possible set of names by which a table's rows may refer to samples: a description, and the names.
+
+    There is one name for each sample, and each is unique. The names are the paths, the values of `column` or of the id
+    column, and the file names.
+    """
     yield "path", list(samples.paths)
     for name in dict.fromkeys((column, _ID)):
         if name in samples and len(set(names := list(map(str, samples[name])))) == len(names):
@@ -343,9 +348,9 @@ def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list
 
 
 def _tell_apart(table: CsvTable, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the keys of a table's rows, with numbers added to repeated keys, as in a warmup.
+    """Return the keys of a table's rows, made unique as in a warmup: a repeated key gets a suffix such as `#2`.
 
-    Raises SourceError if the cache has only one sample for a repeated key.
+    `names` are the names of the cache's samples. Raises SourceError if they contain a repeated key only once.
     """
     known, apart = set(names), unique(keys)
     for row, (key, own) in enumerate(zip(keys, apart, strict=True)):
@@ -366,7 +371,11 @@ def _warn_of_others(cache: Cache, table: CsvTable, keys: Sequence[str], names: s
 
 
 def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any], command: str) -> Manifest:
-    """Write a new version's tables and manifest. Return the present manifest if nothing changes. Raises OSError."""
+    """Write the tables and the manifest of a new version, and return its manifest. Raises OSError.
+
+    `columns` are the columns of the new samples table, `changes` other new values of the manifest by key, and `command`
+    is the command that makes the version. If nothing changes, nothing is written, and the present manifest is returned.
+    """
     folder, before = cache.directory, cache.manifest
     data = encode_columns(columns)
     if changes.get("classes", before.classes) == before.classes and data == (folder / before.table.name).read_bytes():

@@ -106,7 +106,10 @@ def repair_cache(
 
 
 def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage], list[Damage]]:
-    """Return the damages of the newest version's files, of files in no manifest, and of earlier versions' files."""
+    """Return the damages as three lists: those of the newest version's files, of files in no manifest, and the rest.
+
+    The rest are files of earlier versions.
+    """
     own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
     unlisted = {TIMES_NAME, hashes_name(manifest)}
     return (
@@ -218,7 +221,10 @@ def _repair(
 
 
 def _numbers(manifest: Manifest) -> Array:
-    """Return the numbers of the kept samples, all except skipped and deleted ones: uint64 (samples,)."""
+    """Return the numbers of the kept samples, all except skipped and deleted ones: uint64 (samples,).
+
+    Raises FormatError if skipped or deleted samples have numbers that are out of range.
+    """
     gone = [*(each.number for each in manifest.skipped), *(each.number for each in manifest.deleted)]
     every = np.arange(manifest.samples + len(gone), dtype=np.uint64)
     kept = np.setdiff1d(every, np.array(gone, np.uint64), assume_unique=True)
@@ -263,7 +269,10 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
 
 
 def _check_callable(cache: Cache, augment: str | None) -> None:
-    """Raise RecipeError for a callable that the user did not name, before it is imported, or whose code has changed."""
+    """Raise RecipeError for a callable whose code has changed, or that the user did not name by `augment`.
+
+    The name is checked first, so that code that the user did not name is never imported.
+    """
     before = cache.manifest.recipe.get("augmentation", {})
     if not isinstance(before, dict):
         raise FormatError(f"the manifest of {cache.directory} has an invalid augmentation: build the cache anew")
@@ -311,7 +320,10 @@ def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
 
 
 def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
-    """Return the index of complete shards; `shards` has their paths by name. Raises DamageError for a new SHA-256."""
+    """Return the index of complete shards, made from the shards themselves. `shards` has their paths by name.
+
+    Raises DamageError if the SHA-256 of the result is not that in the manifest.
+    """
     order = {variant: at for at, variant in enumerate(manifest.variants)}
     numbered = sorted(enumerate(manifest.shards), key=lambda one: (one[1].band, order[one[1].variant], one[1].first))
     layouts, kept = manifest.layouts, _numbers(manifest)
@@ -335,9 +347,10 @@ def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
 def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Array, executor: Executor) -> bytes:
     """Return the samples table as bytes. `numbers` (samples,) are the numbers of the kept samples.
 
-    The samples in `listing` have the same numbers as in the cache. If the table does not follow from the listing,
-    samples are read. If that is not enough, they are also decoded, to compute columns such as the mean of the pixels.
-    Raises DamageError if the table has another SHA-256, SampleError when a sample cannot be read.
+    The samples in `listing` have the same numbers as in the cache. First the table is made from the listing alone. If
+    its SHA-256 differs from the manifest's, samples are read, too. If it still differs, they are also decoded, to
+    compute columns such as the mean of the pixels. Raises DamageError if the SHA-256 differs even then, SampleError
+    when a sample cannot be read.
     """
     unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
     data = _encode(listing, unread, numbers)

@@ -110,7 +110,8 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
 def _history(cache: Path, plan: BuildPlan) -> History | None:
     """Return the history of the new version, and keep the manifest of the version before it. Raises OSError.
 
-    A retry changes the newest version: then no version is added, and nothing is saved.
+    A new cache has no history: None. A retry changes the newest version and adds none: its history is returned, and
+    nothing is saved.
     """
     before = plan.existing.manifest if plan.existing else None
     if before is None or plan.is_retry:
@@ -119,7 +120,7 @@ def _history(cache: Path, plan: BuildPlan) -> History | None:
 
 
 def make_prospect(plan: BuildPlan) -> Prospect:
-    """Return the parts of a cache's manifest, and its samples table, that are known before its records are built."""
+    """Return what is known of a cache before its records are built: parts of its manifest, and its samples table."""
     blocks, listing = plan.blocks, plan.listing
     numbers = np.arange(len(listing.samples), dtype=np.uint64)
     columns, classes, _ = sample_columns(listing, ChunkInfo(), numbers)
@@ -166,7 +167,7 @@ def class_counts(labels: Array, classes: Sequence[str]) -> tuple[int, ...]:
 
 
 def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
-    """Return the value of `source` in the manifest: samples, left out files, options, and how labels were read."""
+    """Return the value of `source` in the manifest: samples, left-out files, options, and how labels were read."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
     asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
     before = plan.existing.manifest.source if plan.existing else {}
@@ -220,7 +221,11 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
-    """Return the joined info of all new blocks, without blocks that the existing cache has in its tables."""
+    """Return the joined info of the blocks of new samples.
+
+    `shards` also has new variants of blocks that are in the existing cache: their samples are in its tables already,
+    and are left out. `before` is its manifest, or None.
+    """
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
     return join_infos([infos[block] for block in sorted(infos)])
@@ -267,8 +272,9 @@ def label_column(
 ) -> tuple[Array, tuple[str, ...], tuple[int, ...]]:
     """Return the column of labels, the classes, and the number of samples of each class.
 
-    The column has class numbers (n,), or one float32 for each class (n, classes), or values as float64 (n, values).
-    Raises SourceError for labels of several kinds, and for numbers that are not classes.
+    The column has class numbers (n,), or one float32 for each class (n, classes), or values as float64 (n, values). For
+    values, the classes and the numbers of samples are (). Raises SourceError for labels of several kinds, and for
+    numbers that are not classes.
     """
     kinds: set[Any] = set(map(type, labels))
     if kinds <= {tuple, list}:
@@ -298,7 +304,10 @@ def _plain_column(values: Sequence[Any]) -> Column:
 
 
 def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Array]:
-    """Return the entries of all shards, new and existing, ordered by band, variant and block, and their index."""
+    """Return the manifest entries of all shards, new and existing, and the rows of the index for them.
+
+    Both are ordered by band, variant and block.
+    """
     rows = {_order(shard.entry): (shard.entry, shard.rows) for shard in shards}
     if existing is not None:
         for entry in existing.manifest.shards:
@@ -331,10 +340,11 @@ def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
 def _statistics(
     new: ChunkInfo, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
 ) -> Statistics:
-    """Return the statistics of all samples: those in `new`, and those of the existing cache with the manifest `before`.
+    """Return the statistics of all samples: those in `new`, and those of the existing cache.
 
-    `samples` is the number of all samples, and `counts` that of each class. Mean and deviation are computed from exact
-    sums, so the order of blocks has no effect. A cache without images has only `counts`.
+    `before` is the manifest of the existing cache, or None. `samples` is the number of all samples, and `counts` has
+    the number of samples of each class. Mean and deviation are computed from exact sums, so the order of blocks has no
+    effect. Without images, only `counts` are in the result.
     """
     if fields[0].name != IMAGE:
         return Statistics(class_counts=counts)
@@ -400,12 +410,15 @@ def _merge(
 
 
 def _records(reader: ShardReader, rows: Array, numbers: Iterable[int], name: str) -> Iterator[Record]:
-    """Yield (sample number, record, CRC-32) for each of a shard's index rows. Raises DamageError."""
+    """Yield (sample number, record, CRC-32) for each of a shard's index rows, of the samples `numbers`.
+
+    `name` names the shard in errors. Raises DamageError for a record with a wrong checksum.
+    """
     for row, number in zip(np.atleast_1d(rows), numbers, strict=True):
         record, crc = reader.read(row), int(row["crc32"])
         if zlib.crc32(record) != crc:
             raise DamageError(
-                f"{name}: the record of sample {number} does not have the checksum of the index. Run `tpucache verify` "
-                "with --repair SOURCE, then the same command again"
+                f"{name}: the record of sample {number} does not have the checksum that the index lists. Run `tpucache "
+                "verify` with --repair SOURCE, then the same command again"
             )
         yield number, record, crc

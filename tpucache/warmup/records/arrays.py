@@ -70,7 +70,8 @@ def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") ->
     - `mask`: lossless, uint8 (height, width, 1).
     - `boxes`: float32 (max_boxes, 5).
     - `keypoints`: float32 (n, 3), for the n keypoints of the sample.
-    - other arrays: unchanged, in the sample's order, raw or in the recipe's codec if that stores any array.
+    - other arrays: unchanged, in the sample's order. They are stored in the recipe's codec if it can store any array,
+      else raw.
 
     Raises SourceError if a record cannot hold an array, SampleError for an image that must be decoded and cannot be.
     """
@@ -100,11 +101,13 @@ def clean_and_count(
 ) -> tuple[dict[str, Array], Counts, Facts]:
     """Return a sample's arrays in the fields' order, the numbers of its annotations, and values such as its width.
 
-    Each array has exactly its field's dtype and shape. `presize` resizes the image, and mask pixels are moved with it.
-    Boxes are rows of left, top, right, bottom, class (0 without a class), clipped to the visible part of the image;
-    boxes outside of it are dropped, and rows of -1 fill the rest. Keypoints are rows of x, y and 1, or 0 for points
-    outside of the visible part. The numbers count the annotations in the source, by field. The values of the image are
-    by column of the samples table. `path` names the sample in errors.
+    Each array has exactly its field's dtype and shape. The image is cropped and resized by `presize_framed`, and mask,
+    boxes and keypoints are moved in the same way. Boxes are rows of left, top, right, bottom, class (0 without a
+    class), clipped to the visible part of the image. Boxes outside of it are dropped, and rows of -1 fill the rest.
+    Keypoints are rows of x, y and 1, or 0 for points outside of the visible part.
+
+    The second result counts the annotations in the source, by field. The third has values of the image by column of the
+    samples table. `path` names the sample in errors.
 
     Raises SampleError if a field is missing, unexpected, of another dtype or shape, or cannot be used.
     """
@@ -155,7 +158,10 @@ def _names(item: Item) -> list[str]:
 
 
 def _check_alike(image: Array, field: Field, path: str) -> None:
-    """Raise SampleError when an image has other channels or another dtype than `field`, in the mode keep."""
+    """Raise SampleError if an image has other channels or another dtype than `field`.
+
+    Only in the mode keep can images differ in this way.
+    """
     if image.dtype.str != field.dtype or image.shape != field.shape:
         raise SampleError(
             path,
@@ -199,8 +205,8 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
 def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
     """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
 
-    Without the recipe's `coordinates`, the mask's size must show whether it belongs to the image as stored or as
-    displayed.
+    If the recipe has no `coordinates`, the mask's size must show whether the mask belongs to the image as stored or as
+    displayed. Raises SampleError if it does not, or if no size fits.
     """
     coordinates = recipe.coordinates
     stored, own = decode_turned_mask(value, path, recipe)
@@ -223,7 +229,7 @@ def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> 
 
 
 def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
-    """Draw a mask from run lengths, and return the same values as `_mask`."""
+    """Draw a mask from run lengths. Return its visible part (height, width, 1), and 1 if any pixel is not 0, else 0."""
     coordinates = _coordinates(framing, recipe, path)
     drawn = draw_runs(runs, framing.stored_as(coordinates), path)
     stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)
@@ -245,7 +251,10 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 
 
 def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
-    """Return the recipe's `coordinates`, "stored" by default. Raises SampleError if an EXIF orientation needs them."""
+    """Return the recipe's `coordinates`, or "stored" if the recipe has none.
+
+    Raises SampleError if the recipe has none and the image's EXIF orientation is not upright.
+    """
     if recipe.coordinates is None and framing.turn != Turn():
         raise SampleError(path, f"the image has an EXIF orientation, and boxes, keypoints or run lengths; {_UNSTATED}")
     return recipe.coordinates or "stored"
@@ -254,7 +263,11 @@ def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
 def _boxes(
     boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, framing: Framing, recipe: Recipe, path: str
 ) -> npt.NDArray[np.float32]:
-    """Return the visible boxes as rows of the record. `size` is the (width, height) to which they refer, or None."""
+    """Return the visible boxes as rows of the record, float32 (max_boxes, 5).
+
+    `boxes` are rows of left, top, right, bottom and, if there are five columns, the class. They are in pixels of an
+    image of `size` (width, height); None: of the sample's image. Raises SampleError.
+    """
     most = recipe.max_boxes
     if not boxes.size:
         return fill_boxes(np.empty((0, 5)), most)

@@ -190,7 +190,7 @@ def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
 
 
 def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict[str, Any]:
-    """Return the definition of a preset for images of this size, in the form of `albumentations.to_dict`.
+    """Return the definition of a preset for images of this height and width, in the form of `albumentations.to_dict`.
 
     Without `has_colours`, the preset does not change colours, because albumentations expects colours from 0 to 255.
     """
@@ -336,7 +336,7 @@ def _area(image: Array) -> tuple[float, float, float, float]:
 
 
 def loaded_generators() -> tuple[str, ...]:
-    """Return the names of the imported libraries, of OpenCV and torch, that have a global generator."""
+    """Return which of OpenCV and torch are imported, by module name. Each has a global random generator."""
     return tuple(name for name in _LIBRARIES if name in sys.modules)
 
 

@@ -88,7 +88,10 @@ class DicomImage:
         return str(self._file.PhotometricInterpretation) == _INVERTED
 
     def _kept(self, numbers: Array) -> Array:
-        """Return the stored numbers, or float32 if the file rescales them. Low numbers are dark."""
+        """Return the stored numbers, or float32 if the file rescales them.
+
+        If the file says that low numbers are bright, the numbers are inverted, so that low numbers are always dark.
+        """
         low, high = self._range
         if self._is_inverted:
             numbers = (low + high - numbers.astype(np.int64)).astype(numbers.dtype)
@@ -98,14 +101,21 @@ class DicomImage:
         return (numbers.astype(np.float64) * slope + intercept).astype(np.float32)
 
     def _shown(self, numbers: Array, white: int | None) -> npt.NDArray[np.uint8]:
-        """Return the numbers as a viewer displays them: 0 is black, 255 white."""
+        """Return the numbers as a viewer displays them: 0 is black, 255 white.
+
+        `white` is the white level that the recipe states, or None.
+        """
         shares = self._shares(numbers, white)
         if self._is_inverted:
             shares = 1 - shares
         return np.asarray(np.rint(shares.clip(0, 1) * 255), np.uint8)
 
     def _shares(self, numbers: Array, white: int | None) -> npt.NDArray[np.float64]:
-        """Return the brightness of each number, from 0 (black) to 1 (white)."""
+        """Return the brightness of each number, from 0 (black) to 1 (white). The result is not clipped.
+
+        `white` is the white level that the recipe states, or None. Raises ValueError if nothing shows which number is
+        white.
+        """
         from pydicom import pixels
 
         slope, intercept = self._rescaling

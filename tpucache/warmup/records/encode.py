@@ -93,7 +93,7 @@ class SampleEncoder:
             raise SampleError(sample.path, str(error)) from error
 
     def to_records(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """Encode a sample's arrays, and return one record for each band."""
+        """Encode a sample's arrays, given by field, as records: one for each frequency band of the image."""
         bands = [encode_bands(field, arrays[field.name], self._qualities[field.name]) for field in self.fields]
         first, *further = part_layouts(self.fields)
         more = [part for encoded in bands for part in encoded[1:]]
@@ -104,7 +104,7 @@ class SampleEncoder:
 
     @functools.cached_property
     def _qualities(self) -> dict[str, int | None]:
-        """The quality by field: the recipe's for the image and other arrays in the same codec, None for annotations."""
+        """The quality of each field: the recipe's for the image and for arrays in the recipe's codec, else None."""
         annotations = image_fields([field.name for field in self.fields])[1:]
         return {
             field.name: self.recipe.quality
@@ -119,7 +119,8 @@ class LabelRule:
     """The rule for labels that are stored in the samples.
 
     Each label must be of the kind of `like`, the first sample's label: no label, a class number, or a tuple of the same
-    length. Class numbers must be below `classes`, unless that is 0.
+    length. Class numbers must be below `classes`, unless that is 0. A tuple with one number for each class must have
+    numbers from 0 to 1.
     """
 
     like: Label

@@ -22,8 +22,8 @@ _DECIMALS: Final = 1  # libraries of matrix multiplication differ in the last bi
 def measure_frequencies(field: Field, image: npt.NDArray[np.uint8]) -> list[list[float]]:
     """Return a list [PSNR in dB, variance of each channel] for each K from 1 to 8.
 
-    The image is decoded at K/8 of its size from the lowest K frequencies, and compared with the whole image, resized to
-    that size by Lanczos.
+    The image is decoded at K/8 of its size from the lowest K frequencies. The PSNR compares this small image with the
+    whole image, resized to the same size by Lanczos. The variances are those of the small image's pixels.
     """
     layout = layout_of(field.shape, field.quality or 0, field.chroma)
     packed = pack(image, layout)

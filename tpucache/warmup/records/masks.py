@@ -81,7 +81,11 @@ def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool
 
 
 def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) -> _Numbers:
-    """Return a mask's pixels as levels of grey. Raises SampleError for an image with colours."""
+    """Return the levels of grey of a mask, opened as `image` from its file `data`. `turned` is its EXIF orientation.
+
+    With `scaled`, a colour image whose pixels are all grey is taken, too. Raises SampleError for other images with
+    colours.
+    """
     if image.mode == "1":
         return _Numbers(stored_pixels(image, data) * np.uint8(255), turned, 255)
     if image.mode.startswith("I"):
@@ -106,7 +110,7 @@ def _is_grey(pixels: Array) -> bool:
 
 
 def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
-    """Return the mask of an image of this (width, height): uint8 (height, width), 0 outside of all runs.
+    """Return the mask of an image of `size` (width, height): uint8 (height, width), 0 outside of all runs.
 
     `runs` are rows of class, first pixel and length, int64 (n, 3), counted down the columns. Later runs overwrite
     earlier ones. Raises SampleError for a run that ends after the last pixel.
@@ -137,7 +141,11 @@ def _from_array(data: Array, path: str, recipe: Recipe) -> Mask:
 
 
 def _to_classes(numbers: _Numbers, recipe: Recipe, path: str) -> Mask:
-    """Return whole numbers as class numbers: unchanged, or scaled to 0 and 1."""
+    """Return a mask's whole numbers as class numbers, uint8.
+
+    They are unchanged, or, with `mask_values` "scale", 0 for black and 1 for white. Raises SampleError for numbers out
+    of range, and with "scale" for numbers between black and white.
+    """
     values, white = numbers.values, numbers.white
     low, high = int(values.min()), int(values.max())
     if recipe.mask_values == "scale":

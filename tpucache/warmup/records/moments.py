@@ -82,7 +82,7 @@ def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
     # (high * 2^12 + low)^2 is computed in three parts, whose sums are exact.
 
     def total(weights: Array, step: int) -> int:
-        """Return the exact sum of weights * 2^(step * place)."""
+        """Return the exact sum of weights * 2^(step * place), with the places from `places`."""
         return sum(int(part) << (step * place) for place, part in enumerate(np.bincount(places, weights).tolist()))
 
     squares = (total(high * high, 2) << 24) + (total(high * low, 2) << 13) + total(low * low, 2)
@@ -91,5 +91,5 @@ def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
 
 
 def _shifted(value: int, by: int) -> int:
-    """Return value * 2^by, which is an integer, because the lowest bits of the fractions of tiny numbers are 0."""
+    """Return value * 2^by. For a negative `by`, the bits that are shifted out are 0."""
     return value << by if by >= 0 else value >> -by

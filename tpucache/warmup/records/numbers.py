@@ -1,9 +1,9 @@
 """Converts arrays of numbers to the pixels of an image in the recipe's mode, and reads .npy files.
 
-- depth: grey of 16 and 32 bits is scaled from 0..65535 to 0..255, and float grey from 0..1. With a stated white level,
-  both are scaled from 0 to this level. An image is refused if its numbers do not show which range they use: a file
-  states the number of bits, but cameras and scanners often use only 12 or 14 of 16 bits, and an image scaled by a wrong
-  range turns black or white.
+- depth: whole numbers of 16 and 32 bits are scaled from 0..65535 to 0..255, and floats from 0..1. With a stated white
+  level, both are scaled from 0 to this level. An image is refused if its numbers do not show which range they use: a
+  file states the number of bits, but cameras and scanners often use only 12 or 14 of 16 bits, and an image scaled by a
+  wrong range turns black or white.
 - mode: `grey` is the luma of the colours (ITU-R BT.601). `keep` leaves channels and numbers unchanged: alpha is a
   channel, numbers are uint8, uint16, int16 or float32.
 - alpha: transparent pixels are blended with white.
@@ -92,9 +92,9 @@ def with_channels_last(array: Array, path: str) -> Array:
 def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
     """Convert an array of pixels, of any dtype and order of axes, to a recipe's `mode`.
 
-    For the modes rgb and grey, return uint8 (height, width), or (height, width, 3) for coloured rgb; transparent pixels
-    are blended with white. For the mode keep, return the unchanged numbers, (height, width, channels). Raises
-    SampleError.
+    For the modes rgb and grey, return uint8 pixels: (height, width) for the mode grey and for arrays with one channel,
+    else (height, width, 3). Transparent pixels are blended with white. For the mode keep, return the unchanged numbers,
+    (height, width, channels). Raises SampleError.
     """
     pixels = with_channels_last(array, path)
     if mode == "keep":

@@ -1,10 +1,10 @@
 """Opens and decodes image files by Pillow. JPEGs are decoded by simplejpeg if it is installed and accepts them.
 
-- frames: of an animation, or of a file with several pictures, the first one is used.
+- frames: an animation, or a file with several pictures, is read as its first frame.
 - size: an image with more pixels than the recipe's `max_pixels`, or else Pillow's limit (about 89 million), is refused.
   An image that Pillow cannot decode completely is refused, too, such as a file that was cut short.
-- orientation: it is read from the EXIF tag; without a readable tag, it is 1. Pixels are always returned in their stored
-  orientation.
+- orientation: the EXIF tag has the orientation; without a readable tag, it is 1. Pixels are always returned in their
+  stored orientation.
 """
 
 from __future__ import annotations
@@ -147,10 +147,10 @@ def decode(
     white: int | None = None,
     mode: Mode = "rgb",
 ) -> Decoded:
-    """Return the pixels of an image that `opened` yielded for `data`, in a recipe's `mode`.
+    """Return the pixels of `image`, which `opened` yielded for the file content `data`, in a recipe's `mode`.
 
     A JPEG is decoded at the smallest scale with at least `least` (width, height); None: at full scale. `white` is the
-    number for white in images with more than 8 bits; None: the numbers must show it.
+    number for white in images with more than 8 bits; None: it is concluded from the numbers.
     """
     if image.format in _JPEGS and image.mode in ("L", "RGB"):
         decoded = decode_jpeg(data, image.size, least, is_grey=image.mode == "L" or mode == "grey")
@@ -173,7 +173,8 @@ def decode_jpeg(
     """Return a JPEG's pixels, (height, width) if `is_grey`, else RGB (height, width, 3), and their scale.
 
     `size` is the file's (width, height). The smallest scale with at least `least` (width, height) is used; None: full
-    scale. Returns None if simplejpeg is not installed or refuses the file; then Pillow has to decode it.
+    scale. Returns None if simplejpeg is not installed, refuses the file or decodes it at another size. Then Pillow has
+    to decode it.
     """
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:
@@ -231,13 +232,13 @@ def _undo(image: Image.Image, data: bytes) -> Callable[[Array], Array]:
 
 
 def check_size(size: tuple[int, int], path: str, what: str, max_pixels: int | None) -> None:
-    """Raise SampleError when an image of this (width, height) has more pixels than `max_pixels`."""
+    """Raise SampleError when an image of this (width, height) has more pixels than `max_pixels`; None: no limit."""
     if max_pixels is not None and size[0] * size[1] > max_pixels:
         raise SampleError(path, f"{what}too many pixels: {size[0]} x {size[1]} are more than --max-pixels {max_pixels}")
 
 
 def _bits_of_bmp(data: bytes) -> int:
-    """Return the bits of a pixel in a BMP."""
+    """Return the number of bits for each pixel of a BMP."""
     (length,) = struct.unpack_from("<I", data, 14)
     (bits,) = struct.unpack_from("<H", data, 24 if length == 12 else 28)
     return int(bits)

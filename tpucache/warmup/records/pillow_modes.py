@@ -39,8 +39,8 @@ _SIGNED: Final = 2
 def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> Array:
     """Return the pixels of an image, read from `data` by Pillow, in a recipe's `mode`.
 
-    rgb: uint8 (height, width, 3), or (height, width) if the file is grey. grey: uint8 (height, width). keep: the file's
-    channels, (height, width) for one. Raises PixelsError.
+    rgb: uint8 (height, width, 3), or (height, width) for grey without transparency. grey: uint8 (height, width). keep:
+    the file's channels, (height, width) for one. Raises PixelsError.
     """
     if mode == "keep":
         return _as_they_are(image, data)
@@ -56,7 +56,7 @@ def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> A
 
 
 def _to_colours(image: Image.Image, white: int | None) -> Image.Image:
-    """Return an image of any Pillow mode as RGB, or as L if the file is grey."""
+    """Return an image of any Pillow mode as RGB, or as L if its mode is L without transparency, I or F."""
     if image.mode in ("L", "RGB") and "transparency" not in image.info:
         image.load()
         return image
@@ -82,8 +82,8 @@ def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
 def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
     """Raise UncertainRangeError if 16-bit colours cannot be reduced to their high bytes, which Pillow keeps.
 
-    The error is raised if white may not be 65535, and if one colour stands for transparency, because other colours may
-    have the same high bytes. The image has one of `COLOUR_MODES`.
+    That is so if the white level is not 65535 or not certain. It is also so if the file makes one colour transparent:
+    other colours may have the same high bytes. The image has one of `COLOUR_MODES`.
     """
     if "transparency" in image.info:
         raise UncertainRangeError("one of its 16-bit colours is transparent: save the image with 8 bits or with alpha")
@@ -99,7 +99,10 @@ def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
 
 
 def _highest_byte(image: Image.Image, data: bytes) -> int:
-    """Return the largest high byte of 16-bit colours, without alpha; 255 for a PNG whose colours are all black."""
+    """Return the largest high byte of 16-bit colours, without alpha.
+
+    Returns 255 for a PNG whose colours are all black: such an image is black with any white level.
+    """
     pixels = np.asarray(image)
     colours = pixels[..., :3] if image.mode in ("RGBA", "RGBX", "RGBa") else pixels
     highest = int(colours.max())
@@ -117,7 +120,10 @@ def _is_black_png(data: bytes) -> bool:
 
 
 def _as_they_are(image: Image.Image, data: bytes) -> Array:
-    """Return the numbers of a file unchanged: uint8, uint16, int16 or float32. Raises PixelsError for other types."""
+    """Return the numbers of a file unchanged: uint8, uint16, int16 or float32. A palette becomes RGB or RGBA.
+
+    Raises PixelsError for numbers of other types.
+    """
     bits = bits_of(image, data)
     if image.mode in COLOUR_MODES and bits == 16:
         return _deep_colours(image, data)

@@ -57,9 +57,10 @@ def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
 
 
 class Presized(NamedTuple):
-    """An image (height, width, channels) of the recipe's size, with the geometry of its resize and its kind.
+    """An image with the size of the recipe: `pixels` are (height, width, channels).
 
-    Masks, boxes and keypoints need the same `framing`. `kind` is the file format and mode, such as `JPEG RGB`.
+    `framing` describes how the image was cropped and resized: masks, boxes and keypoints must be moved in the same way.
+    `kind` is the file format and the mode, such as `JPEG RGB`.
     """
 
     pixels: Array
@@ -68,7 +69,10 @@ class Presized(NamedTuple):
 
 
 def presize_framed(data: bytes | Array, recipe: Recipe, path: str) -> Presized:
-    """Return the image of `presize`, with the geometry of its resize and its kind. Raises SampleError."""
+    """Return an image of the recipe's size, with its `framing` and `kind`. The arguments are those of `presize`.
+
+    Raises SampleError.
+    """
     with open_image(data, recipe, path) as image:
         framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)
         pixels, scale = image.decode(recipe, None if recipe.exact else framing.least())
@@ -100,7 +104,10 @@ class SourceImage(Protocol):
         ...
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return pixels in the recipe's mode and stored orientation, at least as large as `least`: (width, height)."""
+        """Return pixels in the recipe's mode and in stored orientation.
+
+        A JPEG may be decoded at a smaller scale, but with at least `least` (width, height); None: at full scale.
+        """
         ...
 
 
@@ -108,7 +115,7 @@ class SourceImage(Protocol):
 def open_image(data: bytes | Array, recipe: Recipe, path: str) -> Iterator[SourceImage]:
     """Yield the image in an encoded file, an .npy or DICOM file, or an array.
 
-    `path` names the sample in errors. Raises SampleError, also for errors of decoding in the body.
+    `path` names the sample in errors. Raises SampleError, also for errors of decoding in the `with` block.
     """
     if isinstance(data, np.ndarray):
         yield ArrayImage(data, path)
@@ -192,10 +199,10 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 
 
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
-    """Return which pixels of an axis the filter reads when start..stop is resized to `count` pixels, as a slice.
+    """Return the slice of an axis that the filter reads when start..stop is resized to `count` pixels.
 
-    `length` is the number of the axis's pixels. Return also `start` relative to this slice, and the length of
-    start..stop.
+    The axis has `length` pixels, and `start` and `stop` are fractions of pixels. Also returns where start..stop begins
+    in the slice, and how long it is.
     """
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))

@@ -4,10 +4,11 @@ A chunk has one file of records for each part (a variant, or a band of a variant
 metadata. If a time limit cuts a chunk short, its metadata get another name, so that it is never mistaken for a complete
 chunk.
 
-When a shard is finished, a file is written that says so: its receipt. When all shards of a block are finished, the
-chunks of the block are removed. The files of chunks are not synced. If a power cut damages them, this is noticed later,
-and the chunk is built again: the metadata are not JSON, a size differs, or the CRC of a record differs when its shard
-is written.
+When a shard is finished, its receipt is written: a file that says so. When all shards of a block are finished, the
+chunks of the block are removed.
+
+The files of chunks are not synced, so a power cut may damage them. A chunk is built again if its metadata are damaged,
+a file has another size, or a record has another CRC when the shard is written.
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ def save_chunk(
 def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole: bool = True) -> StoredChunk | None:
     """Return the metadata of a chunk or, if not `whole`, of a chunk's beginning.
 
-    Returns None if a file is damaged, or if the file of a part in `parts` or the metadata are missing.
+    Returns None if the metadata are missing or damaged, or if the file of a part in `parts` is missing or has a wrong
+    size.
     """
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
@@ -243,7 +245,10 @@ def _records_path(work: Path, block: int, chunk: int, part: Part) -> Path:
 
 @dataclass(frozen=True)
 class BuiltShard:
-    """A finished shard: its manifest entry (with `first` still 0), its index rows, and its block's info."""
+    """A finished shard: its entry in the manifest, its rows in the index, and the `info` of its samples.
+
+    `entry.first` is 0 until the manifest is made.
+    """
 
     entry: ShardEntry
     rows: Array

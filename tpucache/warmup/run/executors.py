@@ -88,7 +88,7 @@ class _Pickled:
         return self.function(*arguments)
 
     def wait_for(self, tasks: Callable[[], int]) -> None:
-        """Wait until as many tasks were sent as `tasks()` says, at most `_SETTLE_SECONDS`.
+        """Wait until at least `tasks()` tasks were sent, but at most `_SETTLE_SECONDS`.
 
         If the run ended earlier, a thread of joblib would print a KeyError.
         """
@@ -118,9 +118,12 @@ class Executor(WorkerOptions):
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
         """Yield the results of tasks, in the order in which they finish.
 
-        A task is taken from the iterator when a worker is free. If `few`, this process runs tasks itself for the half
-        second that workers need to start; not on a cluster. Raises the error of a task, BuildError when workers die or
-        the cluster fails, DependencyError if the library of the cluster is missing.
+        A task is taken from the iterator when a worker is free. `few` says that there may be only a few tasks: this
+        process then runs tasks itself for half a second, and starts workers only if tasks are left. A cluster ignores
+        `few`.
+
+        Raises the error of a task, BuildError when workers die or the cluster fails, DependencyError if the library of
+        the cluster is missing.
         """
         if self.backend == "loky":
             if few or self.jobs == 1:

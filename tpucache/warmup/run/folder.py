@@ -38,7 +38,8 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def cache_folder(cache: Path) -> Iterator[None]:
     """Make a cache's folder before the `with` block runs. Afterwards, remove new folders that are empty.
 
-    Raises BuildError if the folder has other files, and in place of an OSError of the block.
+    Raises BuildError if the folder holds files that are not a cache, or an unfinished copy. If the block raises
+    OSError, BuildError is raised in its place.
     """
     refuse_version(cache)
     made: list[Path] = []

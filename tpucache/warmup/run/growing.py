@@ -92,7 +92,7 @@ def _sort_key(part: Part) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Group:
-    """The samples of one block that a task has built: the log's rows of their records, and all other information."""
+    """Samples of one block that a task has built: their `info`, and the rows of the log for their records."""
 
     block: int
     info: ChunkInfo
@@ -100,7 +100,10 @@ class _Group:
 
 
 class _Made(NamedTuple):
-    """The result of a task: groups of samples, whether none is left out, and how many samples a task should have."""
+    """The result of a task: the `groups` of samples that were built. `is_whole` says whether they are all of the task.
+
+    `samples_a_task` is how many samples a task should have, given the storage's delay that the worker has measured.
+    """
 
     groups: list[_Group]
     is_whole: bool
@@ -116,7 +119,7 @@ class GrowingScheduler:
         blocks: Sequence[Block],
         on_progress: Callable[[BuildProgress], None] = lambda progress: None,
     ) -> None:
-        """Find the shards and records of an earlier run. `on_progress` is called after each task."""
+        """Find the shards and records that an earlier run built. `on_progress` is called after each task."""
         self._context, self._blocks, self._on_progress = context, {block.number: block for block in blocks}, on_progress
         self._samples: list[Sample] = [sample for block in blocks for sample in block.samples]
         self._firsts = [block.samples[0].number for block in blocks]
@@ -139,7 +142,7 @@ class GrowingScheduler:
         self._find_arrivals()
 
     def check_unchanged(self, changed: Sequence[Sample]) -> None:
-        """Raise SourceError when one of these samples, whose size has changed, has records already."""
+        """Raise SourceError if one of the samples `changed`, whose size has changed, has records already."""
         if found := [sample for sample in changed if self._is_made[sample.number]]:
             raise SourceError(
                 f"{len(found):,} samples have another size than when their records were made, such as "
@@ -344,10 +347,11 @@ class GrowingScheduler:
                 self.known[first] = dict(zip(self._parts, self._rows[:, first]["crc32"].tolist(), strict=True))
 
     def _correct_log(self, logged: Rows) -> None:
-        """Append to the log the places of records that are only in shards, and a row without length for lost records.
+        """Append rows to the log, so that the last row of each record is right. Raises BuildError.
 
-        `logged` has the last row of the log for each part and sample. Readers would read lost records there. Raises
-        BuildError.
+        A record that is only in a shard gets a row with its position in the shard. A record that is lost gets a row
+        with the length 0, because readers would otherwise read it where the log says. `logged` has the last row so far
+        for each part and sample.
         """
         places = self._rows.copy()
         for (number, part), shard in self._sealed.items():
@@ -381,7 +385,7 @@ def _open_log(work: Path) -> FileIO:
 
 
 def _read_log(work: Path, size: int) -> Rows:
-    """Return the rows of the log for the first `size` records; no rows if there is no log."""
+    """Return the rows of the log whose record number is below `size`. Without a log, return no rows."""
     try:
         data = (work / ARRIVED_NAME).read_bytes()
     except FileNotFoundError:
@@ -394,16 +398,16 @@ def _read_log(work: Path, size: int) -> Rows:
 
 
 def _last_rows(logged: Rows, size: int) -> Rows:
-    """Return the last of these rows of the log for each of `size` records; a row of zeros for a record without one."""
+    """Return the last row in `logged` of each of `size` records; a row of zeros for a record without one."""
     rows = np.zeros(size, ARRIVED_DTYPE)
     rows[logged["row"].astype(np.int64)] = logged
     return rows
 
 
 def _read_groups(work: Path, logged: Rows, shape: Rows) -> list[_Group]:
-    """Return the groups of samples whose records are in spool files, without groups that have a damaged record.
+    """Return the groups of samples in spool files, without groups that have a damaged or missing record.
 
-    `logged` has the log's rows of spool files. `shape` is an array with one item for each part and sample.
+    `logged` has the rows of the log that point to spool files. `shape` is any array (parts, samples).
     """
     try:
         lines = (work / _INFOS_NAME).read_text().splitlines()
@@ -457,7 +461,7 @@ def _in_order(info: ChunkInfo) -> ChunkInfo:
 
 
 class _Record(NamedTuple):
-    """The record of one part of a sample. `part` is the part's position in the sorted parts."""
+    """One record of the sample `number`. `part` is a position in the parts, sorted by band and variant."""
 
     part: int
     number: int
@@ -465,7 +469,7 @@ class _Record(NamedTuple):
 
 
 class _Built(NamedTuple):
-    """The samples of one block that a task has built: their `info`, and their records in the order of the samples."""
+    """Samples of one block that a task has built: their `info`, and their records in the order of the samples."""
 
     block: int
     info: ChunkInfo
@@ -496,7 +500,11 @@ def _spool(work: Path, _run: str) -> _Spool:
 def _run_samples(
     context: BuildContext, chunks: Sequence[Chunk], parts: Sequence[Part], samples: int, then: Sequence[Sample]
 ) -> _Made:
-    """Build the records of samples, and append them to the spool file of this process."""
+    """Build the records of the samples of `chunks`, and append them to the spool file of this process.
+
+    `parts` are the parts of each chunk, and `samples` is the number of samples of the cache. `then` are the samples
+    with which this worker's next task probably begins. They are read ahead.
+    """
     keep_freed_memory()
     groups: list[_Group] = []
     built: list[_Built] = []  # chunks whose records are not in the spool file yet
@@ -551,7 +559,11 @@ def _append(descriptor: int, data: memoryview) -> None:
 
 
 def _run_seal(context: BuildContext, block: Block, part: Part, first: int, rows: Rows, info: ChunkInfo) -> WrittenShard:
-    """Write the shard of one part of a block from spool files. Raises BuildError."""
+    """Write the shard of one part of a block from spool files, under a temporary name. Raises BuildError.
+
+    `rows` are the rows of the log for the records, in the order of the samples. `first` is the number of the first
+    sample, and `info` that of all these samples.
+    """
     check_run(context)
     aside = temporary_shard(context, block.number, part)
     files: dict[int, OpenFile] = {}

@@ -51,7 +51,7 @@ class KagglePlace:
     ) -> None:
         """Check `place`, kaggle:owner/slug, but do not connect yet. Raises UsageError, DependencyError.
 
-        `companions` returns further files to send with the cache, by their names, such as its card.
+        `companions` returns further files to send with the cache, by their names, such as the dataset's card.
         """
         self.shown, self._folder, self._work = place, folder, folder / WORK_NAME
         self.dataset_id = check_id(place.removeprefix(KAGGLE), "the dataset")
@@ -72,8 +72,9 @@ class KagglePlace:
     def resume(self) -> Cache | None:
         """Find out which of the sent files Kaggle still keeps. The other files will be built again.
 
-        Returns the finished cache in the dataset; None if there is no dataset, or if this build has made the dataset,
-        or has asked Kaggle to make it. Raises UsageError for a dataset without a cache, PublishError, BuildError.
+        Returns the finished cache in the dataset. Returns None if there is no dataset, or if this build has made its
+        version of the dataset or has asked Kaggle for it. Raises UsageError for a dataset without a cache,
+        PublishError, BuildError.
         """
         draft = self._open_draft()
         if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
@@ -112,8 +113,8 @@ class KagglePlace:
     def finish(self, manifest: Manifest) -> None:
         """Send tables, manifest and companions, and make a version. Do nothing if the dataset has this cache already.
 
-        Raises UnfinishedError if shards have expired, so that the next run builds them again; PublishError,
-        DamageError.
+        Companions are further files, such as the dataset's card. Raises UnfinishedError if shards have expired, so that
+        the next run builds them again; PublishError, DamageError.
         """
         draft, text = self._open_draft(), manifest.text.encode()
         if draft.asked_after is None and not draft.has_version and self._dataset.read(MANIFEST_NAME, len(text)) == text:
@@ -123,7 +124,10 @@ class KagglePlace:
         contents = {entry.name: self._content(entry) for entry in manifest.files}
         contents |= {name: draft.as_asked_for(name, in_memory(data)) for name, data in others.items()}
         if len(contents) > MAX_FILES:
-            raise PublishError(f"{self.shown} would have {len(contents)} files, and a dataset has at most {MAX_FILES}")
+            raise PublishError(
+                f"{self.shown} would have {len(contents)} files, and a dataset has at most {MAX_FILES}: build the "
+                "cache anew with a larger --shard-mb, which makes fewer shards"
+            )
         try:
             if draft.asked_after is None:
                 self._send_left(manifest, {name: contents[name] for name in others})
@@ -153,7 +157,10 @@ class KagglePlace:
         return BuildError(f"another process sends {self._folder} to {self.shown} ({holder}): wait for it or stop it")
 
     def _send_left(self, manifest: Manifest, others: Mapping[str, Content]) -> None:
-        """Send the files that Kaggle lacks. Raises UnfinishedError if this machine lacks one of these, too."""
+        """Send the files of `manifest` that Kaggle lacks, then `others`: contents by file name.
+
+        Raises UnfinishedError if a file of `manifest` is neither at Kaggle nor on this machine.
+        """
         lacking = [entry for entry in manifest.files if not self._open_draft().sent(entry.name, entry.sha256)]
         if gone := [entry.name for entry in lacking if not (self._folder / entry.name).exists()]:
             raise UnfinishedError(
@@ -188,7 +195,7 @@ class KagglePlace:
         if missing := [entry.name for entry in manifest.files if listed.get(entry.name) != entry.bytes]:
             raise PublishError(
                 f"{self.shown} has the manifest of this cache, and lacks {', '.join(missing[:_MOST_NAMED])}: remove "
-                f"the dataset there ({self._dataset.page}), or give another name"
+                f"the dataset there ({self._dataset.page}), or give another name for the dataset"
             )
 
     def _cache_there(self) -> Cache:
@@ -199,13 +206,17 @@ class KagglePlace:
                 raise FormatError(f"there is no {MANIFEST_NAME}")
             manifest = Manifest.from_json(data)
         except FormatError as error:
-            raise UsageError(f"{self.shown} is a dataset that no warmup made ({error}): give another name") from error
+            raise UsageError(
+                f"{self.shown} is a dataset that no warmup made ({error}): give another name for the dataset"
+            ) from error
         folder = Path(self._exits.enter_context(tempfile.TemporaryDirectory(prefix="tpucache-")))
         most = {manifest.index.name: most_index_bytes(manifest.records)}
         for entry in manifest.tables:
             limit = min(entry.bytes, most.get(entry.name, most_table_bytes(manifest.samples)))
             table = self._dataset.read(entry.name, limit)
             if table is None or hashlib.sha256(table).hexdigest() != entry.sha256:
-                raise PublishError(f"{self.shown}/{entry.name} differs from the manifest there: give another name")
+                raise PublishError(
+                    f"{self.shown}/{entry.name} differs from the manifest there: give another name for the dataset"
+                )
             (folder / entry.name).write_bytes(table)
         return Cache(folder, manifest)

@@ -92,7 +92,12 @@ def _read_plan(work: Path) -> dict[str, Any]:
 
 
 def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, ...], bool]:
-    """Compare a plan with the plan in a work folder. Results and errors are those of `save_or_compare_plan`."""
+    """Compare a plan with the plan in a work folder, and warn of other versions of libraries.
+
+    Returns the samples whose size has changed, the versions that differ, and whether versions or `max_pixels` differ.
+    Raises RecipeError for another recipe, SourceError for another source or other labels, BuildError if the existing
+    cache has changed or only one of the runs is a retry.
+    """
     saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])
@@ -135,7 +140,7 @@ def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _encode(plan: BuildPlan) -> bytes:
-    """Return a plan as JSON. Its `before` is the `identity` of the existing cache's manifest, or "" for a new cache."""
+    """Return a plan as JSON. `before` is the `identity` of the existing cache's manifest, or "" for a new cache."""
     content = {
         "recipe": plan.full_recipe,
         "source": plan.source,

@@ -88,7 +88,7 @@ class Scheduler:
             self._find_shards(block)
 
     def check_unchanged(self, changed: Sequence[Sample]) -> None:
-        """Raise SourceError when one of these samples, whose size has changed, has records already."""
+        """Raise SourceError if one of the samples `changed`, whose size has changed, has records already."""
         if found := [sample for sample in changed if sample.number in self._kept]:
             raise SourceError(
                 f"{len(found):,} samples have another size than when their records were made, such as "
@@ -186,9 +186,10 @@ class Scheduler:
             yield task
 
     def _first_of(self, work: Iterable[Block | Chunk]) -> list[Sample]:
-        """Return the first samples of `work`, the chunks or blocks of a worker's next task; [] if storage is not slow.
+        """Return the first samples of `work`, to read them ahead; [] if storage is not slow.
 
-        Workers take tasks in turns. So a worker's next task probably comes as many tasks later as there are workers.
+        `work` has the chunks or blocks that follow the current tasks of all workers. Workers take tasks in turns, so
+        the worker of the current task will probably begin with these samples next.
         """
         if not is_late(self._context.latency) and self._samples_a_task == 1:
             return []
@@ -204,7 +205,10 @@ class Scheduler:
         return taken
 
     def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
-        """Return small blocks that are each built by one task, without chunks: the same number for each worker."""
+        """Return the blocks that are so small that one task builds a whole block, without chunk files.
+
+        The number of these blocks is a multiple of the number of workers. On a cluster there are none.
+        """
         if executor.is_cluster:
             return []
         begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}
@@ -250,7 +254,7 @@ class Scheduler:
         self._done[block, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
 
     def _find_chunk(self, block: Block, chunk: Chunk) -> None:
-        """Find a chunk, or the beginning of one, that an earlier run has built."""
+        """Take over a chunk, or the beginning of one, if an earlier run has built it."""
         context = self._context
         stored = load_chunk(context.work, block.number, chunk.number, block.parts)
         if stored is None or (stored.info.skipped and not context.skip_errors):
@@ -320,7 +324,11 @@ def _bare(block: Block) -> Block:
 def _run_chunks(
     context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample]
 ) -> list[tuple[Chunk, ChunkResult]]:
-    """Build chunks one after the other, until the deadline stops one."""
+    """Build chunks one after the other, until the deadline stops one.
+
+    Returns each begun chunk, without its samples, and its result. `then` are the samples with which this worker's next
+    task probably begins. They are read ahead.
+    """
     done: list[tuple[Chunk, ChunkResult]] = []
     with load_ahead(context, chunks, then) as items:
         for chunk in chunks:

@@ -146,7 +146,7 @@ def load_ahead(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sa
 
 
 def end_loading() -> None:
-    """End the threads of the loader that this process kept after its last task."""
+    """End the threads that read samples ahead. This process kept them after its last task for the next one."""
     for run in [*_kept]:
         if (items := _kept.pop(run, None)) is not None:
             items.close()
@@ -180,8 +180,8 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[S
     """Build a block with one part, and write its records directly into the shard, under a temporary name.
 
     This avoids writing chunks and reading them again. At the deadline, or when a sample cannot be used, finished
-    records are saved as chunks; at the deadline, None is returned. Raises the errors of `build_chunk` and
-    `write_shard`. `then` is that of `load_ahead`.
+    records are saved as chunks; at the deadline, None is returned. `then` are the samples with which this worker's next
+    task probably begins. They are read ahead. Raises the errors of `build_chunk` and `write_shard`.
     """
     keep_freed_memory()
     (part,) = chunks[0].parts
@@ -213,7 +213,10 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[S
 def _keep_chunks(
     context: BuildContext, chunks: Sequence[Chunk], infos: Sequence[ChunkInfo], writer: ShardWriter
 ) -> None:
-    """Save the records that a shard has so far as chunks. The last chunk may be incomplete."""
+    """Save the records that `writer` has so far, as chunk files, so that the next run continues from them.
+
+    `infos` are those of the first `chunks`. The last chunk may be incomplete.
+    """
     check_run(context)
     written = writer.records()
     for chunk, info in zip(chunks, infos, strict=False):
@@ -247,7 +250,10 @@ def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | Non
 
 
 def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, list[_Record]]]:
-    """Return the info and records of the beginning of a chunk that an earlier run has written; empty without one."""
+    """Return the info and the records of a chunk that an earlier run has begun.
+
+    Both are empty if there is no such chunk, or if its files are damaged.
+    """
     empty: dict[Part, list[_Record]] = {part: [] for part in chunk.parts}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
@@ -265,7 +271,11 @@ def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, 
 
 
 def seal_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> BuiltShard | None:
-    """Write a shard and install it. Results and errors are those of `write_shard`."""
+    """Write the shard of one part of a block from its `chunks` chunks on disk, and give it its final name.
+
+    Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails or a chunk
+    is damaged.
+    """
     written = write_shard(context, block, part, chunks)
     return None if written is None else install_shard(context, written)
 
@@ -332,7 +342,10 @@ def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos:
 def _write_records(
     context: BuildContext, aside: Path, block: Block, part: Part, chunks: list[StoredChunk]
 ) -> ShardInfo | None:
-    """Write the records of all chunks into a shard. Return None at the deadline. Raises OSError, BuildError."""
+    """Write the records of one part of a block's chunks into the shard `aside`. Return None at the deadline.
+
+    Raises OSError, BuildError.
+    """
     with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
         for chunk, stored in enumerate(chunks):
             for number, record, crc in read_records(context.work, block.number, chunk, part, stored):
@@ -393,13 +406,19 @@ def add_samples(
 
 
 def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) -> dict[str, list[list[float]]]:
-    """Return the result of `measure_frequencies` by sample number; empty unless the image is stored in bands."""
+    """Return what `measure_frequencies` finds in a sample's image, with the sample's number as key.
+
+    The result is empty unless the image is stored in bands.
+    """
     fields = [field for field in context.encoder.fields if field.bands is not None]
     return {str(sample.number): measure_frequencies(field, encoded.clean[field.name]) for field in fields}
 
 
 def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
-    """Return `totals` plus the moments of `images`. Write mean and deviation into their facts. Clear `images`."""
+    """Return `totals` plus the moments of `images`. Clear `images`.
+
+    The mean and the standard deviation of each image are written into the values that belong to the image.
+    """
     for image, facts in images:
         found = moments(image)
         totals = add_moments(totals, found)
@@ -440,9 +459,10 @@ def known_records(cache: Cache) -> Known:
 
 
 def check_records(context: BuildContext, samples: Sequence[Sample], known: Known) -> None:
-    """Encode a few samples again, and raise BuildError if their records differ. Samples that fail are ignored.
+    """Encode a few samples again, and raise BuildError if their records differ from `known`.
 
-    `samples` are indexed by number. At least one sample of each kind of file is compared.
+    `samples` are indexed by number, and `known` has the CRC-32s of existing records by sample number and part. Files of
+    different suffixes are compared. Samples that fail are ignored.
     """
     most = _TRIED_OF_OTHER_VERSIONS if context.other_versions else _TRIED
     numbers = list(known)

@@ -52,7 +52,7 @@ class Place(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that were sent, if a limit depends on them, else 0."""
+        """The number of bytes that were sent, if the place limits the size of a cache, else 0."""
 
     def resume(self) -> Cache | None:
         """Find the files that an earlier run sent. Return the finished cache that is at the place, or None."""
@@ -123,7 +123,10 @@ class CacheUpload:
         self._thread.start()
 
     def add(self, shard: BuiltShard) -> None:
-        """Queue a finished shard to be sent. Wait while the queue is full. Raises the error of an earlier upload."""
+        """Queue a finished shard to be sent. Wait while the queue is full. Raises the error of an earlier upload.
+
+        If the place has the shard already, only remove its local file, unless `keeps_local`.
+        """
         if self.place.has(shard.entry):
             if not self.keeps_local:  # a killed run may not have removed it
                 (self.folder / shard.entry.name).unlink(missing_ok=True)
@@ -136,9 +139,9 @@ class CacheUpload:
                 return
 
     def existing(self) -> Cache | None:
-        """Return the finished cache, on this machine or at the place, or None if there is none.
+        """Return the finished cache in the local folder or at the place, or None if there is none.
 
-        Raises the errors of the place's `resume` and of `finished_cache`.
+        Raises the errors of `place.resume` and of `finished_cache`.
         """
         there = self.place.resume()
         if not (self.folder / MANIFEST_NAME).exists():

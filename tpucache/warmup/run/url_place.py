@@ -158,7 +158,10 @@ class UrlPlace:
         )
 
     def _send_versions(self, manifest: Manifest, names: set[str]) -> None:
-        """Send the manifests of earlier versions, and files that only they have, if this machine has them."""
+        """Send what this machine has of earlier versions: their manifests, their files, and the times of the versions.
+
+        `names` are the files that were sent already. The names of the sent files are added.
+        """
         others: dict[str, bytes] = {}
         entries: list[FileEntry] = []
         for number in range(1, manifest.number):
