@@ -98,7 +98,7 @@ def test_samples_of_a_class_are_drawn_equally_often() -> None:
         (np.zeros((3, 2), np.float32), 2, "multilabel"),
         (np.zeros(3, np.float32), 2, "needs classes"),
         (np.zeros(3, np.int64), 0, "needs classes"),
-        (np.array([0, -1, 1]), 2, "1 have none, the first at 1"),
+        (np.array([0, -1, 1]), 2, "1 have none, the first at position 1"),
     ],
 )
 def test_what_has_no_classes_cannot_be_balanced(labels: Any, classes: int, message: str) -> None:

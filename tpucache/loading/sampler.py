@@ -250,6 +250,6 @@ def _class_numbers(labels: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int
     if is_missing.any():
         raise UsageError(
             f"balance needs a class for each sample, and {int(is_missing.sum()):,} have none, the first at "
-            f"{int(is_missing.argmax())}: select only samples with a class"
+            f"position {int(is_missing.argmax())}: select only samples with a class"
         )
     return labels.astype(np.int64)

@@ -19,8 +19,8 @@ _COMPARED: Final = {
 class LoaderState:
     """A position in an epoch, and everything that decides the batches after it.
 
-    `position` is the number of the epoch's samples that all ranks together have handed out, and `samples` the number of
-    all its samples. `order` is the text of the EpochOrder. `chunk` is the number of samples per chunk for
+    `position` is the number of samples that all ranks together have handed out in this epoch, and `samples` the number
+    of samples in an epoch. `order` is the text of the EpochOrder. `chunk` is the number of samples per chunk for
     shuffle="block", otherwise 0. `fingerprint` is the recipe's, and `digest` the dataset's. `drawn` is a digest of this
     epoch's order if a torch Sampler gives the order, otherwise "".
     """

@@ -224,7 +224,10 @@ def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
 
 
 def _tried(uniform: Array, tries: int, zoom: float, height: int, width: int) -> tuple[Array, Array]:
-    """Return crops as `_cropped` does, each from its first try that fits, and a bool for each: whether any try fits."""
+    """Return crops as `_cropped` does, (batch, 4), and whether they fit into the image, bool (batch,).
+
+    Each crop is the first of `tries` tries that fits.
+    """
     low, high = np.log(_CROPPED_ASPECT)
     areas = height * width * (zoom + uniform[:, 2 : 2 + tries] * (1 - zoom))
     aspects = np.exp(low + uniform[:, 2 + _CROP_TRIES : 2 + _CROP_TRIES + tries] * (high - low))

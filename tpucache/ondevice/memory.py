@@ -21,7 +21,7 @@ class TorchMemory:
     cores, tile = 1, NO_TILE
 
     def __init__(self, device: Any) -> None:
-        """Take `device`, a torch.device or its name. Raises UsageError where this machine does not have the device."""
+        """Take `device`, a torch.device or its name. Raises UsageError if this machine does not have the device."""
         try:
             self._device = torch.empty(1, device=device).device
         except Exception as error:  # torch's error depends on the device and on the build

@@ -51,7 +51,7 @@ class ResidentMemory(Protocol):
     def put(self, array: Any, name: str = "rows") -> Any:
         """Return a host array on the device, divided over the cores. Any thread may call this.
 
-        `name` is what messages of errors call the array.
+        `name` is the array's name in error messages.
         """
         ...
 
@@ -74,7 +74,7 @@ class ResidentMemory(Protocol):
     def free_bytes(self) -> int | None:
         """Return the free bytes in the memories of all cores together.
 
-        The result is None for the host's memory, and where the device does not report its free memory.
+        The result is None for the host's memory, and for a device that does not report its free memory.
         """
         ...
 
@@ -289,10 +289,10 @@ class Resident:
             raise
 
     def receive_or_read(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> Batch | None:
-        """Receive a batch and return None; or, if the records do not fit, return the batch as the loader reads it.
+        """Receive a batch as `receive` does, and return None. If the records do not fit, read the batch and return it.
 
-        The first time that the records do not fit, `on_no_room` is called; where `on_no_room` is None, DeviceFullError
-        is raised. `written` is called after each chunk that was written.
+        A batch that was read here is in the host's memory. The first time that the records do not fit, `on_no_room` is
+        called; if `on_no_room` is None, DeviceFullError is raised. `written` is called after each chunk.
         """
         if self._has_room:
             try:

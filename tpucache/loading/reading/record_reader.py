@@ -75,7 +75,7 @@ class ReadingPlan(NamedTuple):
 
 
 def undivided(work: Callable[[int, int], None], rows: int) -> None:
-    """Do the work for all rows in one call. The simplest `Divide`."""
+    """Do the work for all rows in one call, in this thread. This is the simplest `Divide` function."""
     work(0, rows)
 
 
