@@ -8,7 +8,9 @@
 
 Each round takes, in new folders: `warmup` and then its epochs; `open_or_build` and as many epochs; a DataLoader with a
 worker for each core that decodes and resizes with Pillow. Each begins in a process of its own that has just imported
-tpucache, so that workers of an earlier round help none of them. A round before the first one is not counted: it reads
+tpucache, so that workers of an earlier round help none of them. The first two are taken once more "with imports", in
+processes that have imported nothing yet, as a new notebook: reading imports torch, which takes a second or two, and
+`open_or_build` does that while the other process builds. A round before the first one is not counted: it reads
 the photographs into the page cache, and writes the bytecode of all modules, as pip does. Without bytecode, each process
 would compile them, for about a second. Nothing learns: it is how long batches take. With
 `--device-rate`, each batch waits as long as a device of that many images a second computes. One JSON object.
@@ -35,7 +37,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.late import make_shim
 from scripts.commands import ROOT, say
 
 Way = Callable[[argparse.Namespace, Path], dict[str, float]]
@@ -68,13 +69,15 @@ def main() -> None:
     rows: list[dict[str, float]] = []
     for number in range(options.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
-            ways = (_grown, _built, _plain)
+            ways = (_grown, _built, _grown_with_imports, _built_with_imports, _plain)
             rows.append({name: each for way in ways for name, each in _in_fresh_process(way, words, folder).items()})
         say(f"round {number}{'' if number else ' (not counted)'}: {json.dumps(rows[-1])}")
     found = {name: round(statistics.median(row[name] for row in rows[1:]), 3) for name in rows[0]}
     ratios = {
         "first_epoch_of_warmup": found["growing_first_epoch"] / found["warmup"],
         "all_of_warmup_and_epochs": found["growing_all"] / (found["warmup"] + found["finished_epochs"]),
+        "all_of_warmup_and_epochs_with_imports": found["growing_with_imports"]
+        / found["warmup_and_epochs_with_imports"],
         "all_of_dataloader": found["growing_all"] / (options.epochs * found["dataloader_epoch"]),
     }
     print(json.dumps({**found, **{name: round(value, 3) for name, value in ratios.items()}}))
@@ -97,6 +100,8 @@ if __name__ == "__main__":
 
 def _late(options: argparse.Namespace) -> dict[str, float]:
     """Return the images a second of the first epoch on storage that answers at once and late, and their ratio."""
+    from scripts.bench.late import make_shim  # it imports tpucache's modules, which measured processes do themselves
+
     found: dict[float, list[float]] = {0.0: [], options.late: []}
     with tempfile.TemporaryDirectory() as folder:
         shim, photographs = make_shim(Path(folder)), options.photographs.resolve()
@@ -204,6 +209,33 @@ def _grown(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     dataset.digest  # noqa: B018  # it waits for the end
     whole = time.perf_counter() - began
     return {"growing_first_batch": first_batch, "growing_first_epoch": first_epoch, "growing_all": whole}
+
+
+def _grown_with_imports(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    began = time.perf_counter()
+    from tpucache import Recipe, open_or_build
+
+    dataset = open_or_build(
+        options.photographs, folder / "growing-anew", Recipe(size=options.size, codec=options.codec)
+    )
+    from tpucache import CachedLoader
+
+    loader = CachedLoader(dataset, options.batch_size, shuffle=True)
+    _train(itertools.chain.from_iterable([loader] * options.epochs), options)
+    dataset.digest  # noqa: B018  # it waits for the end
+    return {"growing_with_imports": time.perf_counter() - began}
+
+
+def _built_with_imports(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    began = time.perf_counter()
+    from tpucache import Recipe, build_cache
+
+    build_cache(options.photographs, folder / "finished-anew", Recipe(size=options.size, codec=options.codec))
+    from tpucache import CachedDataset, CachedLoader
+
+    loader = CachedLoader(CachedDataset(folder / "finished-anew"), options.batch_size, shuffle=True)
+    _train(itertools.chain.from_iterable([loader] * options.epochs), options)
+    return {"warmup_and_epochs_with_imports": time.perf_counter() - began}
 
 
 def _built(options: argparse.Namespace, folder: Path) -> dict[str, float]:

@@ -38,6 +38,8 @@ CLASSES: Final = 4
 _KINDS: Final = ("training", "builder", "worker", "all")
 _LONGEST: Final = 300.0
 _EPOCHS: Final = 3
+#: A run on a source normalises so by default, also if its cache is finished already.
+_AS_A_SOURCE: Final = ("--normalise", "imagenet")
 _PLANNED: Final = 20  # photographs that two builders may open besides, to plan and to compare
 
 #: What each Python process does first: note the photographs that it opens.
@@ -81,7 +83,7 @@ def command(options: argparse.Namespace, source: Path, run: Path, *more: str) ->
     """Return the command that trains on a source or a cache."""
     quick = ["--model", "cnn", "--epochs", str(_EPOCHS), "--batch-size", "16"]
     quick += ["--backend", options.backend, "--cores", str(options.cores)]
-    words = ["train", str(source), "--run", str(run), "--normalise", "imagenet", "--resume", "--json", *quick]
+    words = ["train", str(source), "--run", str(run), "--resume", "--json", *quick]
     return [sys.executable, "-m", "tpucache", *words, *more]
 
 
@@ -218,7 +220,7 @@ def run_two_folds(options: argparse.Namespace, work: Path, table: Path, expected
     if len(opened) != options.count or len(often) > _PLANNED:
         wrong.append("photographs were decoded twice")
     for fold in range(2):
-        alone = command(options, expected, work / f"alone-{fold}", "--valid", f"fold={fold}")
+        alone = command(options, expected, work / f"alone-{fold}", "--valid", f"fold={fold}", *_AS_A_SOURCE)
         subprocess.run(alone, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         if _losses(work / f"both-{fold}") != _losses(work / f"alone-{fold}"):
             wrong.append(f"fold {fold} has other losses alone")
@@ -243,7 +245,7 @@ def main() -> int:
 
         source = open_source(str(table), TableOptions(root=table.parent, fold_col="fold"))
         build_cache(source, work / "expected", Recipe(size=SIDE))
-        alone = command(options, work / "expected", work / "alone", "--valid", "fold=0")
+        alone = command(options, work / "expected", work / "alone", "--valid", "fold=0", *_AS_A_SOURCE)
         subprocess.run(alone, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         wrong = run_and_kill(options, work, table, work / "expected", _losses(work / "alone"))
         wrong += run_two_folds(options, work, table, work / "expected")

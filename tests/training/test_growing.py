@@ -16,6 +16,7 @@ import torch
 from patience import PATIENCE, wait_for
 from thorough import thorough
 
+from tpucache.adopt.growing import open_or_build
 from tpucache.errors import NoRoomError, UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
@@ -191,6 +192,19 @@ def test_a_run_whose_disk_is_full_goes_on_and_saves_its_weights(
         torch.equal(one, weights(tmp_path / "second")[name]) for name, one in weights(tmp_path / "first").items()
     )
     assert json.loads((tmp_path / "second" / "run.json").read_text())["training"]["digest"] == ""
+
+
+@pytest.mark.slow
+def test_the_same_command_has_the_same_losses_whether_its_cache_is_being_built_or_finished(
+    photos: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for _ in range(2):
+        dataset = open_or_build(photos, tmp_path / "cache", Recipe(size=16), jobs=1)
+        losses.append(train(tmp_path / f"run-{len(losses)}", SETTINGS, dataset, None, CpuDevice(), QUIET).losses)
+        dataset.cache.wait()  # now its own mean and deviation are known
+        losses.append(train(tmp_path / f"run-{len(losses)}", SETTINGS, dataset, None, CpuDevice(), QUIET).losses)
+    assert losses == losses[:1] * 4
 
 
 ON_XLA = """

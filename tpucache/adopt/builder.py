@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -32,17 +32,22 @@ _THREADS: Final = (
 )
 
 
-def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cache:
-    """Return the cache of a source as soon as the source is listed, while another process builds the cache.
+def start_building(source: Any, directory: Path, others: Mapping[str, Any]) -> Callable[[], Cache]:
+    """Start a process that builds the cache of a source, and return a function that opens the cache.
 
-    If the cache cannot be read before it is finished, wait until it is finished. `source` is the first argument of
-    `build_cache`, or a `functools.partial` that makes this argument; `others` are the other arguments by name. Raises
-    the errors of `build_cache`.
+    The function returns as soon as the source is listed, while the process builds the cache. If the cache cannot be
+    read before it is finished, the function waits until it is finished. The function raises the errors of
+    `build_cache`. `source` is the first argument of `build_cache`, or a `functools.partial` that makes this argument;
+    `others` are the other arguments by name. Raises BuildError for a source that cannot be pickled.
     """
     builder = BuildProcess(source, directory, others)
-    native()  # compile what reading needs while the other process starts; later it would slow the workers down
-    prospect = builder.first_answer()
-    return Cache.open(directory) if prospect is None else GrowingCache(directory, prospect, builder)
+
+    def open_cache() -> Cache:
+        native()  # compile what reading needs while the other process starts; later it would slow the workers down
+        prospect = builder.first_answer()
+        return Cache.open(directory) if prospect is None else GrowingCache(directory, prospect, builder)
+
+    return open_cache
 
 
 class BuildProcess:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpucache.adopt.builder import open_growing
+from tpucache.adopt.builder import start_building
 from tpucache.errors import UsageError
-from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.record_reader import InMemory
 from tpucache.recipe import Recipe
 from tpucache.store.files import is_url
@@ -16,6 +15,7 @@ from tpucache.store.format import MANIFEST_NAME
 from tpucache.warmup.build_options import BuildOptions, options_by_name
 
 if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
     from tpucache.warmup.sources.source import Items, Source
 
 
@@ -58,5 +58,12 @@ def open_or_build(
         from tpucache.warmup.build import build_cache
 
         build_cache(source, directory, **others)
-        return CachedDataset(directory, in_memory=in_memory)
-    return CachedDataset(open_growing(source, directory, others), in_memory=in_memory)
+        started = None
+    else:
+        started = start_building(source, directory, others)
+    # Importing this imports torch, which takes a second or two: the other process builds meanwhile.
+    from tpucache.loading.dataset import CachedDataset
+
+    dataset = CachedDataset(directory if started is None else started(), in_memory=in_memory)
+    dataset.cache.may_be_growing = True
+    return dataset

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tpucache.adopt.builder import open_growing
+from tpucache.adopt.builder import start_building
 from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, SampleError, StoreError
 from tpucache.progress import note
 from tpucache.store.cache import Cache
@@ -247,7 +247,7 @@ class Kept:
                 "announce": functools.partial(_announce, self.name, self.folder / state),
                 "done": functools.partial(self.remove_others, state),
             }
-            return KeptCache(open_growing(source, self.folder / state, others), use, is_new=True)
+            return KeptCache(start_building(source, self.folder / state, others)(), use, is_new=True)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

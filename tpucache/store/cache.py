@@ -87,6 +87,9 @@ class Cache:
 
     #: Whether the cache was opened before its build was finished.
     is_growing = False
+    #: Whether `open_or_build` opened the cache. Training then decides nothing by what only a finished cache knows, so
+    #: that a run is the same whether the build ended before it or not.
+    may_be_growing = False
 
     @property
     def is_finished(self) -> bool:

@@ -484,7 +484,7 @@ class GrowingReader(ShardReader):
 class GrowingCache(Cache):
     """A cache that is read while a process builds it."""
 
-    is_growing = True
+    is_growing = may_be_growing = True
 
     def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
         """Store the cache's folder, and `prospect`, the parts of its manifest and samples table that are known.

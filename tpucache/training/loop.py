@@ -154,7 +154,7 @@ def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunD
     """
     if data.is_finished:
         write_info(run, learner, data)
-    elif settings.normalise == "auto" and learner.settings.normalise == "imagenet":
+    if settings.normalise == "auto" and learner.settings.normalise == "imagenet":
         note(
             f"{name}: images are normalised by ImageNet's mean and deviation, because the cache's own are known only "
             "once it is built (--normalise cache waits for that)"

@@ -145,13 +145,8 @@ def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsRepor
 def _run(
     options: argparse.Namespace, stop: StopRequest, account: Account
 ) -> tuple[FoldsReport | TrainReport, Manifest]:
-    from tpucache.loading.dataset import CachedDataset
-    from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
     from tpucache.training.device.processes import ALONE, may_be_several
-    from tpucache.training.folds import no_watchers, open_all_folds, train_folds
-    from tpucache.training.loop import train as run_training
-    from tpucache.training.lr_finder import find_lr
 
     open_chosen = functools.partial(
         open_device, options.backend, options.cores, options.device, compile=options.compile
@@ -163,11 +158,18 @@ def _run(
     settings, memory = _settings(options, cores), in_memory(options)
     with account.part("staging"):
         if options.source is not None and processes.world_size == 1:
-            data = _open_source(options, memory, options.source)
+            data = _open_source(options, memory, options.source)  # before the imports below, which take seconds
         else:
+            from tpucache.loading.dataset import CachedDataset
+
             check = functools.partial(stop.check, f"while copying to {options.stage}")
             cache = processes.on_each_host(lambda: _finished_cache(options, memory) or staged(options, check))
             data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
+    from tpucache.runs import RANGE_TEST_NAME
+    from tpucache.training.folds import no_watchers, open_all_folds, train_folds
+    from tpucache.training.loop import train as run_training
+    from tpucache.training.lr_finder import find_lr
+
     is_growing = not data.is_finished
     train_set, valid_set = _split(data, options, memory)
     run, folds = options.run, None
@@ -228,18 +230,17 @@ def _open_source(options: argparse.Namespace, memory: InMemory, source: SourceAr
 
     Raises UsageError and the errors of `open_or_build`.
     """
-    from tpucache.loading.dataset import CachedDataset
-
     data = source.open(options.kept, memory, is_named=options.cache_of_source is not None)
-    if data.is_finished:
+    if data.cache.is_growing:
+        note(f"the first epoch builds the cache of {len(data):,} samples")
+    else:
         note(f"{options.kept} is finished: {len(data):,} samples, {size_text(data.manifest.total_bytes)}")
+    if not options.folds and options.lr != FIND:
         return data
-    note(f"the first epoch builds the cache of {len(data):,} samples")
-    if options.folds or options.lr == FIND:
+    if data.cache.is_growing:
         note("--folds and --lr find begin when the whole cache is built")
-        data.cache.wait()
-        return CachedDataset(options.kept, in_memory=memory)
-    return data
+    data.cache.wait()
+    return type(data)(options.kept, in_memory=memory)
 
 
 def _finished_cache(options: argparse.Namespace, memory: InMemory) -> Path | None:

@@ -144,16 +144,16 @@ def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: n
     """Return the settings with "model", "imagenet" or "cache" in place of "auto" in `normalise`.
 
     It is "model" for a timm model if the setting `weights` is given, and the images have 8 bits and as many channels as
-    the mean and deviation in the model's `pretrained_cfg`. It is "imagenet" for 8-bit colour images of a cache that is
-    still being built, because such a cache has no mean and deviation yet. In all other cases, and if the settings give
-    both `mean` and `std`, it is "cache".
+    the mean and deviation in the model's `pretrained_cfg`. It is "imagenet" for 8-bit colour images of a cache of
+    `open_or_build`, because such a cache may have no mean and deviation yet. In all other cases, and if the settings
+    give both `mean` and `std`, it is "cache".
     """
     if settings.normalise != "auto":
         return settings
     is_given = settings.mean is not None and settings.std is not None
     fits = IMAGE in dataset.names and not _misfit(_model_statistics(model), dataset)
     is_models = settings.weights is not None and not is_given and fits
-    if not is_models and not is_given and not dataset.is_finished and not _misfit(IMAGENET, dataset):
+    if not is_models and not is_given and dataset.cache.may_be_growing and not _misfit(IMAGENET, dataset):
         return dataclasses.replace(settings, normalise="imagenet")
     return dataclasses.replace(settings, normalise="model" if is_models else "cache")
 
