@@ -180,7 +180,10 @@ class KaggleClient:
         return cls(program) if program else None
 
     def state(self, dataset_id: str) -> State | None:
-        """Return Kaggle's state of a dataset; None if there is none. Raises PublishError if the user is signed out."""
+        """Return Kaggle's state of a dataset; None if the client does not find the dataset.
+
+        Raises PublishError if the user is signed out, or if the client does not answer.
+        """
         done = self._ask(["datasets", "status", dataset_id])
         output = f"{done.stdout}\n{done.stderr}".lower()
         if done.returncode:
@@ -242,7 +245,10 @@ class KaggleClient:
 
 
 def parse_listing(text: str) -> tuple[dict[str, int | None], str | None]:
-    """Return the files on a page of `kaggle datasets files --csv`, and the token of the next page if there is one."""
+    """Return the files on a page of `kaggle datasets files --csv`, and the token of the next page.
+
+    The files are sizes in bytes by name, None for a rounded size. The token is None on the last page.
+    """
     lines = text.splitlines()
     token = next((line.removeprefix(_NEXT).strip() for line in lines if line.startswith(_NEXT)), None)
     start = next((at for at, line in enumerate(lines) if line.startswith("name,")), len(lines))

@@ -77,8 +77,9 @@ def fetch_cache(
     URL has them.
 
     Raises NotACacheError or FormatError where there is no cache, DamageError for a file that differs twice, StoreError
-    when the URL cannot be read or the disk has no room, UsageError if the folder holds other files, or if it is, or is
-    inside, the folder at the URL, DependencyError without fsspec or the store's own library.
+    when the URL cannot be read or the disk has no room, DependencyError without fsspec or the store's own library.
+    Raises UsageError if the folder holds other files, if it is the folder at the URL or one contains the other, and for
+    a version or a resolution that the cache does not have.
     """
     target = folder_path(directory)
     url, number = split_version(url)
@@ -131,9 +132,10 @@ def push_cache(
     frequency bands, only these bands are sent, of this version alone. With `hashes`, the perceptual hashes of all
     pictures are sent, too, and computed first if the cache has none.
 
-    Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError if the URL holds
-    other files, or if it is, or is inside, the cache's folder, DependencyError without fsspec or the store's own
-    library, and the errors of `Manifest.load`.
+    Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, DependencyError without
+    fsspec or the store's own library, and the errors of `Manifest.load`. Raises UsageError if the URL is a web server
+    or holds other files, if it is the cache's folder or one contains the other, and for a version or a resolution that
+    the cache does not have.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest

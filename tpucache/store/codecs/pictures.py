@@ -40,7 +40,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class PictureCodec(Codec):
-    """Stores an image, uint8 (height, width, 1 or 3), as an image file that Pillow writes and reads."""
+    """Stores an image, uint8 (height, width, 1 or 3), as an image file. Pillow writes the file, and can read it."""
 
     is_for_images = True
     mask_codec = "png"

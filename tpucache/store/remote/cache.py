@@ -137,7 +137,7 @@ class RemoteCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index: which bytes of which shard each record is. Raises DamageError, FormatError."""
+        """The index: which bytes of which shard each record is. Raises DamageError, FormatError, StoreError."""
         return self._tables.index
 
     @property
@@ -316,7 +316,8 @@ def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
 def _read_note(note: Path) -> tuple[str | None, float]:
     """Return the identity of the cache that this machine last saw at a URL, and how many seconds ago that was.
 
-    Both are in the file `note`. Returns (None, 0.0) if the file is missing or invalid, or if other users may write it.
+    Both are in the file `note`. Returns (None, 0.0) if the file is missing or invalid, or if another user owns it or
+    may write it.
     """
     try:
         found, below = note.lstat(), note.parent.parent.stat()

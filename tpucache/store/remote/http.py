@@ -1,7 +1,7 @@
 """HttpFolder: reads files of a folder on a web server, whole or in ranges, with the standard library alone.
 
-Answers are not trusted: an unexpected status, range, length or encoding is an error, no more bytes are read than were
-requested, and a request that is too slow is stopped.
+Answers are not trusted. An unexpected status, range, length or encoding is an error. An answer that is much longer than
+what was requested is not read to its end, and a request that is too slow is stopped.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class HttpFolder:
     def __init__(self, url: str, block: int = _BLOCK, silence: float | None = None) -> None:
         """Store the URL; no connection is opened yet. `block` is the number of bytes per read.
 
-        A request fails after `silence` seconds without a byte. Raises UsageError for an unsupported URL.
+        A request fails after `silence` seconds without a byte (None: 60), or if the server sends less than 10 kB/s on
+        average. Raises UsageError for an unsupported URL.
         """
         self._block, self._silence = block, silence or _SILENCE_SECONDS
         self._tags: dict[str, str] = {}  # the ETag of each file at its first partial read

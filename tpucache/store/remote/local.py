@@ -336,7 +336,7 @@ class LocalCopy:
             _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
 
     def _prepare(self, *, is_alone: bool) -> None:
-        """Read the file `state`, or reset it if it belongs to another cache. Raises OSError.
+        """Read the file `state`. If it is new or does not fit this cache, write an empty state. Raises OSError.
 
         The caller has locked the header.
         """

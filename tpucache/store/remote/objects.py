@@ -51,13 +51,14 @@ class ObjectFolder:
     """A folder at `s3://BUCKET/…` or `gs://BUCKET/…`. Threads may share an ObjectFolder.
 
     The methods raise FileNotFoundError, PermissionError if the store refuses access, ChangedError if a file was
-    replaced since it was first read, and OSError for all other errors.
+    replaced since it was first read, and OSError for other errors of the store. They raise UsageError in a process that
+    was forked after its parent process sent a request.
     """
 
     local = None
 
     def __init__(self, url: str, silence: float | None = None, shown: str = "") -> None:
-        """Make the client; no request is sent yet. A request fails after `silence` seconds without a byte.
+        """Make the client; no request is sent yet. A request fails after `silence` seconds without a byte (None: 60).
 
         `shown` is the URL without secrets, for messages. Raises UsageError for a URL or keys that cannot be used.
         """

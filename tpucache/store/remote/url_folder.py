@@ -82,7 +82,7 @@ class Remote:
 
     `HttpFolder` reads web servers and limits each answer. `ObjectFolder` reads S3 and Google Cloud Storage if obstore
     is installed. fsspec and its libraries read all other storage. After an error, a request is tried again at growing
-    intervals, and raises StoreError in the end. The files of a web server can only be read, not listed or written.
+    intervals, and raises StoreError in the end. A web server can only be read: listing or writing raises UsageError.
     """
 
     def __init__(self, url: str, silence: float | None = None) -> None:
