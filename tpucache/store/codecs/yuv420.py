@@ -31,7 +31,7 @@ class Yuv420(PackedCodec):
         """Raise FormatError for anything but uint8 (height, width, 3)."""
         check_picture(self.name, field)
         if field.shape[2] != 3:
-            raise FormatError("yuv420 is for colour images: use the codec raw for grey images, where it is as small")
+            raise FormatError("yuv420 is for colour images: use the codec raw, which is as small for grey images")
 
     def stored_bytes(self, field: FieldSpec) -> int:
         """Return the size in bytes of an image's three planes."""

@@ -311,7 +311,7 @@ class Fetcher:
             plan.take(forecast)
 
     def _give_up(self, error: Exception) -> None:
-        """Drop all plans, and let all requests that have not begun fail with an error."""
+        """Drop all plans, and let all requests that are not urgent and have not begun fail with an error."""
         self._plans.clear()
         self._requests.fail(error if isinstance(error, StoreError) else StoreError(f"{self._link.url}: {error}"))
 

@@ -329,8 +329,8 @@ class RemoteReader(ShardReader):
     def _note(self, *, are_here: bool) -> None:
         """After every 64th read, check which shards are complete, so that their records need not be looked up any more.
 
-        `are_here` says whether the records of the last read were all on the disk. If there is a plan, the check is done
-        when an epoch begins, so that the epoch counts all of its records as needed.
+        `are_here` says whether the records of the last read were all on the disk. If there is a plan, shards are
+        checked only when an epoch begins: the statistics do not count reads from shards that are known to be complete.
         """
         self._reads += 1
         if are_here and self._reads % _COUNT_EVERY == 0 and not self.fetcher.follows_a_plan:

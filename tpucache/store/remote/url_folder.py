@@ -229,9 +229,9 @@ class Remote:
         return isinstance(self._files, FsspecFolder) and self._files.has_commits
 
     def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
-        """Write `files`, bytes or local files by name, in their order, then remove the files named in `remove`.
+        """Write `files` in their order, then remove the files named in `remove`. Raises StoreError.
 
-        If `is_atomic`, all of this is one step. Raises StoreError.
+        `files` has the bytes of each file, or the path of a local file, by name. If `is_atomic`, all is one step.
         """
         if isinstance(self._files, FsspecFolder) and self._files.has_commits:
             if files or remove:

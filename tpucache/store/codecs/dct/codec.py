@@ -269,7 +269,7 @@ def _check_rows(out: Array, rows: Numbers, records: int) -> None:
 def packed_layout(field: FieldSpec) -> CoefficientLayout:
     """Return the layout of a field's packed bytes.
 
-    If the field has a view, the layout has only the frequencies that the view needs.
+    If the field is decoded at another size (`field.view`), the layout has only the frequencies that this size needs.
     """
     shape, most = (field.shape, BLOCK) if field.view is None else (field.view.shape, field.view.frequencies)
     bands = (most,) if field.bands is None else tuple(band for band in field.bands if band <= most)
