@@ -123,11 +123,12 @@ def pairs(
 
 @dataclass(frozen=True)
 class _Distinct:
-    """The images of a set that are not blank, with one entry for equal hashes, in the order of their first positions.
+    """The distinct images of a set, without blank images, in the order of their positions.
 
-    `words` and `mirrored` are the hashes of the images and of their mirror images, uint64 (n, 4). `members` has the
-    positions of all images, hash by hash. `starts`, (n + 1,), has the index in `members` where each hash begins, and
-    the length of `members`.
+    Images whose hashes are equal, and whose mirror images' hashes are equal, too, are one distinct image.
+
+    `words` and `mirrored` are the hashes of the n distinct images and of their mirror images, uint64 (n, 4). `members`
+    has the positions of all images that are not blank: those of image i are `members[starts[i]:starts[i + 1]]`.
     """
 
     words: Words

@@ -164,7 +164,10 @@ def results(
     keep: Keep = keep_nothing,
     first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
-    """Yield what `reduce` returns for the outputs and the labels of each batch, as arrays; see `compute_rows`."""
+    """Yield what `reduce` returns for the outputs and the labels of each batch, as arrays.
+
+    `rows`, `keep` and `first` are those of `compute_rows`.
+    """
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
@@ -190,7 +193,8 @@ def compute_rows(
     """Yield the results of `compute` for each batch as arrays, in the samples' order and without padding.
 
     The last batch is padded, so that all batches share one graph. If `rows` is given, only the samples from position
-    `first` to `first` + `rows` count.
+    `first` to `first` + `rows` count. `threads` threads read the records. `keep` decides whether the records stay on
+    the device.
     """
     loader = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
     if first:

@@ -105,7 +105,7 @@ def train(
 
 
 def _choose(name: str) -> Choice:
-    """Return the backend to use for `name`: the name of a backend or of a torch device, or "auto"."""
+    """Return the choice of a backend for `name`: a backend's name, a torch device's name, or "auto"."""
     return Choice("torch") if name in DEVICES and name != AUTO else choose_backend(name)
 
 

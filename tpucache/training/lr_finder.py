@@ -161,7 +161,7 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
 def _read(losses: list[float], fetched: Callable[[], torch.Tensor], processes: Processes) -> bool:
     """Append the loss of a step, averaged over the processes; return whether the test continues.
 
-    It ends when a loss is not finite, or when the smoothed loss is above 4 times its smallest value.
+    The test ends when a loss is not finite, or when the smoothed loss is above 4 times its smallest value.
     """
     (value,) = processes.mean([float(fetched())])
     if not math.isfinite(value):

@@ -422,7 +422,10 @@ def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
 
 
 def _find_worst(run: RunFiles, count: int) -> list[_Wrong]:
-    """Return the most wrong samples; for masks, only those whose predicted maps the run has kept."""
+    """Return the `count` most wrong samples, or fewer if fewer are wrong.
+
+    For masks, these are among the samples whose predicted maps the run has kept.
+    """
     arrays, errors = run.arrays, run.arrays["errors"]
     if "maps" in arrays:
         map_of_row = {int(row): found for row, found in zip(arrays["shown"], arrays["maps"], strict=True)}
@@ -544,7 +547,7 @@ def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_PageTable,
     """
     total, found, right = counts.sum(1), counts.sum(0), counts.diagonal()
     if len(total) != len(found):
-        raise ValueError(f"a confusion matrix of {len(total)} rows and {len(found)} columns")
+        raise ValueError(f"the confusion matrix has {len(total)} rows and {len(found)} columns")
     names = [class_name(number, run.classes) for number in range(len(counts))]
     whole = found if kind == "classes" else total + found - right
     figures = [

@@ -373,7 +373,7 @@ _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_v
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
-    """Return the task's metrics; {} for a cache without labels.
+    """Return the task's metrics; {} for a cache without labels or without samples.
 
     If the labels or the classes do not fit the task, log a warning and return {}.
     """

@@ -93,7 +93,10 @@ class _ImageView:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return a matrix product, with each operand split into two bfloat16 parts, because a TPU rounds operands."""
+    """Return the matrix product of `left` and `right`, each split into two bfloat16 parts.
+
+    A TPU rounds the operands of a product to bfloat16: the second part has what this would cut off.
+    """
     first: torch.Tensor = sum(a @ b for a in split(left, 2) for b in split(right, 2))
     return first
 

@@ -47,7 +47,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path, data):
 
 def test_a_checkpoint_that_would_run_code_is_refused_without_advice_to_run_it(tmp_path):
     torch.save({"run": Path("anything")}, tmp_path / "last.pt")
-    with pytest.raises(TrainingError, match="objects that are no tensors") as raised:
+    with pytest.raises(TrainingError, match="objects that are neither tensors") as raised:
         load_checkpoint(tmp_path / "last.pt")
     assert "weights_only" not in str(raised.value)
 

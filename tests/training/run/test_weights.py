@@ -47,7 +47,7 @@ def test_a_run_gives_its_best_weights(tmp_path):
     [
         ({"weights": 3}, "has no weights by name: save them by"),
         ([torch.ones(2)], "has no weights by name"),
-        ({"model": torch.nn.Linear(2, 2)}, "objects that are no tensors or plain values"),
+        ({"model": torch.nn.Linear(2, 2)}, "objects that are neither tensors nor plain values"),
         (b"no checkpoint", "cannot be read as weights: its first bytes are not those of a zip archive"),
         (None, "there are no weights at"),
     ],

@@ -205,7 +205,7 @@ def local_cores(settings: TrainSettings, processes: int) -> int:
 
 
 def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:
-    """Take the batches of one execution from a stream; return a list for each batch, of its `accumulate` parts."""
+    """Take the batches of one execution from `stream`, and return them. Each batch is a list of its parts."""
     return [list(itertools.islice(stream, settings.accumulate)) for _ in range(settings.steps_per_execution)]
 
 

@@ -235,10 +235,10 @@ class PaceMeter:
 
     @property
     def idle(self) -> float:
-        """The share of the time so far in which the device ran nothing; it is updated once a second.
+        """The share of the time so far in which the device ran nothing, updated at most once a second.
 
-        Read it just after an execution was sent: then the oldest execution that has not ended has only begun. Only
-        executions that have ended count.
+        Only executions that have ended count as run. Read this just after an execution was sent: then the execution
+        that is running has only begun, so that hardly any time is missing.
         """
         if self._from is not None and time.perf_counter() >= self._shown[0] + _SHOWN_SECONDS:
             now = self._now()

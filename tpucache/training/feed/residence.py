@@ -43,7 +43,7 @@ class DeviceMemory:
         return getattr(self.device, "tile", NO_TILE)
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Return an array or tensor of the host on the device. `name` is not used."""
+        """Send an array or tensor of the host to the device, and return it there. `name` is not used."""
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:

@@ -60,7 +60,9 @@ def read_saved(path: str | Path) -> Any:
             "it again by today's `torch.save`, or as safetensors"
         ) from error
     except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
-        raise ContentError("it holds objects that are no tensors or plain values, and would run code") from error
+        raise ContentError(
+            "it holds objects that are neither tensors nor plain values, and loading them would run code"
+        ) from error
     except (KeyboardInterrupt, MemoryError, OSError):
         raise
     except Exception as error:  # torch raises any error for a broken file

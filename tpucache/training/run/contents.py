@@ -189,6 +189,8 @@ def _check_tensors(tensors: object, where: str) -> None:
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise FormatError(f"{where} has something other than tensors by name")
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES or tensor.device.type != "cpu":
-            raise FormatError(f"{where}: {name[:60]!r} is a tensor of {tensor.dtype}, {tensor.layout}")
+            raise FormatError(
+                f"{where}: {name[:60]!r} is a tensor of {tensor.dtype}, {tensor.layout}, as no run writes it"
+            )
         if not is_stored_whole(tensor):
             raise FormatError(f"{where}: {name[:60]!r} has more values than the file stores for it")

@@ -87,7 +87,10 @@ class TensorBoard:
             self._writer.flush()
 
     def _write(self, steps: int, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        """Write scalars. The first call discards scalars of later steps, which a killed run may have written."""
+        """Write scalars: `rows` are pairs of a step and its scalars by tag.
+
+        The first call discards scalars of steps after `steps`, which a killed run may have written.
+        """
         with self._forgiving():
             self._writer = self._writer or self._make(str(self._folder), purge_step=steps + 1)
             for step, scalars in rows:
