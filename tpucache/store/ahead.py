@@ -44,7 +44,7 @@ class Lateness:
         self._work: float | None = None
 
     def waited(self, seconds: float) -> None:
-        """Add the time that the storage took to deliver one file."""
+        """Add the seconds that the storage took to deliver one file."""
         self._wait = _mean(self._wait, seconds)
 
     def worked(self, seconds: float) -> None:

@@ -33,7 +33,7 @@ class Arriving(Protocol):
         ...
 
     def prioritise(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Announce that the records with these index row numbers are read next.
+        """Announce that the records with these index row numbers will be read next.
 
         The call may block until the records are on this machine.
         """

@@ -226,7 +226,7 @@ def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> 
 def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
     """Yield the field `name` of the records with these index row numbers, in batches.
 
-    Each batch is an array as `read_field` returns it, of at most 4 MiB, but at least one record. Raises what
+    Each batch is an array as `read_field` returns it. It has at most 4 MiB, but at least one record. Raises what
     `read_field` raises.
     """
     field_bytes = max([field.nbytes for field in cache.manifest.fields if field.name == name], default=1)

@@ -140,7 +140,7 @@ class Claim:
 
     @classmethod
     def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
-        """Return the claim of a `command` that copies `files`, by default the files that the manifest lists."""
+        """Return the claim of a `command` that copies `files`; None means the files that the manifest lists."""
         entries = manifest.files if files is None else files
         return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries})
 

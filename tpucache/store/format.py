@@ -111,7 +111,7 @@ def most_table_bytes(samples: int) -> int:
 
 
 class Part(NamedTuple):
-    """Which records of a block of samples a shard holds: those of one variant, and of one of its frequency bands."""
+    """The variant and the frequency band to which all records of a shard belong."""
 
     variant: int
     band: int = 0
@@ -121,7 +121,7 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """Return the part that `str(part)` wrote. Raises ValueError."""
+        """Parse a text that `str(part)` returned. Raises ValueError."""
         return cls(*map(int, text.split("-")))
 
 

@@ -103,7 +103,7 @@ class Prospect:
     """The parts of a manifest and of a samples table that are known before the records are made.
 
     `shards` has the names of the future shards in the manifest's order. `table` has the columns of the samples table
-    that listing the source gave. The other attributes are those of the manifest.
+    that listing the source gave. The other attributes are attributes of the manifest with the same names.
     """
 
     samples: int

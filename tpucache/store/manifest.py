@@ -107,7 +107,7 @@ class Deleted:
 
 @dataclass(frozen=True)
 class History:
-    """What a version of a cache says about earlier versions.
+    """How a version of a cache came about: the command that made it, and the versions before it.
 
     `number` is the number of this version, and `command` the command that made it. `parents` has the identities of all
     earlier versions, starting with version 1.
@@ -137,7 +137,8 @@ class Statistics:
 
     `sums` and `squares` are the exact sums from which mean and deviation are computed, so that samples can be added
     later. For float images they are integers in units of 2^-149 and 2^-298, because every float32 and its square are
-    multiples of these. `frequencies` has the statistics for K = 1 to 8 in a cache with bands; otherwise it is empty.
+    multiples of these. `frequencies` has the `FrequencyStatistics` for K = 1 to 8 in a cache with bands whose images
+    were measured; otherwise it is empty.
     """
 
     mean: Annotated[tuple[Number, ...], AlwaysStored()] = ()

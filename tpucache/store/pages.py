@@ -51,7 +51,7 @@ class MetaPage(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """One value: its key, the offset in the file at which it starts, and its length in bytes."""
+    """One LMDB value: its key, the offset in the file at which it starts, and its length in bytes."""
 
     key: bytes
     offset: int

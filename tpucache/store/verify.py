@@ -251,7 +251,8 @@ def _with_deleted(
     """Return the sample numbers and index rows of all records in a shard, including records of deleted samples.
 
     `keys` and `rows` are the numbers and index rows of the samples that were not deleted. `extents` are the values that
-    were found in the file, and `shard` is the shard's number. `layout` is given if values join several records. Raises
+    were found in the file, and `shard` is the shard's number. `entry` lists the deleted samples whose records are still
+    in the shard: their checksums are computed from the file. `layout` is given if values join several records. Raises
     DamageError if the file has another number of records than are listed, or if a sample is also listed as deleted.
     Raises OSError if the file cannot be read.
     """

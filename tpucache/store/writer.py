@@ -117,7 +117,7 @@ class ShardWriter:
     def records(self) -> Iterator[tuple[bytes, int]]:
         """Yield each record that was appended so far, and its CRC-32, in order. Raises BuildError.
 
-        The caller must discard the shard afterwards.
+        No record may be appended afterwards: the caller must discard the shard.
         """
         self._end_value()
         self._commit()
