@@ -28,8 +28,9 @@ def launch(arguments: Sequence[str], processes: int, began: float) -> None:
 
     The processes find each other as processes of torchrun do. `began` is the time when the command began, by
     `time.monotonic`, from which their reports count seconds. A SIGINT or SIGTERM to this process is passed on to the
-    processes; if this process is killed, they get a SIGTERM. Raises the error of the first process that failed, by its
-    exit status; KeyboardInterrupt after a signal, if no process has reported an error.
+    processes; if this process is killed, they get a SIGTERM. If a process fails, raises the message of the one that
+    failed first, as the error class of its exit status. After a signal, raises KeyboardInterrupt if no process has
+    reported an error.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

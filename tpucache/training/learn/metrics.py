@@ -117,8 +117,8 @@ def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) ->
 def quadratic_kappa(predictions: Array, labels: Array) -> float:
     """Return Cohen's kappa with quadratic weights.
 
-    Predictions are the most probable classes of (n, classes), or rounded values (n, m); for values it is the mean over
-    columns. It is NaN where all predictions and labels are one class. Samples with the label -1 do not count.
+    Of probabilities (n, classes) the most probable class counts. Values (n, m) are rounded, and the result is the mean
+    over columns. It is NaN where all predictions and labels are one class. Samples with the label -1 do not count.
     """
     if not _is_measurable(predictions):
         return math.nan
