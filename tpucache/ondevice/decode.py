@@ -66,7 +66,7 @@ def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
         if not min(_LEAST_SIDE, stored) <= side <= _MOST_TIMES * stored:
             raise UsageError(
                 f"images of {shape[0]}x{shape[1]} can be resized to sides from {_LEAST_SIDE} pixels to twice their "
-                f"own, not to {sides[0]}x{sides[1]}: choose another size, or warm up a cache of larger images"
+                f"own, not {sides[0]}x{sides[1]}: choose another size, or warm up a cache of larger images"
             )
     return Resize(*sides, fit)
 

@@ -233,7 +233,7 @@ def test_labels_are_standardised_before_they_are_rounded_to_float32(tmp_path: Pa
     stored = np.array(labels)[:, None]
     exact = (stored - stored.mean()) / stored.std()
     batches = CachedLoader(learner.task.as_learned(dataset), 64)
-    with pytest.raises(UsageError, match="as many columns, of float values"):
+    with pytest.raises(UsageError, match="not float values in as many columns"):
         dataset.with_standardised_labels([0.0, 0.0], [1.0, 1.0])
     with pytest.raises(UsageError, match="mean has 1 numbers and std has 2"):
         dataset.with_standardised_labels([0.0], [1.0, 1.0])
