@@ -206,8 +206,9 @@ class WorkerOptions:
     """Which workers build a cache. Raises UsageError.
 
     With `backend` "loky", the workers are `jobs` processes on this machine (None: one for each core). With "dask",
-    "ray" and "spark", the workers of a cluster run up to `jobs` tasks at once (None: one for each worker). `scheduler`
-    is the address of a Dask scheduler or a Ray cluster. Every worker must see source and cache under the same paths.
+    "ray" and "spark", the workers of a cluster run up to `jobs` tasks at once (None: one for each core of the cluster).
+    `scheduler` is the address of a Dask scheduler or a Ray cluster. Every worker must see source and cache under the
+    same paths.
     """
 
     backend: Backend = option("loky", "the library that runs the workers: loky on this machine, others on a cluster")

@@ -109,8 +109,11 @@ def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[An
     """Add columns, such as `fold`, to the samples of a finished cache, and return its manifest.
 
     A column is an array (n,) of numbers or a `Strings`, with one value for each sample, in the order of the samples
-    table. It replaces a column with the same name. No record is read or written. Raises UsageError for labels and other
-    columns that a warmup sets, and for a wrong number of values, and the errors of `relabel_cache` for the cache.
+    table. It replaces a column with the same name. No record is read or written.
+
+    Raises UsageError for a column that a warmup sets, such as the labels, for a name that is not valid, and for a wrong
+    number of values; BuildError when the cache cannot be written or a warmup of it is not finished; and the errors of
+    opening a cache.
     """
     cache = Path(cache).absolute()
     with changing(cache, "relabel") as opened:

@@ -64,16 +64,19 @@ def repair_cache(
 ) -> list[Damage]:
     """Build the damaged files of a cache again, from its source, and return the damages.
 
-    The recipe comes from the manifest. A damaged file is replaced once the new one has the manifest's SHA-256; all
-    other files stay untouched, except that damaged files with the versions' times or with perceptual hashes are
-    removed. If a repair is interrupted, the next repair finishes it. The manifest may come from somebody else, so the
-    code of a custom augmentation, `module:name`, is imported only if `augment` names it, too. `engine` replaces the
-    `jobs` local processes. `on_verified` is called after each verified shard, `on_progress` during the build.
+    The recipe comes from the manifest. A damaged file is replaced once the new one has the manifest's SHA-256, and no
+    file is replaced before all new files are right. Two kinds of files are removed if they are damaged: the file with
+    the times of versions, and files with perceptual hashes. All other files stay untouched. If a repair is interrupted,
+    the next repair finishes it.
+
+    The manifest may come from somebody else. So the code of a custom augmentation, `module:name`, is imported only if
+    `augment` names it, too. `engine` replaces the `jobs` local processes. `on_verified` is called after each verified
+    shard, `on_progress` during the build.
 
     Raises FormatError when the manifest itself is damaged, SourceError or SampleError when the source differs from the
     cache's, RecipeError for an augmentation that has changed or that `augment` does not name, DamageError when a new
     file differs from the manifest or a file of an earlier version is damaged, BuildError when a worker or the disk
-    fails. No file is replaced before all new files are right.
+    fails.
     """
     source = to_source(source)
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)

@@ -205,7 +205,7 @@ def _eighths(size: tuple[int, int], least: tuple[int, int] | None) -> int:
 
 @functools.cache
 def find_simplejpeg() -> Any:
-    """Return the module simplejpeg, or None where it is not installed."""
+    """Return the module simplejpeg, or None if it is not installed."""
     try:
         import simplejpeg
     except ImportError:

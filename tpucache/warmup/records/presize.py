@@ -218,7 +218,7 @@ def thread_resizer(library: Any) -> Any:
 
 @functools.cache
 def find_cykooz_resizer() -> Any:
-    """Return the module cykooz_resizer, or None where it is not installed."""
+    """Return the module cykooz_resizer, or None if it is not installed."""
     try:
         import cykooz_resizer
     except ImportError:

@@ -72,11 +72,12 @@ class KeptSample(NamedTuple):
 class ChunkInfo:
     """Everything about the samples of a chunk or block that the tables and the manifest need, without the records.
 
-    `numbers` are the numbers of the samples that are not skipped. `labels` (None where the listing has them) and each
-    list in `columns` (None where a sample lacks that column) have one item for each of these samples. `sums` and
-    `squares` are exact sums over each channel of the clean images. `annotations` has the numbers of boxes, keypoints or
-    masks by field: in the source, and in each variant. `digests` has content hashes by sample number: of all skipped
-    samples, and of a few kept samples. `frequencies` has results of `measure_frequencies` by sample number.
+    `numbers` are the numbers of the samples that are not skipped. `labels` and each list in `columns` have one item for
+    each of these samples. A label is None if the listing has the labels, and an item of a column is None if the sample
+    lacks this column. `sums` and `squares` are exact sums over each channel of the clean images. `annotations` has the
+    numbers of boxes, keypoints or masks by field: in the source, and in each variant. `digests` has content hashes by
+    sample number: of all skipped samples, and of a few kept samples. `frequencies` has results of `measure_frequencies`
+    by sample number.
     """
 
     numbers: list[int] = field(default_factory=list)

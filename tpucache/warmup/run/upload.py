@@ -76,7 +76,7 @@ class Place(Protocol):
 def local_folder(url: str) -> Path:
     """Return the default local folder in which a cache for a URL is built.
 
-    Raises StoreError where another user has made the folder of all builds.
+    Raises StoreError if another user has made the folder of all builds.
     """
     below = default_directory()
     if os.path.lexists(below / _BUILDS):
