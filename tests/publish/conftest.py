@@ -37,6 +37,9 @@ if mode == "signed-out":
     sys.exit(1)
 kind, action = words[:2]
 there = place / "dataset"
+if mode == "offline":
+    print("HTTPSConnectionPool(host='www.kaggle.com', port=443): Max retries exceeded with url: /api", file=sys.stderr)
+    sys.exit(1)
 if action == "status":
     if not there.exists():
         print("404 Client Error: Not Found", file=sys.stderr)

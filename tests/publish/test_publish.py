@@ -111,6 +111,14 @@ def test_signed_out_uploads_nothing_and_tells_the_command(bundle, kaggle, capfd)
     assert "TOKEN" not in "".join(capfd.readouterr())
 
 
+def test_a_dataset_that_kaggle_could_not_be_asked_about_is_not_made_anew(bundle, kaggle):
+    assert send(bundle).uploaded
+    kaggle.mode("offline")
+    with pytest.raises(PublishError, match=r"Max retries exceeded.*Check the network"):
+        send(bundle)
+    assert not any("create" in call for call in kaggle.calls[-1:])
+
+
 def test_without_a_client_or_on_a_dry_run_nothing_is_uploaded(bundle, kaggle, monkeypatch):
     assert not send(bundle, PublishOptions(dry_run=True)).uploaded
     assert kaggle.calls == []

@@ -84,6 +84,15 @@ def test_hostile_texts_are_shown_as_text_and_never_as_markup(dataset, tmp_path, 
     page.html.encode()
 
 
+def test_a_setting_of_0_is_shown_and_one_that_is_off_is_not(dataset, tmp_path, parse):
+    run = write_run(tmp_path / "run", dataset)
+    info = json.loads((run / "run.json").read_text())
+    info["settings"] |= {"weight_decay": 0.0, "seed": 0, "fix_res": False, "watch": None, "metric": []}
+    (run / "run.json").write_text(json.dumps(info))
+    text = parse(report_run(run).html).text
+    assert [name for name in info["settings"] if name in text][-2:] == ["weight_decay", "seed"]
+
+
 def test_hostile_names_of_folds_are_shown_as_text_and_lead_to_places_on_the_page(dataset, tmp_path, hostile, parse):
     folds = [hostile, "1"]
     run = tmp_path / "run"

@@ -371,7 +371,7 @@ def test_a_version_that_there_is_not_is_refused(three: Path) -> None:
     for number in (4, 99):
         with pytest.raises(UsageError, match=rf"has versions 1 to 3, and no version {number}"):
             CachedDataset(three, version=number)
-    with pytest.raises(UsageError, match="a version is a whole number from 1, not 0"):
+    with pytest.raises(UsageError, match="a version is a whole number from 1 to 999,999, not 0"):
         CachedDataset(three, version=0)
     with pytest.raises(UsageError, match="names version 2, and version 3 is asked for"):
         CachedDataset(f"{three}@2", version=3)

@@ -152,9 +152,9 @@ def send_addition(
     DependencyError without kagglesdk.
     """
     dataset = KaggleDataset(check_id(addition.dataset_id, "the add-on's name"))
-    slug = addition.dataset_id.partition("/")[2]
+    owner, _, slug = addition.dataset_id.partition("/")
     real, entries = addition.cache.resolve(), {entry.name: entry for entry in addition.manifest.files}
-    journal = real.with_name(f"{real.name}.{slug}.json")
+    journal = real.with_name(f"{real.name}.{owner}.{slug}.json")
     try:
         draft, done = Draft(dataset, journal), 0
         if draft.asked_after is None:

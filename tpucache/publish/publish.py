@@ -33,6 +33,8 @@ _SIGNED_OUT: Final = re.compile(
     r"authentication required|unauthorized|\b401\b|kaggle\.json|kaggle auth login|credentials", re.IGNORECASE
 )
 _NEXT: Final = "Next Page Token = "
+#: Words of `requests` and `urllib3` when a server could not be asked, and the statuses of a server that cannot answer.
+_UNANSWERED: Final = re.compile(r"max retries|connection|timed out|timeout|name resolution|\b50[0234]\b")
 # After some errors the client exits with status 0, and prints the error only on standard output.
 _REFUSED: Final = re.compile(r"creation error|upload unsuccessful|^skipping", re.IGNORECASE)
 _INTERVAL: Final = 5.0
@@ -129,8 +131,12 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
     """
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:
-        state = client.state(dataset_id)
-        missing = [] if state == "pending" else _missing(client, bundle)
+        try:
+            state = client.state(dataset_id)
+        except PublishError as error:  # the upload has ended, so ask again
+            state, missing = "unknown", [str(error)]
+        else:
+            missing = [] if state == "pending" else _missing(client, bundle)
         if state != "pending" and not missing:
             return
         passed = time.monotonic() - began
@@ -182,13 +188,17 @@ class KaggleClient:
     def state(self, dataset_id: str) -> State | None:
         """Return Kaggle's state of a dataset; None if the client does not find the dataset.
 
-        Raises PublishError if the user is signed out, or if the client does not answer.
+        Raises PublishError if the user is signed out, or if the client or Kaggle does not answer.
         """
         done = self._ask(["datasets", "status", dataset_id])
-        output = f"{done.stdout}\n{done.stderr}".lower()
+        said = f"{done.stdout}\n{done.stderr}"
+        output = said.lower()
         if done.returncode:
             if _SIGNED_OUT.search(output):
                 raise PublishError(f"{NAME} is not signed in: run `{NAME} auth login`, or see `{NAME} --help`")
+            if _UNANSWERED.search(output):
+                reason = said.strip().rpartition("\n")[2]
+                raise PublishError(f"`{NAME} datasets status {dataset_id}`: {reason}. Check the network, and try again")
             return None
         if "ready" in output:
             return "ready"

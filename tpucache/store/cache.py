@@ -308,10 +308,12 @@ def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -
         headers = rows.copy()
         headers["length"] = np.minimum(rows["length"], layout.header_bytes)
         lengths = rows["length"].tolist()
-        spans = [
-            layout.spans(memoryview(header), length)[place]
-            for header, length in zip(_read(reader, headers), lengths, strict=True)
-        ]
+        spans = []
+        for header, length, shard in zip(_read(reader, headers), lengths, rows["shard"].tolist(), strict=True):
+            try:
+                spans.append(layout.spans(memoryview(header), length)[place])
+            except DamageError as error:
+                raise DamageError(f"{reader.path(shard)} is damaged: {error}. Copy the cache again") from error
         return np.array(spans, np.int64).reshape(-1, 2)
     if np.any(rows["length"] != layout.nbytes):
         raise DamageError(f"the index lists records that do not have {layout.nbytes:,} bytes: copy the cache again")

@@ -25,18 +25,22 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import numpy as np
 
 from tpucache.errors import DamageError, StoreError, UsageError
+from tpucache.redact import shown
 from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache, first_bands
 from tpucache.store.fields import LABEL
 from tpucache.store.files import (
     append_chunks,
+    as_url,
     check_apart,
     check_locks,
     is_same_folder,
+    is_url,
     name_aside,
     read_chunks,
     read_file,
@@ -70,19 +74,24 @@ _KEPT: Final = ("number", "path", "source_bytes")
 
 
 def folder_path(place: str | Path) -> Path:
-    """Return the path of a local folder, given as a path or a file:// URL.
+    """Return the path of a local folder, given as a path or a file:// URL. A Path may have been made of a URL.
 
     Raises UsageError for any other URL, and for an empty text or one with a NUL character.
     """
     text = os.fspath(place)
-    scheme, separator, rest = text.partition("://")
     if not text.strip() or "\0" in text:
         raise UsageError(f"{text!r} names no folder: give the path of a folder")
+    if isinstance(place, Path) and is_url(place):
+        text = as_url(place)
+    scheme, separator, rest = text.partition("://")
     if not separator or "/" in scheme:
         return Path(place)
     if scheme != "file":
         raise UsageError(f"a folder of this machine is needed, not a {scheme}:// URL: give the path of a folder")
-    return Path(rest.removeprefix("localhost"))
+    path = unquote(rest.removeprefix("localhost"))
+    if not path.startswith("/"):
+        raise UsageError(f"{shown(text)} names a folder of another machine: give the path of a folder of this one")
+    return Path(path)
 
 
 def check_no_cache_file(path: Path) -> None:

@@ -59,7 +59,7 @@ def one_version(given: int | None, named: int | None, where: str) -> int | None:
     is the place as the user gave it, for the message.
     """
     if given is not None and (type(given) is not int or not 1 <= given <= MAX_VERSIONS):
-        raise UsageError(f"a version is a whole number from 1, not {given!r}")
+        raise UsageError(f"a version is a whole number from 1 to {MAX_VERSIONS:,}, not {given!r}")
     if None not in (given, named) and given != named:
         raise UsageError(f"{where} names version {named}, and version {given} is asked for: give only one of the two")
     return named if given is None else given

@@ -323,7 +323,7 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
     """Return the names and values of the settings in `run.json`, as texts; None without this file.
 
-    Settings that are None, False, 0 or empty are left out.
+    Settings that are None, False or empty are left out.
     """
     if not run.info:
         return None
@@ -334,7 +334,7 @@ def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
     return [
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in values.items()
-        if value not in (None, "", [], False)
+        if value is not None and value is not False and value not in ("", [], {})
     ]
 
 

@@ -42,7 +42,8 @@ def test_a_link_that_leads_to_itself_is_refused(tmp_path):
 
 def test_a_place_is_a_path_or_a_file_url_and_nothing_else(tmp_path):
     assert folder_path(f"file://{tmp_path}/out") == folder_path(f"{tmp_path}/out") == folder_path(tmp_path / "out")
-    for place in ("gs://bucket/out", "memory://out", "", "a\0b"):
+    assert folder_path(f"file://localhost{tmp_path}/my%20out") == tmp_path / "my out"
+    for place in ("gs://bucket/out", "memory://out", "", "a\0b", Path("s3://bucket/out"), "file://host/out"):
         with pytest.raises(UsageError):
             folder_path(place)
 

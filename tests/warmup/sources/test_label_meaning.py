@@ -18,9 +18,15 @@ from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.warmup import build_cache
 from tpucache.warmup.sources import TableOptions, TableSource, open_source
+from tpucache.warmup.sources.reading import find_reading
 
 hub = pytest.importorskip("datasets")
 SMALL = Recipe(size=8)
+
+
+def test_a_label_that_is_no_list_of_texts_is_named() -> None:
+    with pytest.raises(SourceError, match="such as 3: give a list of texts for each sample"):
+        find_reading([("a", "b"), 3], "auto", (), None, where="here", is_all=True, may_index=True)
 
 
 class Plain:

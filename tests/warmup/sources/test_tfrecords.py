@@ -23,7 +23,7 @@ from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources import Sample, TFRecordSource, open_source, tfrecords
 from tpucache.warmup.sources import tfrecords as tfrecord
 from tpucache.warmup.sources.source import Item
-from tpucache.warmup.sources.tfrecords import read_example
+from tpucache.warmup.sources.tfrecords import read_boxes, read_example
 
 JPEG = b"\xff\xd8\xff\xe0 and so on"
 PNG = b"\x89PNG\r\n\x1a\n and so on"
@@ -274,6 +274,15 @@ def test_arrays_have_names_that_a_record_can_have() -> None:
         "a_b_": [7, 8],
         "image_object_ids": [5, 6],
     }
+
+
+def test_boxes_of_an_image_with_two_widths_are_refused_for_its_widths() -> None:
+    corners = {f"image/object/bbox/{name}": [0.1, 0.2] for name in ("xmin", "ymin", "xmax", "ymax")}
+    with pytest.raises(SampleError, match="has 2 values of 'image/width' in place of one"):
+        read_boxes(
+            {name: np.asarray(each) for name, each in {**corners, "image/width": [8, 8], "image/height": [8]}.items()},
+            "a.tfrec#0",
+        )
 
 
 def test_tokens_need_no_image() -> None:

@@ -46,7 +46,11 @@ _STEPS: Final = 250
 #: Samples in the largest batch on one device, and in the smallest part for one core.
 _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
-#: A run whose epochs show fewer samples has the smallest batches: they learn more (docs/numbers.md has figures).
+#: The smallest batch, unless there are few samples. Smaller ones take longer for each sample, for a deep model twice.
+_LEAST_BATCH: Final = 16
+#: With fewer samples, a run that shows fewer than the second number has the smallest parts for its cores. It ends soon
+#: all the same, and it learns more (docs/numbers.md has figures).
+_FEW_SAMPLES: Final = 1_000
 _FEW_SHOWN: Final = 8_000
 #: The default number of epochs. With --epochs auto, the batch size is decided as for this number of epochs: the pace,
 #: which decides the epochs, can be measured only with a batch size.
@@ -166,10 +170,10 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
 
     Given values are kept. `cores` is the number of cores in each process. A run has 5 epochs, or up to 40 if 5 epochs
     show fewer than 4,000 samples. A batch has equally many samples for each of its shares: one share for each core of
-    each process, times `accumulate`. If all epochs together show fewer than 8,000 samples, a share has 8 samples.
-    Otherwise the batch is the largest power of two with which the run has 250 steps, at most 128 samples for each core
-    and at least 8 for each share. Batches become smaller if the samples do not suffice for `steps_per_execution` of
-    them. Raises UsageError for too few samples.
+    each process, times `accumulate`. With fewer than 1,000 samples, and if all epochs together show fewer than 8,000, a
+    share has 8 samples. Otherwise the batch is the largest power of two with which the run has 250 steps, at least 16,
+    at most 128 samples for each core and at least 8 for each share. Batches become smaller if the samples do not
+    suffice for `steps_per_execution` of them. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
@@ -188,7 +192,8 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
         )
     epochs = _EPOCHS if settings.epochs == AUTO else settings.passes
     shown = samples * epochs
-    wanted = 1 if shown < _FEW_SHOWN else 2 ** int(math.log2(shown / _STEPS))
+    are_few = samples < _FEW_SAMPLES and shown < _FEW_SHOWN
+    wanted = 1 if are_few else max(_LEAST_BATCH, 2 ** int(math.log2(max(shown / _STEPS, 1))))
     wanted = min(max(wanted, _LEAST_OF_CORE * share), _MOST_BATCH * cores * processes)
     return replace(settings, batch_size=min(max(wanted // share, 1) * share, most))
 

@@ -267,10 +267,10 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned.
 
-        Raises TrainingError for the state of another model, and UsageError for constants that do not fit the task.
+        Raises TrainingError for the state of another model, or with other labels.
         """
-        self.task = self.task.with_constants(state.get("labels", {}))
         try:
+            self.task = self.task.with_constants(state.get("labels", {}))
             self.model.load_state_dict(state["model"])
             use_matcher = is_matched(state["optimizer"]["param_groups"])
             if use_matcher != is_matched(self.optimizer.param_groups):
@@ -278,7 +278,7 @@ class Learner:
             load_optimizer(self.optimizer, state["optimizer"])
             if self._scaler.is_enabled():
                 self._scaler.load_state_dict(state["scaler"])
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, KeyError, UsageError) as error:
             raise TrainingError(
                 f"the checkpoint does not fit this model: {error}. Resume with the settings of the checkpoint"
             ) from error

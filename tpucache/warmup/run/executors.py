@@ -23,14 +23,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tpucache import signals
 from tpucache.errors import BuildError, DependencyError, TpucacheError, calling
 from tpucache.warmup.build_options import WorkerOptions
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -181,14 +178,15 @@ class Executor(WorkerOptions):
         with client:
             client.wait_for_workers(1, timeout=_PATIENCE_SECONDS)
             submitted = (client.submit(function, *arguments, pure=False) for function, arguments in tasks)
-            running = as_completed(itertools.islice(submitted, _AHEAD * self._jobs_of(client)))
+            running = as_completed(itertools.islice(submitted, self._most_of(sum(client.ncores().values()))))
             for future in running:
                 yield future.result()
-                room = _AHEAD * self._jobs_of(client) - running.count()  # the number of workers may change
-                running.update(itertools.islice(submitted, max(1, room)))
+                most = self._most_of(sum(client.ncores().values()))  # the number of workers may change
+                running.update(itertools.islice(submitted, max(1, most - running.count())))
 
-    def _jobs_of(self, client: Client) -> int:
-        return self.jobs or sum(client.ncores().values())
+    def _most_of(self, cores: int) -> int:
+        """Return how many tasks a cluster with this number of cores is given at once: it may run all of them."""
+        return self.jobs or _AHEAD * cores
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Submit a few tasks for each worker at a time. If a worker dies, Ray runs its tasks again, a few times."""
@@ -202,10 +200,10 @@ class Executor(WorkerOptions):
                     stack.callback(ray.shutdown)
                     if before is not None and threading.current_thread() is threading.main_thread():
                         signal.signal(signal.SIGTERM, before)  # Ray's handler would exit with another status
-            jobs = self.jobs or int(ray.cluster_resources().get("CPU", 1))
+            most = self._most_of(int(ray.cluster_resources().get("CPU", 1)))
             submit = ray.remote(_outcome).remote
             submitted = (submit(function, arguments) for function, arguments in tasks)
-            running = list(itertools.islice(submitted, _AHEAD * jobs))
+            running = list(itertools.islice(submitted, most))
             while running:
                 done, running = ray.wait(running)
                 yield from map(_result, ray.get(done))
@@ -219,7 +217,8 @@ class Executor(WorkerOptions):
         context = SparkSession.builder.getOrCreate().sparkContext
         size = _SPARK_TASKS * (self.jobs or context.defaultParallelism)
         while part := list(itertools.islice(tasks, size)):
-            yield from map(_result, context.parallelize(part, len(part)).map(lambda task: _outcome(*task)).collect())
+            slices = min(len(part), self.jobs or len(part))  # Spark runs the tasks of a slice one after the other
+            yield from map(_result, context.parallelize(part, slices).map(lambda task: _outcome(*task)).collect())
 
     @contextlib.contextmanager
     def _reaching_cluster(self) -> Iterator[None]:

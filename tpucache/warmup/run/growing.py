@@ -219,7 +219,7 @@ class GrowingScheduler:
             # Workers take tasks in turns. So this worker's next task is probably the one as many tasks later.
             later = planned[self._workers - 1][0] if is_slow else []
             then = [sample for chunk in later for sample in chunk.samples][:MOST_FILES]
-            yield _run_samples, (self._context, chunks, tuple(self._parts), len(self._samples), then)
+            yield _run_samples, (self._context, chunks, len(self._samples), then)
 
     def _next_samples(self) -> tuple[list[int], bool]:
         """Return the numbers of the samples of the next task, and whether a reader asks for one of them."""
@@ -497,9 +497,7 @@ def _spool(work: Path, _run: str) -> _Spool:
             continue
 
 
-def _run_samples(
-    context: BuildContext, chunks: Sequence[Chunk], parts: Sequence[Part], samples: int, then: Sequence[Sample]
-) -> _Made:
+def _run_samples(context: BuildContext, chunks: Sequence[Chunk], samples: int, then: Sequence[Sample]) -> _Made:
     """Build the records of the samples of `chunks`, and append them to the spool file of this process.
 
     `parts` are the parts of each chunk, and `samples` is the number of samples of the cache. `then` are the samples

@@ -168,7 +168,11 @@ def find_reading(
     lists = [value for value in known if isinstance(value, tuple) and (len(value) != 1 or isinstance(value[0], str))]
     if any(isinstance(part, str) for value in lists for part in value):
         if len(lists) + len(texts) < len(known):
-            raise SourceError(f"{where}: some labels are lists of texts and others are not: {shown(known[0])}")
+            other = next(value for value in known if not isinstance(value, str) and value not in lists)
+            raise SourceError(
+                f"{where}: some labels are lists of texts and others are not, such as {shown(other)}: give a list of "
+                "texts for each sample"
+            )
         if texts and kind != "multilabel":
             raise SourceError(
                 f"{where}: some labels are lists of texts and others are one text, such as {shown(texts[0])}: give "

@@ -453,7 +453,9 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[in
     classes = next((numbers[name] for name in _CLASSES if name in numbers), None)
     parts = [numbers[name].astype(np.float64) for name in _CORNERS]
     columns = parts if classes is None else [*parts, classes.astype(np.float64)]
-    if len(set(map(len, columns))) > 1 or any(len(numbers[name]) != 1 for name in _SIZE):
+    if several := [name for name in _SIZE if len(numbers[name]) != 1]:
+        raise SampleError(path, f"has {len(numbers[several[0]])} values of {several[0]!r} in place of one")
+    if len(set(map(len, columns))) > 1:
         raise SampleError(
             path, f"has boxes without a corner or a class: their features have {list(map(len, columns))} values"
         )
