@@ -165,8 +165,8 @@ def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
 
     `capability` is the GPU's compute capability (major, minor), and `architectures` are those that torch was built for.
     Code for `sm_XY` runs on GPUs of capability X.Z with Z at least Y. Code for `compute_XY` runs on all GPUs from X.Y
-    on. Code with a letter at the end, as `sm_90a`, runs only on X.Y (NVIDIA's CUDA C++ Programming Guide, "Compute
-    Capability").
+    on. With the letter `a` at the end, as `sm_90a`, code runs only on X.Y, and with `f`, as `compute_100f`, on X.Z with
+    Z at least Y (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
     """
     major, minor = capability
     for name in architectures:
@@ -174,7 +174,8 @@ def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
         if found is None:
             continue
         kind, of, suffix = found[1], (int(found[2]), int(found[3])), found[4]
-        if of == (major, minor) or (not suffix and of <= (major, minor) and (kind == "compute" or of[0] == major)):
+        is_later = of <= (major, minor) and (of[0] == major or (kind == "compute" and not suffix))
+        if of == (major, minor) or (is_later and suffix in ("", "f")):
             return ""
     if not architectures:
         return ""  # unknown

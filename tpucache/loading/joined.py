@@ -135,9 +135,11 @@ def _has(path: Path, size: int) -> bool:
 def _what_to_attach(
     name: str, version: Manifest, missing: Sequence[str], folders: Sequence[Path], faults: Sequence[str]
 ) -> str:
-    """Return an error message that names the datasets with the missing files.
+    """Return an error message that says which datasets to attach, because files of a version are in no mounted folder.
 
-    `folders` are the mounted folders of this cache. `faults` says why other folders cannot be used.
+    `name` is the cache's name, such as "kaggle:owner/slug", and `missing` are the names of the files that were not
+    found. `folders` are the mounted folders of this cache; some of them say which dataset has which file. `faults` are
+    the reasons why other folders cannot be used.
     """
     where: dict[str, str] = {}
     for folder in folders:

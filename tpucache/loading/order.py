@@ -166,7 +166,7 @@ def make_sampled_order(
         sampling = BalancedDraws(np.asarray(dataset.labels), len(dataset.classes))
     else:
         if not HAS_TORCH:
-            raise UsageError("sampler is a torch.utils.data.Sampler, and torch is not installed: give weights")
+            raise UsageError("sampler needs torch, which is not installed: install torch, or give weights instead")
         from tpucache.loading.torch_sampler import SamplerOrder
 
         sampling = SamplerOrder(sampler, len(dataset))

@@ -21,8 +21,9 @@ class SamplerOrder:
     """The indices of a torch Sampler, listed once per epoch.
 
     While the sampler runs, the random generators of torch, numpy and Python and the sampler's own generator are seeded
-    by (seed, epoch). So every rank gets the same indices, and a saved state can continue. The sampler's `set_epoch` is
-    called if it exists.
+    by (seed, epoch), and by the initial seed of the sampler's own generator if it has one. So every rank with this
+    initial seed gets the same indices, and a saved state can continue. The sampler's `set_epoch` is called if it
+    exists.
     """
 
     def __init__(self, sampler: Any, samples: int) -> None:

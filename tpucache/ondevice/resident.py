@@ -28,7 +28,11 @@ class ResidentTable(Protocol):
         ...
 
     def take(self, slots: Any) -> Any:
-        """Return the table's rows `slots`, whose numbers are on the device, in the shape and dtype of the chunks."""
+        """Return the records in these rows of the table, as one array on the device: (len(slots), ...).
+
+        `slots` has the row numbers, and is on the device, too. The result has the dtype of the chunks that `write`
+        took, and is divided over the cores as a batch is.
+        """
         ...
 
 

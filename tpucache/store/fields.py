@@ -117,7 +117,11 @@ class Field:
 
     @property
     def packed(self) -> Field:
-        """The field as a device gets it: its packed bytes, uint8 (n,), or the field itself if it has no packed form."""
+        """The description of the field in the form in which a device gets it.
+
+        If the codec has a packed form, the device gets packed bytes, uint8 (n,), and decodes them. Otherwise the result
+        is the field itself.
+        """
         codec = CODECS[self.codec]
         if not isinstance(codec, PackedCodec):
             return self

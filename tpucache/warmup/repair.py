@@ -134,9 +134,10 @@ def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:
 
 @dataclass(frozen=True)
 class _Case:
-    """A damaged cache and the listing of its source, in which samples have the cache's numbers.
+    """What a repair works on: a damaged cache, the names of its damaged files, and the samples that its source lists.
 
-    `damaged` are the names of damaged files, and `numbers`, uint64 (samples,), the numbers of the kept samples.
+    `listing.samples[n]` is the sample with the number n in the cache. `numbers`, uint64 (samples,), has the numbers of
+    the samples that the cache contains: those that were neither skipped nor deleted.
     """
 
     cache: Cache

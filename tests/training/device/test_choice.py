@@ -104,6 +104,8 @@ def test_training_from_python_takes_the_name_of_a_device(here, cache):
         ((12, 0), ["sm_90", "compute_90"], True),
         ((10, 3), ["sm_90a", "compute_90a"], False),
         ((9, 0), ["sm_90a"], True),
+        ((10, 3), ["sm_100f"], True),
+        ((12, 0), ["sm_100f", "compute_100f"], False),
         ((6, 0), [], True),
         ((6, 0), ["gfx90a"], False),
     ],

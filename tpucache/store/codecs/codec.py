@@ -89,7 +89,11 @@ class ViewSpec(Protocol):
 
     @property
     def frequencies(self) -> int:
-        """The number of lowest frequencies of each block that are used, 1 to 8."""
+        """How many frequencies decoding uses in each direction of a block, from 1 to 8.
+
+        Images are stored in blocks of 8x8 DCT coefficients. Of each block, only the K x K coefficients with the lowest
+        vertical and horizontal frequencies are decoded, where K is this number.
+        """
         ...
 
 
@@ -159,7 +163,7 @@ class Codec(ABC):
         return data
 
     def _calling_library(self) -> AbstractContextManager[None]:
-        """Return a context that turns every exception of the encoding library into BuildError."""
+        """Return a context that turns each exception of the encoding library, except MemoryError, into BuildError."""
         return calling(f"the codec {self.name}", BuildError, "Use another codec, or another version of its library")
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:

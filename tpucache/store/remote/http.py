@@ -71,10 +71,10 @@ class Origin(NamedTuple):
 
 
 class HttpFolder:
-    """A folder at `http://` or `https://`. Each request to its server has the user, password and query of the URL.
+    """A folder at `http://` or `https://`. Each request for a file has the user, password and query of the URL.
 
-    Threads may share an HttpFolder. Redirects are followed to other web servers, without the user and the password, but
-    never from https to http. Error messages do not show URLs.
+    Threads may share an HttpFolder. Redirects are followed, also to other web servers, which do not get the user and
+    the password, but never from https to http. The errors of requests do not show URLs.
     """
 
     def __init__(self, url: str, block: int = _BLOCK, silence: float | None = None) -> None:

@@ -31,7 +31,7 @@ _WAITING_SHARE: Final = 0.5  # the fraction of the time that readers (summed ove
 
 
 class Store(Protocol):
-    """The storage from which a Link reads files: a web server or an object store. Threads may share a Store."""
+    """The storage from which a Link reads files, such as a web server or an object store. Threads may share a Store."""
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
         """Fill `target` with bytes of the file `name`, which has `size` bytes, from the byte `start` on.

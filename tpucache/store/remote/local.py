@@ -2,12 +2,14 @@
 
 An unwritten part of a sparse file reads as zeros without an error, and other programs may remove, replace or truncate a
 file at any time. So each process compares each record with its checksum before its first use. It need not repeat that
-as long as the shard's file keeps its inode, size and times. While a file changes, records are compared at every read.
+as long as the shard's file keeps its inode, size and times. While a file changes, on a network file system, and if
+other users may write to the file, records are compared at every read.
 
 The file `state` has one byte per record, which is 1 if the record was fetched. A record with a wrong checksum is
 fetched again. Processes of one machine share the folder: the process that holds the lock of a piece fetches it, and
 locks end with their process. A piece is removed only to make room for a piece that is needed sooner, only by a process
-that uses the folder alone, and never while this process reads it. Links in the folder are not followed.
+that uses the folder alone, and never while this process reads it. If the file `state` is missing or does not fit, the
+shards' files are removed when the folder is opened. Links in the folder are not followed.
 """
 
 from __future__ import annotations
@@ -91,7 +93,12 @@ class Moment(NamedTuple):
 
     @property
     def is_settled(self) -> bool:
-        """Whether every later change will alter the status, and only this user can change the file."""
+        """Whether every later change of the file is certain to alter this status.
+
+        It is so if only this user may write the file, the file has a single name (no other hard links), and its last
+        change is more than two seconds old: two changes within one tick of the file system's clock get the same time.
+        The caller must check that the file system is local; others may show a change late.
+        """
         is_own = self.owner == os.geteuid() and not self.mode & (stat.S_IWGRP | stat.S_IWOTH)
         return is_own and self.links == 1 and self.changed_ns + _TICK_NS < time.time_ns()
 

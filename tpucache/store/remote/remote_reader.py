@@ -203,10 +203,11 @@ class RemoteReader(ShardReader):
         return True
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Read records by the function `read` alone, if all records of their shards are proven.
+        """Read records by calling the function `read`, and return how many records it has read.
 
-        `read` takes the rows' file descriptors and the rows. Returns the number of records that `read` returned; 0 if
-        `read` was not called.
+        `ShardReader.scatter` explains `read`. Returns 0 without calling it if the records are in more than 256 shards,
+        or if one of these shards is not known to have only records that match their checksums. If a file changes
+        meanwhile, `read` is called again. Raises StoreError for a file that cannot be opened, and after five attempts.
         """
         if not self._is_proven[rows["shard"]].all() or len(np.unique(rows["shard"])) > MAX_OPEN:
             return 0

@@ -79,7 +79,8 @@ class DeviceBatch:
 def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Send `batches`, which have one shape and dtype, and return them on `device`; see `Device.put`.
 
-    If the device has a method `put_all`, they are sent in one transfer.
+    A device with a method `put_all` gets them in one call of it, and sends them in one transfer if it can. To any other
+    device, they are sent one by one.
     """
     send = getattr(device, "put_all", None)
     return [device.put(batch) for batch in batches] if send is None else send(batches)

@@ -169,7 +169,12 @@ def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[st
 def save_chunk(
     work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[Part, Sequence[bytes]], whole: bool = True
 ) -> None:
-    """Write a chunk or, if not `whole`, its beginning. The metadata are written last. Raises OSError."""
+    """Write a chunk to the folder `work`: a file of records for each part, and then a file with its metadata, `stored`.
+
+    `block` and `chunk` are the numbers of the block and of the chunk. If not `whole`, a time limit or a stop cut the
+    chunk short, so that `stored` and `records` have only its first samples; `load_chunk` then returns it only with
+    whole=False. Raises OSError if a file cannot be written.
+    """
     # A unique name, because a worker of a killed run may still be writing the same chunk.
     temporary = work / f"spool.{uuid.uuid4().hex}.tmp"
     try:

@@ -67,7 +67,12 @@ class Place(Protocol):
         """Send shards. After that, their local files may be removed."""
 
     def finish(self, manifest: Manifest) -> None:
-        """Send the remaining files of a finished cache, if some are missing at the place."""
+        """Send the files of a finished cache that this place does not have yet. Then the cache is complete there.
+
+        `manifest` is the manifest of the finished cache. If the place has this cache already, nothing is sent. Raises
+        UnfinishedError if files must be built again first, and BuildError, StoreError, PublishError, DamageError or
+        UsageError if the files cannot be sent.
+        """
 
     def close(self) -> None:
         """Close connections and release locks."""

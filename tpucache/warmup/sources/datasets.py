@@ -98,10 +98,12 @@ class DatasetSource:
         return self._name
 
     def list(self) -> Listing:
-        """Return all items as samples. Their paths are the dataset's attribute `paths`, if it has one, or else numbers.
+        """Return all items as samples.
 
-        Class names are its attribute `classes`, or those of the label in Hugging Face's `features`. Raises UsageError
-        when the callable cannot be imported, SourceError when it does not return a dataset.
+        A sample's path is its item's text in the dataset's attribute `paths`. In a stream, or without this attribute,
+        the path is the item's number. The class names are the dataset's attribute `classes`; without it, they come from
+        the label column of a Hugging Face dataset. Raises UsageError if `module:callable` cannot be imported, and
+        SourceError if the callable fails or returns no dataset, or if the dataset cannot be listed.
         """
         dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
         if is_stream(dataset):

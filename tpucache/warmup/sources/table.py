@@ -354,7 +354,7 @@ class RunTable:
     runs: list[list[Runs]]
 
     def bytes(self, row: int) -> int:
-        """Return the number of characters in the run lengths of a row."""
+        """Return the total length, in characters, of the run-length encoded masks of a row, over all its classes."""
         return sum(len(runs.text) for runs in self.runs[row])
 
 

@@ -374,7 +374,9 @@ def _text(value: bytes, name: str, path: str) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise SampleError(
-            path, f"feature {name!r} is not UTF-8 text, and its name is not that of an image: --drop leaves it out"
+            path,
+            f"feature {name!r} is not UTF-8 text: leave it out with --drop {name!r}, or rename it to image if it is "
+            "the record's image",
         ) from error
 
 

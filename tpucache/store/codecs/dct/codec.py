@@ -254,7 +254,7 @@ def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> No
         raise IndexError("the block of bytes to unpack from is not contiguous memory")
     least = min(spans.min(initial=0), np.min(spans[:, 1] - spans[:, 0], initial=0))
     if least < 0 or spans.max(initial=0) > len(block):
-        raise IndexError(f"records lie outside of {len(block):,} bytes")
+        raise IndexError(f"a record lies outside of the {len(block):,} bytes to unpack from, or ends before it starts")
 
 
 def _check_rows(out: Array, rows: Numbers, records: int) -> None:

@@ -92,7 +92,7 @@ class Mask(TaskBase):
         return fields[MASK][..., 0]
 
     def check(self, labels: Array) -> None:
-        """Raise UsageError unless labels are (n, height, width) of numbers below `outputs`, or 255."""
+        """Raise UsageError unless labels are whole numbers (n, height, width) from 0 to `outputs` - 1, or 255."""
         if labels.ndim != 3 or labels.dtype.kind not in "iu":
             raise unfit(self.name, "a class number for each pixel", labels)
         check_numbers(labels[labels != VOID], self.outputs)
