@@ -42,12 +42,12 @@ if mode == "offline":
     sys.exit(1)
 if action == "status":
     if not there.exists():
-        print("404 Client Error: Not Found", file=sys.stderr)
+        print(f"404 Client Error: Not Found for url: https://www.kaggle.com/status/{words[2]}", file=sys.stderr)
         sys.exit(1)
     waits = place / "waits"
     left = int(waits.read_text()) if waits.exists() else 0
     waits.write_text(str(max(0, left - 1)))
-    print("pending" if left else "ready")
+    print(f'{words[2]} has status "{"pending" if left else "ready"}"')
 elif action in ("create", "version"):
     folder = pathlib.Path(option("-p"))
     if mode == "fails":

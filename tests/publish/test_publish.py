@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE
 
 from tpucache import DamageError, PublishError
-from tpucache.publish.publish import find_differences, parse_listing, prepare, send
+from tpucache.publish.publish import KaggleClient, find_differences, parse_listing, prepare, send
 from tpucache.publish.rules import Metadata, PublishOptions
 
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
@@ -117,6 +117,16 @@ def test_a_dataset_that_kaggle_could_not_be_asked_about_is_not_made_anew(bundle,
     with pytest.raises(PublishError, match=r"Max retries exceeded.*Check the network"):
         send(bundle)
     assert not any("create" in call for call in kaggle.calls[-1:])
+
+
+@pytest.mark.parametrize("slug", ["connection-500", "credentials", "already-there"])
+def test_the_words_of_a_datasets_name_are_no_answer_of_the_client(bundle, kaggle, slug):
+    client = KaggleClient.find()
+    assert client is not None
+    assert client.state(f"ann/{slug}") is None
+    assert send(bundle).uploaded
+    kaggle.wait(1)
+    assert client.state(f"ann/{slug}") == "pending"
 
 
 def test_without_a_client_or_on_a_dry_run_nothing_is_uploaded(bundle, kaggle, monkeypatch):

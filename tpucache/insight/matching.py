@@ -335,7 +335,7 @@ def _parts(counts: Positions) -> Iterator[slice]:
 def _band_bits(images: int) -> tuple[int, int]:
     """Return the number of bits in a band, and the number of bands, for a set of this many images.
 
-    A band has so many bits that few images have equal bits by chance.
+    A band has enough bits that few images have equal bits by chance.
     """
     width = min(max(int(images).bit_length() + 2, 16), 24)
     return width, BITS // width

@@ -192,7 +192,8 @@ class KaggleClient:
         """
         done = self._ask(["datasets", "status", dataset_id])
         said = f"{done.stdout}\n{done.stderr}"
-        output = said.lower()
+        # Words in the dataset's name say nothing: it may be "connection-500" or "already-there".
+        output = said.lower().replace(dataset_id.lower().partition("/")[2], "")
         if done.returncode:
             if _SIGNED_OUT.search(output):
                 raise PublishError(f"{NAME} is not signed in: run `{NAME} auth login`, or see `{NAME} --help`")

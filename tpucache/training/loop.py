@@ -150,14 +150,14 @@ def train(
 def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunData, name: str) -> None:
     """Write `run.json`, unless the cache is still being built: then it is written with the first checkpoint.
 
-    If images are normalised by ImageNet's values for that reason, print a note about it, which begins with `name`.
+    If images are normalised by ImageNet's values because of `open_or_build`, print a note that begins with `name`.
     """
     if data.is_finished:
         write_info(run, learner, data)
     if settings.normalise == "auto" and learner.settings.normalise == "imagenet":
         note(
-            f"{name}: images are normalised by ImageNet's mean and deviation, because the cache's own are known only "
-            "once it is built (--normalise cache waits for that)"
+            f"{name}: images are normalised by ImageNet's mean and deviation, because a cache that may still be being "
+            "built has none yet (--normalise cache waits for its own)"
         )
 
 

@@ -113,6 +113,6 @@ def _five(given: Sides) -> list[tuple[int, int, int, int]]:
 
 
 def _scaled(sides: Sides, shorter: int) -> Sides:
-    """Return a height and a width in the proportion of `sides`, of which the shorter one is `shorter`."""
+    """Return a height and a width in the proportion of `sides`. The shorter of the two is `shorter`."""
     height, width = sides
     return round(height * shorter / min(sides)), round(width * shorter / min(sides))

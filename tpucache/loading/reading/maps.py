@@ -95,7 +95,7 @@ class ShardMaps:
         return self._may_map
 
     def _find_shards(self) -> None:
-        """Make the tables of addresses and of pieces for the reader's shards, none of which is mapped yet.
+        """Make the tables of addresses and of pieces for the reader's shards. No shard is mapped yet.
 
         While a cache is being built, the reader has no shards.
         """

@@ -111,7 +111,7 @@ def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
 def frequencies_for(resize: Resize, image: Field) -> int:
     """Return how many of a block's 8 frequencies are needed to read images at the size of `resize`.
 
-    With so many, the median photograph reaches 40 dB. `image` is the stored field of the images.
+    With this number, the median photograph reaches 40 dB. `image` is the stored field of the images.
     A size of n/8 of the stored side can represent n frequencies. Up to n = 3, and just below n = 4, one more frequency
     is used, because it still improves the result (docs/numbers.md has the measurements).
     """

@@ -137,7 +137,7 @@ class RemoteCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index: which bytes of which shard each record is. Raises DamageError, FormatError, StoreError."""
+        """The index: in which shard each record is, and at which bytes. Raises DamageError, FormatError, StoreError."""
         return self._tables.index
 
     @property

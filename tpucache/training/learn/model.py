@@ -433,7 +433,7 @@ def _is_of_timm(model: nn.Module) -> bool:
 
 
 def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the weights under several choices of names, one of which may be the model's.
+    """Yield the weights under several choices of names. One choice may be the model's.
 
     The choices are the given names; the names without one or two known prefixes; the names after the name of a child of
     the model, such as `backbone.`; and `resnet18`'s names in place of torchvision's or timm's.

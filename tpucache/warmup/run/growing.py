@@ -353,7 +353,7 @@ class GrowingScheduler:
         with the length 0, because readers would otherwise read it where the log says. `logged` has the last row so far
         for each part and sample.
         """
-        places = self._rows.copy()
+        places, positions = self._rows.copy(), {number: at for at, number in enumerate(self._blocks)}
         for (number, part), shard in self._sealed.items():
             at = self._parts.index(part)
             first, count = self._blocks[number].samples[0].number, len(shard.rows)
@@ -362,7 +362,7 @@ class GrowingScheduler:
                 for name in ("offset", "length", "crc32"):
                     rows[name] = shard.rows[name]
                 rows["row"] = at * len(self._samples) + first + np.arange(count)
-                rows["file"] = at * len(self._blocks) + [*self._blocks].index(number)
+                rows["file"] = at * len(self._blocks) + positions[number]
         found = places.reshape(-1)
         is_lost = (found["length"] == 0) & (logged["length"] > 0)
         found[is_lost] = logged[is_lost]

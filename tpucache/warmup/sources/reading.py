@@ -195,7 +195,7 @@ def find_reading(
 def _text_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
 ) -> Reading:
-    """Return how to read the labels `known`, of which all or some are texts.
+    """Return how to read the labels `known`: all or some of them are texts.
 
     Without `names`, they are read as the cells of a table, see `labels_of_texts`; if `missing` is None, -1 means no
     label if 0 is there and no number is below -1. With `names`, a label is one of these classes: a text by its name, a
