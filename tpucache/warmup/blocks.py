@@ -245,8 +245,8 @@ def retried_blocks(
 ) -> list[Block]:
     """Return blocks of the skipped samples of a cache, without the samples whose numbers are in `unchanged`.
 
-    Each returned block will be merged into a block of the cache, whose new number it has already: `new_block_numbers`
-    maps present numbers to new ones. The samples in `listing` have the same numbers as in the cache.
+    Each block will be merged into a block of the cache, and has the number that `new_block_numbers` gives to that
+    block. The samples in `listing` have the same numbers as in the cache.
     """
     manifest = cache.manifest
     entries = [entry for entry in manifest.shards if entry.part == (manifest.variants[0], 0)]

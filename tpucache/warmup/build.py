@@ -197,10 +197,6 @@ def _check_addition(plan: BuildPlan, cache: Path, upload: CacheUpload | None) ->
 
 
 def _send_existing(existing: Cache, cache: Path, upload: CacheUpload | None, target: Target) -> None:
-    """Send a finished cache by `upload`, if that is given. `cache` is the local folder.
-
-    Raises BuildError if the cache has too many shards for the target "kaggle".
-    """
     if target == "kaggle":
         check_kaggle_files(len(existing.manifest.shards))
     if upload:
@@ -218,7 +214,6 @@ def _check_listed(encoder: SampleEncoder, plan: BuildPlan, skip: bool) -> None:
 
 
 def _open_upload(cache: str | Path, options: BuildArguments) -> CacheUpload | None:
-    """Return the object that sends a cache to its URL, or None for a local folder. Raises UsageError."""
     local = options.local
     if not is_url(cache) and not is_kaggle(cache):
         if local is not None or not options.keep_local:

@@ -49,7 +49,7 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
 
 
 def next_history(folder: Path, before: Manifest, command: str) -> History:
-    """Keep the manifest `before` as a file of an earlier version, and return the history of the next version.
+    """Save the manifest `before` as the file of an earlier version, and return the history of the next version.
 
     `command` is the command that makes the next version. Raises OSError.
     """

@@ -148,7 +148,7 @@ class Maker:
     """Builds single records of a cache in the process that reads it. Threads may share a Maker."""
 
     def __init__(self, source: Any, cache: Path, recipe: Recipe | None = None, **others: Any) -> None:
-        """List the source. The arguments, and the errors for the source, are those of `build_cache`."""
+        """Plan the cache as `build_cache` does with these arguments. Raises its errors for the source."""
         from tpucache.recipe import Recipe
         from tpucache.warmup.plan import make_encoder, meant_source, plan_build
         from tpucache.warmup.sources import to_source

@@ -238,7 +238,7 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
 
 
 def _comparable(label: Any, classes: Sequence[str]) -> Any:
-    """Return a label in a form that stays equal when classes are added: the name of a class, or rounded numbers."""
+    """Return a label in a form that stays equal when classes are added: a class's name, or numbers as float32."""
     if isinstance(label, int):
         return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
     return None if label is None else [float(np.float32(value)) for value in label]

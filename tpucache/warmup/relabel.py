@@ -275,7 +275,7 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
 
 
 def _find_rows(cache: Cache, table: CsvTable, options: TableOptions, need_all: bool = True) -> RowNumbers:
-    """Return the number of the table's row that belongs to each sample: int64 (samples,), -1 without a row.
+    """Return each sample's row number in the table: int64 (samples,), -1 without a row.
 
     Raises SourceError for a sample with several rows, if no row belongs to any sample, and, with `need_all`, for a
     sample without a row.

@@ -64,10 +64,9 @@ def repair_cache(
 ) -> list[Damage]:
     """Build the damaged files of a cache again, from its source, and return the damages.
 
-    The recipe comes from the manifest. A damaged file is replaced once the new one has the manifest's SHA-256, and no
-    file is replaced before all new files are right. Two kinds of files are removed if they are damaged: the file with
-    the times of versions, and files with perceptual hashes. All other files stay untouched. If a repair is interrupted,
-    the next repair finishes it.
+    The recipe comes from the manifest. Damaged files are replaced only after all new files have the SHA-256 that the
+    manifest lists. Two kinds of files are removed if they are damaged: the file with the times of versions, and files
+    with perceptual hashes. All other files stay untouched. If a repair is interrupted, the next repair finishes it.
 
     The manifest may come from somebody else. So the code of a custom augmentation, `module:name`, is imported only if
     `augment` names it, too. `engine` replaces the `jobs` local processes. `on_verified` is called after each verified

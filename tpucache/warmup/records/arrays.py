@@ -99,15 +99,15 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
 def clean_and_count(
     item: Item, fields: Sequence[Field], recipe: Recipe, path: str
 ) -> tuple[dict[str, Array], Counts, Facts]:
-    """Return a sample's arrays in the fields' order, the numbers of its annotations, and values such as its width.
+    """Return a sample's clean arrays by field, its numbers of annotations by field, and values such as its width.
 
     Each array has exactly its field's dtype and shape. The image is cropped and resized by `presize_framed`, and mask,
     boxes and keypoints are moved in the same way. Boxes are rows of left, top, right, bottom, class (0 without a
     class), clipped to the visible part of the image. Boxes outside of it are dropped, and rows of -1 fill the rest.
     Keypoints are rows of x, y and 1, or 0 for points outside of the visible part.
 
-    The second result counts the annotations in the source, by field. The third has values of the image by column of the
-    samples table. `path` names the sample in errors.
+    Annotations are counted in the source, before the crop. The values are those of the image, by column of the samples
+    table. `path` names the sample in errors.
 
     Raises SampleError if a field is missing, unexpected, of another dtype or shape, or cannot be used.
     """

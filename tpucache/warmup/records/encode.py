@@ -54,9 +54,9 @@ class SampleEncoder:
     is_labelled: bool = False
 
     def encode(self, sample: Sample, parts: Sequence[Part], item: Item | None = None) -> EncodedSample:
-        """Decode a sample once, and encode its records for `parts`. Raises SampleError, RecipeError.
+        """Decode a sample once, and encode its record for each variant and band in `parts`.
 
-        `item` is the result of `load`; without it, the sample is loaded here.
+        `item` is the result of `load`; without it, the sample is loaded here. Raises SampleError, RecipeError.
         """
         item = self.load(sample) if item is None else item
         clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)

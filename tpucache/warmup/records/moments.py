@@ -82,7 +82,7 @@ def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
     # (high * 2^12 + low)^2 is computed in three parts, whose sums are exact.
 
     def total(weights: Array, step: int) -> int:
-        """Return the exact sum of weights * 2^(step * place), with the places from `places`."""
+        """Return the exact sum of weights[i] * 2^(step * places[i]) over all i."""
         return sum(int(part) << (step * place) for place, part in enumerate(np.bincount(places, weights).tolist()))
 
     squares = (total(high * high, 2) << 24) + (total(high * low, 2) << 13) + total(low * low, 2)

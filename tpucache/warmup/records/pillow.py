@@ -109,7 +109,7 @@ class PillowImage:
         self.kind = f"{image.format} {image.mode}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return the image's pixels in the recipe's mode and in stored orientation, as the function `decode` does."""
+        """Return what the function `decode` returns for the recipe's mode and white level."""
         return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
 
 

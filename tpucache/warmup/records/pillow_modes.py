@@ -101,7 +101,7 @@ def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
 def _highest_byte(image: Image.Image, data: bytes) -> int:
     """Return the largest high byte of 16-bit colours, without alpha.
 
-    Returns 255 for a PNG whose colours are all black: such an image is black with any white level.
+    Returns 255 for a black PNG, so that it is not refused: it is black with any white level.
     """
     pixels = np.asarray(image)
     colours = pixels[..., :3] if image.mode in ("RGBA", "RGBX", "RGBa") else pixels

@@ -189,7 +189,7 @@ class Executor(WorkerOptions):
         return self.jobs or _AHEAD * cores
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Submit a few tasks for each worker at a time. If a worker dies, Ray runs its tasks again, a few times."""
+        """Ray runs the tasks of a dead worker again, a few times."""
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
                 import ray

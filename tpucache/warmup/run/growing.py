@@ -92,7 +92,7 @@ def _sort_key(part: Part) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Samples of one block that a task has built: their `info`, and the rows of the log for their records."""
+    """Built samples of one block: their `info`, and a row of the log for each of their records."""
 
     block: int
     info: ChunkInfo
@@ -469,7 +469,7 @@ class _Record(NamedTuple):
 
 
 class _Built(NamedTuple):
-    """Samples of one block that a task has built: their `info`, and their records in the order of the samples."""
+    """Built samples of one block, whose records are not in a file yet."""
 
     block: int
     info: ChunkInfo

@@ -186,10 +186,9 @@ class Scheduler:
             yield task
 
     def _first_of(self, work: Iterable[Block | Chunk]) -> list[Sample]:
-        """Return the first samples of `work`, to read them ahead; [] if storage is not slow.
+        """Return the samples that the worker of the current task will probably need next; [] if storage is not slow.
 
-        `work` has the chunks or blocks that follow the current tasks of all workers. Workers take tasks in turns, so
-        the worker of the current task will probably begin with these samples next.
+        `work` has the chunks or blocks that follow the current tasks of all workers. Workers take tasks in turns.
         """
         if not is_late(self._context.latency) and self._samples_a_task == 1:
             return []

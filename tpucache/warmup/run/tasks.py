@@ -213,9 +213,9 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[S
 def _keep_chunks(
     context: BuildContext, chunks: Sequence[Chunk], infos: Sequence[ChunkInfo], writer: ShardWriter
 ) -> None:
-    """Save the records that `writer` has so far, as chunk files, so that the next run continues from them.
+    """Save the records that `writer` has so far as chunk files, so that the next run continues from them.
 
-    `infos` are those of the first `chunks`. The last chunk may be incomplete.
+    `infos` are those of the begun chunks, in order. The last of these chunks may be incomplete.
     """
     check_run(context)
     written = writer.records()

@@ -157,7 +157,7 @@ class CacheUpload:
         """Raise BuildError if the place does not allow adding to a finished cache."""
         if self.place.adds_not:
             raise BuildError(
-                f"{self.place.shown}: a cache of {existing.manifest.samples:,} samples is finished, and nothing can be "
+                f"{self.place.shown} has a finished cache of {existing.manifest.samples:,} samples, and nothing can be "
                 f"added to it: {self.place.adds_not}"
             )
 
