@@ -50,7 +50,7 @@ REASONS: Final = (
     r"not finite",
     r"too many pixels",  # a damaged header
     r"the mask holds \d+",  # numbers above 255
-    r"the mask is a \w+ image",
+    r"the mask is an image of mode \w+",
     r"one of its 16-bit colours is transparent",
     r"colours have 16 bits",
     r"the mask has the colour",

@@ -174,11 +174,11 @@ def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
 
 
 def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    """Return the most bytes that chunk files will take on the disk, without the chunk files that exist already.
+    """Return the most bytes that chunk files will take at once, beyond those that exist already.
 
-    A block has chunk files until its shards are written. While these are written, the next block is built, and tasks of
-    the block after it may run. If `remaining.is_read`, chunk files of all blocks are counted. `size` is the size of a
-    record in bytes.
+    A block has chunk files until its shards are written. Meanwhile the next block is built, and tasks of the block
+    after it may run. If readers follow the build (`remaining.is_read`), the files of all blocks are kept. `size` is the
+    size of a record in bytes.
     """
     blocks = sorted((records for records, _ in remaining.unsealed), reverse=True)
     ahead = _TASKS_PER_WORKER * jobs * max((most for _, most in remaining.unsealed), default=0)

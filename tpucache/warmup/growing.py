@@ -1,7 +1,7 @@
 """The main function of a process that builds a cache while another process reads it.
 
 The reading process has threads, so it must not be forked. It starts a new process, which ends when the reading process
-ends. Finished records are kept, as after any kill.
+ends. Records that are finished by then are kept.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _answer(answers: BinaryIO, message: object) -> None:
 
 
 def _end_workers() -> None:
-    """End the workers in the middle of their tasks. The next build does these tasks again."""
+    """Kill the workers. The next build does their unfinished tasks again."""
     for worker in multiprocessing.active_children():
         worker.kill()
 

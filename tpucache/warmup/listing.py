@@ -368,11 +368,10 @@ def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
 def _first_item(
     source: Source, listing: Listing, numbers: Sequence[int]
 ) -> tuple[int, Item | None, UnreadLabelError | None]:
-    """Return the first sample that can be read: its position in `numbers`, its item, and the error of a label.
+    """Return the first sample that can be read, as its position in `numbers` and its item, and a label's error.
 
-    Tries at most eight samples, and ends at the second one that can be read. The third value is the error if one of
-    these samples has a label that cannot be read in the same way as for the cache, else None. If no sample can be read,
-    the position is 0 and the item None.
+    At most eight samples are tried, until two can be read. The error is that of a sample whose label cannot be read as
+    it was for the cache, else None. If no sample can be read, the position is 0 and the item None.
     """
     found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):

@@ -277,7 +277,7 @@ def label_rule(listing: Listing, first: Label) -> LabelRule | None:
 
 
 def check_labels(listing: Listing) -> None:
-    """Raise SourceError if a label is not a class number, or if the listing has a `doubt` about its classes.
+    """Raise SourceError for a class number out of range, or if the listing has a `doubt` about its classes.
 
     If the user gave the option `classes`, the doubt is ignored.
     """

@@ -353,7 +353,8 @@ def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list
 def _tell_apart(table: CsvTable, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the keys of a table's rows, made unique as in a warmup: a repeated key gets a suffix such as `#2`.
 
-    `names` are the names of the cache's samples. Raises SourceError if they contain a repeated key only once.
+    `names` are the names of the cache's samples. Raises SourceError for a repeated key if only one sample has that
+    name.
     """
     known, apart = set(names), unique(keys)
     for row, (key, own) in enumerate(zip(keys, apart, strict=True)):

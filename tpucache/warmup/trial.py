@@ -218,5 +218,4 @@ def _suffix(path: str) -> str:
 
 
 def _folder_above(cache: Path) -> Path:
-    """Return the cache's folder, or the innermost folder above it that exists."""
     return next(folder for folder in (cache, *cache.parents) if folder.exists())

@@ -162,9 +162,9 @@ def test_a_mask_is_numbers(name: str, encode: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Image.new("RGB", (2, 2)), "the mask is a RGB image"),
-        (lambda: Image.new("RGBA", (2, 2)), "the mask is a RGBA image"),
-        (lambda: Image.new("LA", (2, 2)), "the mask is a LA image"),
+        (lambda: Image.new("RGB", (2, 2)), "the mask is an image of mode RGB"),
+        (lambda: Image.new("RGBA", (2, 2)), "the mask is an image of mode RGBA"),
+        (lambda: Image.new("LA", (2, 2)), "the mask is an image of mode LA"),
         (lambda: Image.fromarray(np.array([[0, 256]], np.uint16)), "the mask holds 0 to 256"),
     ],
     ids=["RGB", "RGBA", "LA", "above 255"],

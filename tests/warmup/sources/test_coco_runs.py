@@ -105,7 +105,7 @@ def test_masks_lie_on_the_image_that_is_stated(tmp_path: Path) -> None:
     rows = [{"ImageId": "a.jpg", "EncodedPixels": "1 1"}]  # the corner at the top left
     path = write(tmp_path, rows, turn=6)  # a quarter turn to the right
     with pytest.raises(
-        SampleError, match=r"an EXIF orientation, and boxes, keypoints or run lengths; give --coordinates displayed"
+        SampleError, match=r"an EXIF orientation, which its annotations may follow or not; give --coordinates displayed"
     ):
         masks_of(tmp_path, path, Recipe(size=(6, 4)))
     for coordinates, corner in (("displayed", (0, 0)), ("stored", (0, 3))):

@@ -58,7 +58,7 @@ _COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
 
 
 def image_fields(names: Container[str]) -> tuple[str, ...]:
-    """Return the names of the image and its annotations in a record, in the record's order; () without an image."""
+    """Return which of `names` are the image and its annotations, in the record's order; () without an image."""
     return tuple(name for name in IMAGE_FIELDS if name in names) if IMAGE in names else ()
 
 
@@ -205,8 +205,8 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
 def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
     """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
 
-    If the recipe has no `coordinates`, the mask's size must show whether the mask belongs to the image as stored or as
-    displayed. Raises SampleError if it does not, or if no size fits.
+    Without `recipe.coordinates`, the mask may have the orientation of the stored or of the displayed image, and its
+    size must show which. Raises SampleError if it does not, or if no size fits.
     """
     coordinates = recipe.coordinates
     stored, own = decode_turned_mask(value, path, recipe)
@@ -256,7 +256,9 @@ def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
     Raises SampleError if the recipe has none and the image's EXIF orientation is not upright.
     """
     if recipe.coordinates is None and framing.turn != Turn():
-        raise SampleError(path, f"the image has an EXIF orientation, and boxes, keypoints or run lengths; {_UNSTATED}")
+        raise SampleError(
+            path, f"the image has an EXIF orientation, which its annotations may follow or not; {_UNSTATED}"
+        )
     return recipe.coordinates or "stored"
 
 

@@ -102,7 +102,7 @@ def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) ->
     advice = "save it as grey or palette, with one class number for each pixel"
     if image.mode == "RGB":
         advice += ", or give --mask-colours, the colour of each class"
-    raise SampleError(path, f"the mask is a {image.mode} image: {advice}")
+    raise SampleError(path, f"the mask is an image of mode {image.mode}: {advice}")
 
 
 def _is_grey(pixels: Array) -> bool:

@@ -170,7 +170,7 @@ class Executor(WorkerOptions):
                 results.close()
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Submit a few tasks for each worker at a time. If a worker dies, Dask runs its tasks again, a few times."""
+        """Dask runs the tasks of a dead worker again, a few times."""
         with self._reaching_cluster():
             from distributed import Client, as_completed
 

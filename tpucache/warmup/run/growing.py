@@ -461,7 +461,7 @@ def _in_order(info: ChunkInfo) -> ChunkInfo:
 
 
 class _Record(NamedTuple):
-    """One record of the sample `number`. `part` is a position in the parts, sorted by band and variant."""
+    """One record of the sample `number`. `part` is its part's index, with parts sorted by band and variant."""
 
     part: int
     number: int
@@ -559,8 +559,8 @@ def _append(descriptor: int, data: memoryview) -> None:
 def _run_seal(context: BuildContext, block: Block, part: Part, first: int, rows: Rows, info: ChunkInfo) -> WrittenShard:
     """Write the shard of one part of a block from spool files, under a temporary name. Raises BuildError.
 
-    `rows` are the rows of the log for the records, in the order of the samples. `first` is the number of the first
-    sample, and `info` that of all these samples.
+    `rows` are the log's rows of the shard's records, in the order of the samples. `first` is the number of the first
+    sample. `info` describes all samples of the block.
     """
     check_run(context)
     aside = temporary_shard(context, block.number, part)

@@ -143,7 +143,7 @@ class UrlPlace:
         self._is_taken = True
 
     def _check_taken(self) -> None:
-        """Raise BuildError if another process has claimed the URL or has finished a cache at it. Raises StoreError."""
+        """Raise BuildError if another process has claimed the URL, or has finished a cache there."""
         names = self._remote.names()
         if CLAIM_NAME not in names or self._read_claim().identity != self._claim.identity:
             raise self._lost()
