@@ -167,7 +167,7 @@ class TakesOptions(Protocol[Names, Result_co]):
 def options_by_name(
     kind: Callable[Names, SourceOptions],
 ) -> Callable[[Callable[..., Result_co]], TakesOptions[Names, Result_co]]:
-    """Return a decorator of functions that take `options` of type `kind`: callers pass its fields by name."""
+    """Return a decorator for functions with a parameter `options` of type `kind`: callers pass its fields by name."""
     return lambda function: by_name(function, kind)
 
 

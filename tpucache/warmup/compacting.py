@@ -176,7 +176,6 @@ def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[S
 def _manifest(
     cache: Cache, layout: _Compaction, shards: Sequence[tuple[ShardEntry, Array]]
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """Return the manifest of the compacted cache, and the bytes of its tables by their names."""
     before = cache.manifest
     entries, runs, first = list[ShardEntry](), list[Array](), 0
     for entry, rows in shards:

@@ -108,10 +108,7 @@ def repair_cache(
 
 
 def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage], list[Damage]]:
-    """Return the damages as three lists: those of the newest version's files, of files in no manifest, and the rest.
-
-    The rest are files of earlier versions.
-    """
+    """Divide damages: those of the newest version's files, of files in no manifest, and of earlier versions' files."""
     own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
     unlisted = {TIMES_NAME, hashes_name(manifest)}
     return (
@@ -224,7 +221,7 @@ def _repair(
 
 
 def _numbers(manifest: Manifest) -> Array:
-    """Return the numbers of the kept samples, all except skipped and deleted ones: uint64 (samples,).
+    """Return the numbers of the samples that are neither skipped nor deleted: uint64 (samples,).
 
     Raises FormatError if skipped or deleted samples have numbers that are out of range.
     """

@@ -273,8 +273,8 @@ def label_column(
     """Return the column of labels, the classes, and the number of samples of each class.
 
     The column has class numbers (n,), or one float32 for each class (n, classes), or values as float64 (n, values). For
-    values, the classes and the numbers of samples are (). Raises SourceError for labels of several kinds, and for
-    numbers that are not classes.
+    values, the classes and the numbers of samples are (). Raises SourceError for labels of several kinds, and for class
+    numbers out of range.
     """
     kinds: set[Any] = set(map(type, labels))
     if kinds <= {tuple, list}:
@@ -410,7 +410,7 @@ def _merge(
 
 
 def _records(reader: ShardReader, rows: Array, numbers: Iterable[int], name: str) -> Iterator[Record]:
-    """Yield (sample number, record, CRC-32) for each of a shard's index rows, of the samples `numbers`.
+    """Yield (sample number, record, CRC-32) for each index row of a shard. `numbers` are the rows' sample numbers.
 
     `name` names the shard in errors. Raises DamageError for a record with a wrong checksum.
     """

@@ -104,7 +104,7 @@ def augment_fields(
 
 
 def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of an augmentation's result. Raises AugmentationError for other names, shapes or dtypes."""
+    """Return the arrays of `result`. Raises AugmentationError for other names, shapes or dtypes than in `clean`."""
     if not isinstance(result, dict) or result.keys() != clean.keys():
         got = f"one of {', '.join(map(str, result))}" if isinstance(result, dict) else type(result).__name__
         raise AugmentationError(f"the augmentation must return a dictionary of {', '.join(clean)}, not {got}")
@@ -279,7 +279,7 @@ def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
     """Return a record's arrays as albumentations expects them, by the names of its targets.
 
     The mask loses its last axis. Rows of -1 and parts outside of the image are removed from the boxes. Keypoints become
-    x, y (n, 2), half a pixel lower, because albumentations counts from the middle of the first pixel.
+    x, y (n, 2), minus 0.5, because albumentations counts from the middle of the first pixel.
     """
     targets = {"image": given[IMAGE]}
     if MASK in given:

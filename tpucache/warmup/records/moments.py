@@ -91,5 +91,5 @@ def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
 
 
 def _shifted(value: int, by: int) -> int:
-    """Return value * 2^by. For a negative `by`, the bits that are shifted out are 0."""
+    """Return value * 2^by. For a negative `by`, the bits that are shifted out must be 0."""
     return value << by if by >= 0 else value >> -by

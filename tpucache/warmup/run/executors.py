@@ -272,7 +272,7 @@ class ForkedWorkers(Executor):
                 future.cancel()
 
     def wait_for_end(self) -> None:
-        """After the workers were killed, wait until the thread that talks to them has ended.
+        """Wait until the thread that talks to the killed workers has ended.
 
         Otherwise the exit of the interpreter may write to a pipe that this thread closes.
         """

@@ -407,7 +407,7 @@ def _last_rows(logged: Rows, size: int) -> Rows:
 def _read_groups(work: Path, logged: Rows, shape: Rows) -> list[_Group]:
     """Return the groups of samples in spool files, without groups that have a damaged or missing record.
 
-    `logged` has the rows of the log that point to spool files. `shape` is any array (parts, samples).
+    `logged` has the rows of the log that point to spool files. `shape` is any array of the shape (parts, samples).
     """
     try:
         lines = (work / _INFOS_NAME).read_text().splitlines()

@@ -108,7 +108,7 @@ class Scheduler:
         return Remaining(left, unsealed, stored_bytes(self._context.work))
 
     def build(self, executor: Executor) -> list[BuiltShard]:
-        """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
+        """Build the missing shards, and return the shards of all blocks. Raises UnfinishedError when the time is up."""
         self._on_progress(self._progress())
         for shard in list(self._sealed.values()):
             self._on_shard(shard)

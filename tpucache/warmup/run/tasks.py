@@ -94,7 +94,7 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """The result of a chunk: the numbers of `kept` and `skipped` samples, and the `bytes` of their records.
+    """The result of a chunk: how many samples were `kept` and `skipped`, and the `bytes` of their records.
 
     `whole` says whether the chunk is complete. `samples_a_task` is how many samples a task should have, given the
     storage's delay that the worker has measured.
@@ -146,7 +146,7 @@ def load_ahead(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sa
 
 
 def end_loading() -> None:
-    """End the threads that read samples ahead. This process kept them after its last task for the next one."""
+    """End the threads that read samples ahead, which `load_ahead` kept for this process's next task."""
     for run in [*_kept]:
         if (items := _kept.pop(run, None)) is not None:
             items.close()
@@ -271,10 +271,10 @@ def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, 
 
 
 def seal_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> BuiltShard | None:
-    """Write the shard of one part of a block from its `chunks` chunks on disk, and give it its final name.
+    """Write the shard of one part of a block from the block's chunks on disk, and give it its final name.
 
-    Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails or a chunk
-    is damaged.
+    `chunks` is their number. Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when
+    the disk fails or a chunk is damaged.
     """
     written = write_shard(context, block, part, chunks)
     return None if written is None else install_shard(context, written)
