@@ -206,7 +206,6 @@ def _send_existing(existing: Cache, cache: Path, upload: CacheUpload | None, tar
 
 
 def _check_listed(encoder: SampleEncoder, plan: BuildPlan, skip: bool) -> None:
-    """Unless `skip`, raise SampleError for the first sample with a fault in the listing, such as a bad label."""
     for block in () if skip else plan.blocks:
         for sample in block.samples:
             if reason := encoder.listed_fault(sample):

@@ -186,7 +186,6 @@ def _end_workers() -> None:
 
 
 def _end_with_parent(is_over: threading.Event) -> None:
-    """End this process when the process that started it ends or closes the pipe."""
     while os.read(0, 1):
         pass
     if not is_over.is_set():

@@ -440,7 +440,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Parse a YAML text. Raises ValueError for a repeated key: yaml would silently use the last one."""
+    """Raises ValueError for a repeated key: yaml would silently use the last one."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -292,7 +292,6 @@ def _check_callable(cache: Cache, augment: str | None) -> None:
 
 
 def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None:
-    """Raise DamageError, which describes the difference, if a new shard differs from the manifest."""
     manifest = case.cache.manifest
     entries = {entry.name: entry for entry in manifest.shards}
     other = [s for s in shards if sha256_file(work / s.entry.name) != entries[s.entry.name].sha256]

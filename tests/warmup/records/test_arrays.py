@@ -149,8 +149,8 @@ _GOOD: dict[str, Any] = {
         ({"boxes": np.array(["a"])}, "boxes are an array of numbers"),
         ({"boxes": b"1"}, "boxes are an array of numbers"),
         ({"boxes": np.tile([1.0, 1, 5, 5], (4, 1))}, "holds 4 boxes, more than --max-boxes 3"),
-        ({"keypoints": np.ones((2, 2))}, r"'keypoints' is \(2, 2\), in other samples \(1, 2\)"),
-        ({"keypoints": np.ones((1, 3))}, "'keypoints' is"),
+        ({"keypoints": np.ones((2, 2))}, r"'keypoints' has the shape \(2, 2\), in other samples \(1, 2\)"),
+        ({"keypoints": np.ones((1, 3))}, "'keypoints' has the shape"),
         ({"keypoints": np.array([[np.nan, 1]])}, "keypoints hold numbers that are not finite"),
     ],
 )

@@ -296,7 +296,7 @@ def _keypoints(
 ) -> npt.NDArray[np.float32]:
     """Return keypoints (n, 2) as rows of the record, (n, 3), with 0 for points out of view."""
     if points.shape != (count, 2):
-        raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
+        raise SampleError(path, f"field 'keypoints' has the shape {points.shape}, in other samples {(count, 2)}")
     coordinates = _coordinates(framing, recipe, path)
     moved = framing.points(points, coordinates).astype(np.float32)
     visible = within(moved, framing.area, framing.turn[1:] if coordinates == "stored" else (False, False))

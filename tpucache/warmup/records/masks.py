@@ -112,8 +112,8 @@ def _is_grey(pixels: Array) -> bool:
 def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
     """Return the mask of an image of `size` (width, height): uint8 (height, width), 0 outside of all runs.
 
-    `runs` are rows of class, first pixel and length, int64 (n, 3), counted down the columns. Later runs overwrite
-    earlier ones. Raises SampleError for a run that ends after the last pixel.
+    `runs` are rows of class, first pixel and length, int64 (n, 3). Pixels are counted from 0, down each column. Later
+    runs overwrite earlier ones. Raises SampleError for a run that ends after the last pixel.
     """
     width, height = size
     pixels = np.zeros(width * height, np.uint8)

@@ -250,7 +250,7 @@ def is_heif(data: bytes) -> bool:
 
 
 def register_heif(path: str, what: str = "") -> None:
-    """Let Pillow read HEIF files. Raises SampleError, which names the library, if it is not installed or fails."""
+    """Let Pillow read HEIF files by pillow-heif. Raises SampleError if this library is missing or fails."""
     try:
         _register()
     except ImportError as error:

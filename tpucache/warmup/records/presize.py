@@ -199,10 +199,10 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 
 
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
-    """Return the slice of an axis that the filter reads when start..stop is resized to `count` pixels.
+    """Return the slice of an axis that Lanczos reads to resize the part from `start` to `stop` to `count` pixels.
 
-    The axis has `length` pixels, and `start` and `stop` are fractions of pixels. Also returns where start..stop begins
-    in the slice, and how long it is.
+    The axis has `length` pixels, and `start` and `stop` may be fractions. Also returns where the part begins in the
+    slice, and how long it is.
     """
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))

@@ -256,7 +256,6 @@ class GrowingScheduler:
         return iter(found[(found >= 0) & (found < len(self._samples))].tolist())
 
     def _cut(self, numbers: list[int]) -> list[Chunk]:
-        """Group samples into chunks, one for each block."""
         chunks: dict[int, list[Sample]] = {}
         places = np.searchsorted(self._firsts, numbers, side="right") - 1
         blocks = list(self._blocks)
@@ -299,7 +298,6 @@ class GrowingScheduler:
         return bool(is_made and self._left(block)) and block.number not in self._being_sealed
 
     def _seals(self) -> Iterator[Task]:
-        """Yield tasks that write all missing shards."""
         self._being_sealed.clear()
         for block in self._blocks.values():
             if self._is_late():

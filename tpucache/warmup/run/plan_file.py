@@ -78,7 +78,7 @@ def save_listing(work: Path, plan: BuildPlan) -> None:
 
 
 def _read_plan(work: Path) -> dict[str, Any]:
-    """Return the plan in a work folder. Raises FileNotFoundError, BuildError."""
+    """Raises FileNotFoundError without a plan, BuildError for an invalid one."""
     path = work / _PLAN_NAME
     try:
         content = parse_json(read_file(path))

@@ -415,9 +415,9 @@ def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) 
 
 
 def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
-    """Return `totals` plus the moments of `images`. Clear `images`.
+    """Return `totals` plus the moments of `images`, and clear `images`.
 
-    The mean and the standard deviation of each image are written into the values that belong to the image.
+    The mean and the standard deviation of each image are written into its Facts.
     """
     for image, facts in images:
         found = moments(image)

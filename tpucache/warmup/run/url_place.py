@@ -187,7 +187,6 @@ class UrlPlace:
                 )
 
     def _fetch_work(self) -> None:
-        """Copy the plan and the receipts from the URL to the work folder."""
         names = sorted(name.removeprefix(_PREFIX) for name in self._names if name.startswith(_PREFIX))
         self._work.mkdir(parents=True, exist_ok=True)
         for name in [name for name in names if name in PLAN_FILES or RECEIPT_NAME.fullmatch(name)]:
