@@ -193,9 +193,8 @@ def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int
 class Framing:
     """How a source image becomes a record's image: the part `box` is resized to `size`, turned, and put on a canvas.
 
-    `stored` is the (width, height) of the source image as stored, and `box` (left, top, right, bottom) a part of it.
-    `size`, before the turn, and `canvas` are (width, height), too. `turn` is the turn that the EXIF orientation asks
-    for.
+    `stored` is the (width, height) of the source image as stored, and `box` is (left, top, right, bottom) in it. `size`
+    (before the turn) and `canvas` are (width, height). `turn` follows from the EXIF orientation.
     """
 
     stored: tuple[int, int]
@@ -206,7 +205,7 @@ class Framing:
 
     @property
     def area(self) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of the image on the canvas: the whole canvas, except for padding."""
+        """The image's left, top, right and bottom on the canvas; the rest of the canvas is padding."""
         width, height = self.size[::-1] if self.turn.swap else self.size
         left, top = margins((width, height), self.canvas)
         return left, top, left + width, top + height
@@ -216,7 +215,7 @@ class Framing:
         return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
 
     def is_of(self, size: tuple[int, int], coordinates: Coordinates) -> bool:
-        """Return whether the source image's `stored_as(coordinates)` is `size` (width, height), to within a pixel."""
+        """Return whether the source image has the size `size` (width, height) in `coordinates`, to within a pixel."""
         own = self.stored_as(coordinates)
         return max(abs(size[0] - own[0]), abs(size[1] - own[1])) <= 1
 

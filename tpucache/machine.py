@@ -37,7 +37,7 @@ _LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fus
 
 
 class _Version(NamedTuple):
-    """What a version of cgroups calls the files that limit and count a group's memory, and the lines of memory.stat."""
+    """The names of a cgroup's memory files and of lines in its memory.stat, in one version of cgroups."""
 
     controller: str  # the name of the memory controller in /proc/self/cgroup, and of its folder
     limits: tuple[str, ...]
@@ -259,7 +259,6 @@ def _statistics(group: Path) -> dict[str, int]:
 
 
 def _core_quota(cgroup: Path, own: Path) -> float | None:
-    """Return the container's CPU quota as a number of cores, in both versions of cgroups; None without a limit."""
     quotas = [_quota(_read(group / "cpu.max").split()) for group in _groups("", cgroup, own)]
     for folder in ("cpu", "cpu,cpuacct"):
         for group in _groups("cpu", cgroup, own, folder):

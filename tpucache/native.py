@@ -241,7 +241,7 @@ def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
 
 
 def _check_fit(source: Array, rows: int, target: Array) -> None:
-    """Raise ValueError or TypeError unless `target` has the shape and dtype of `rows` rows of `source`.
+    """Raise ValueError if `target` has the wrong shape, TypeError if it has the wrong dtype.
 
     The compiled loop sees only addresses, and numpy may cast without a message.
     """
@@ -276,11 +276,12 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
 
 
 def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]) -> Callable[..., Any]:
-    """Compile the functions that `write` emits, and return a function `function` that returns each of them by its name.
+    """Compile the functions that `write` emits, and return a function that looks up a compiled function by name.
 
-    `function(name, arguments, result=None)` needs the number of arguments, which are all 64-bit numbers, and the ctypes
-    type of the result. `write` is called with llvmlite's module `ir`, the LLVM module to write into, and LLVM's names
-    of this processor and of its features. Raises ImportError without llvmlite, RuntimeError if llvmlite cannot compile.
+    The call is `function(name, arguments, result=None)`: `arguments` is the number of arguments, which are all 64-bit
+    numbers, and `result` the ctypes type of the result. `write` is called with llvmlite's module `ir`, the LLVM module
+    to write into, and LLVM's names of this processor and of its features. Raises ImportError without llvmlite,
+    RuntimeError if llvmlite cannot compile.
     """
     from llvmlite import binding, ir
 
@@ -561,7 +562,7 @@ class FunctionWriter:
         self.build = ir.IRBuilder(self.function.append_basic_block())
 
     def instruction(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        """Return the function by which code calls LLVM's intrinsic `name`, an instruction of LLVM.
+        """Return LLVM's intrinsic function `name`, and declare it in the module if it is missing there.
 
         `result` and `arguments` are the types of the function's result and arguments.
         """
@@ -586,7 +587,7 @@ class FunctionWriter:
         return self.build.load(self.build.inttoptr(at, kind.as_pointer()), align=1)
 
     def store(self, value: Any, at: Any, align: int = 1) -> Any:
-        """Emit the code that stores `value` at the address `at`, which is a multiple of `align`; return the store."""
+        """Emit the code that stores `value` at the address `at`, a multiple of `align`; return that instruction."""
         return self.build.store(value, self.build.inttoptr(at, value.type.as_pointer()), align=align)
 
     def item(self, array: Any, at: Any) -> Any:

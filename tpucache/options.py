@@ -128,9 +128,9 @@ def _nearest(named: Collection[str], known: Collection[str]) -> str:
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
-    """Return the types that a type hint allows apart from None, and the choices, which are the values of its Literals.
+    """Return the types that a type hint allows apart from None, and the values of its Literals as choices.
 
-    If the hint has types, the Literals are not the only values that it allows, and no choices are returned.
+    A hint with types has no choices, because it allows other values than those of its Literals.
     """
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     literals = [member for member in members if get_origin(member) is Literal]

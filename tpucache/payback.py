@@ -161,7 +161,7 @@ def _fit(picture: Image.Image, recipe: Recipe) -> Image.Image:
 
 
 class _Shuffled:
-    """A sampler without an end: yields the numbers 0 to `count` - 1 repeatedly, each time in a new random order."""
+    """A sampler without an end: it yields 0 to `count` - 1 again and again, each time in a new random order."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -177,7 +177,7 @@ def _measure_loader(
 ) -> tuple[float, float | None]:
     """Return a DataLoader's images a second, and the share of time for which a device waits for the DataLoader.
 
-    The device takes `device_rate` images a second. If that is None, the share is None, too.
+    Without `device_rate`, the images a second of the device, the share is None.
     """
     from torch.utils.data import DataLoader
 

@@ -216,10 +216,6 @@ def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Return a context with a temporary folder for small caches, which is removed afterwards.
-
-    Raises BuildError if the folder cannot be made or used.
-    """
     try:
         folder = Path(tempfile.mkdtemp(prefix="tpucache-plan-"))
     except OSError as error:
@@ -270,8 +266,8 @@ class _Wanted(NamedTuple):
 def _to_wanted(recipe: Recipe, options: PlanOptions) -> tuple[list[_Wanted], dict[str, str]]:
     """Return the recipes to try, and for each codec that cannot be used the reason, by the codec's name.
 
-    There is a recipe for each size and codec. With several sizes, each codec that has frequencies also gets a recipe of
-    the largest size with bands. Raises RecipeError if no codec can be used, or for an impossible number of variants.
+    There is a recipe for each size and codec. With several sizes, codecs that store frequencies also get a recipe with
+    `bands`, in the largest size. Raises RecipeError if no codec can be used, or for an impossible number of variants.
     """
     for count in options.variants:
         replace(recipe, variants=count)  # raises RecipeError for an impossible number
@@ -326,13 +322,11 @@ class _Listed(DerivedSource):
         return self.source.load(sample)
 
     def few(self, count: int) -> _Listed:
-        """Return a source with at most `count` of these samples, spread evenly. A larger `count` adds further ones."""
+        """Return a source with at most `count` of these samples, spread evenly; a larger `count` only adds samples."""
         return _Listed(self.source, select_source(self, limit=count).list())
 
 
 class _Built(NamedTuple):
-    """A small cache, and the seconds that one process took to build it."""
-
     directory: Path
     manifest: Manifest
     seconds: float
@@ -351,8 +345,6 @@ class _Pace(NamedTuple):
 
 
 class _TrialBuilds:
-    """Builds small caches of a few samples of a source in a temporary folder, and measures them."""
-
     def __init__(self, source: Source, wanted: Sequence[_Wanted], folder: Path, options: PlanOptions) -> None:
         """List the source, build caches of raw pixels, and choose the number of samples that there is time for.
 
@@ -401,7 +393,7 @@ class _TrialBuilds:
         shutil.rmtree(built.directory, ignore_errors=True)
 
     def _build(self, few: _Listed, recipe: Recipe) -> _Built:
-        """Build a small cache in one process, with one shard for each variant unless it has all samples.
+        """Build a small cache in one process, with one shard for each variant unless `few` has all samples.
 
         Raises SourceError if the source has no images.
         """
@@ -435,10 +427,9 @@ class _TrialBuilds:
     def _rows(
         self, recipe: Recipe, built: _Built, resolution: tuple[int, int] | None, pace: _Pace
     ) -> Iterator[PlanRow]:
-        """Read the clean images of a small cache at `resolution`, and yield a row for each number of variants.
+        """Read the clean images of the small cache `built` at `resolution`; yield a row for each number of variants.
 
-        `built` is the small cache by `recipe`. `pace` has the seconds from which the time to build a whole cache is
-        estimated.
+        The time to build a whole cache is estimated from `pace`.
         """
         options = self._options
         with CachedDataset(built.directory, resolution=resolution, in_memory=False) as dataset:
@@ -543,7 +534,7 @@ def _recommended(recipe: Recipe, rows: Sequence[PlanRow]) -> Recipe | None:
 
 
 def _best(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Return a row of the cache to recommend, which is the best by the criteria in the docstring of `plan_cache`.
+    """Return a row of the cache that is best by the criteria in the docstring of `plan_cache`.
 
     Returns None if no cache is within the target's limits.
     """

@@ -192,7 +192,6 @@ class BuildBar:
     """Shows the progress of a build or repair, from the first call of `show` on."""
 
     def __init__(self, label: str) -> None:
-        """Store the label of the bar; the bar appears with the first call of `show`."""
         self._label = label
         self._shown: Progress | None = None
 

@@ -1,4 +1,4 @@
-"""Recipe: the settings by which records are built. A manifest has the recipe, whose fingerprint identifies it."""
+"""Recipe: the settings by which records are built, as a manifest stores them, and the fingerprint of a recipe."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ class Recipe:
 
 
 def fingerprint(recipe: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a recipe as hexadecimal text, without the settings that do not change records.
+    """Return the SHA-256, as hexadecimal text, of those settings of a recipe that change records.
 
     `recipe` is the dictionary from `Recipe.to_dict`. Recipes that make equal records have the same fingerprint.
     """

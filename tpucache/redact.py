@@ -67,7 +67,7 @@ def url_secrets(url: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    r"""Return text on one line, with escapes such as `\n` for characters that do not print or change the direction."""
+    r"""Return text on one line, with escapes such as `\n` for characters that do not print or change its direction."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -1,11 +1,13 @@
 """Handles SIGINT and SIGTERM, so that a command stops wherever in the program they arrive.
 
-While the command runs (`run`), a signal raises KeyboardInterrupt in the main thread. An earlier signal ends the process
-at once, because nothing has begun. A later signal does not change the command's result.
+While the command runs (`run`), a signal raises KeyboardInterrupt in the main thread. Before, a signal ends the process
+at once, because nothing has begun. Afterwards, a signal does not change the command's result.
 
 Python drops exceptions that are raised in finalizers, in callbacks of weak references and in many callbacks from C, and
 some libraries catch too much. So the first signal starts a thread, which sends the signal again until the exception is
 raised where it is not dropped. If the command has not ended some seconds later, the thread ends the process.
+
+The process of another program that calls a command is never ended.
 
 The handler looks at the stack to see whether the command runs: a variable would be set a moment too early or too late.
 Until a signal comes, the handler costs nothing.
@@ -54,8 +56,6 @@ _commands: list[_Command] = []
 
 
 class _Command:
-    """The command that this process runs, and the signals that it has received."""
-
     def __init__(self, *, is_own: bool) -> None:
         self.process = os.getpid()
         #: Whether the process was started for the command, and may be ended.
@@ -141,10 +141,9 @@ def wait_for(function: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def requests(request: Request) -> Iterator[None]:
-    """Return a context in which the function `request` decides what a signal raises.
+    """Let the function `request` decide what a signal raises during the `with` block.
 
-    If no command has begun, signals are handled only during the `with` block. Outside of the main thread nothing
-    changes.
+    Signals that no command handles yet are handled during the block, too. Outside of the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -207,11 +206,11 @@ def has_last_word() -> bool:
 
 
 def finish(status: int, flush: Callable[[], None]) -> None:
-    """Store the exit status once the command has nothing left to do. If a signal came before, the process ends soon.
+    """Store the exit status, because the command has nothing left to do.
 
-    From now on the first signal starts a countdown of some seconds, after which the process is ended, and the next
-    signal ends the process at once. Before the process is ended, `flush` is called, which writes the buffers of open
-    files.
+    From now on, the first signal starts a countdown of some seconds, and then the process is ended. A second signal
+    ends the process at once. If a signal came before, the countdown starts now. Before the process is ended, `flush` is
+    called, which writes the buffers of open files.
     """
     if (command := _own()) is not None:
         command.flush = flush
@@ -369,7 +368,7 @@ def _interrupt_again(command: _Command, thread: Any, watching: Any) -> None:
 
 
 def _flush_if_slow(command: _Command, watching: Any) -> None:
-    """Wait until the command has ended or takes too long; if it takes too long, write the buffers of open files."""
+    """Write the buffers of open files if the command takes too long to end."""
     with watching:
         pass
     if command.is_slow:

@@ -251,10 +251,7 @@ def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
 
 
 def _with_short_way(base: Any, limits: Sequence[Any], read: _Reader) -> _Reader:
-    """Return a function that does the same as `read`, but faster for integers or texts with one limit.
-
-    Manifests have many such values. For other types and limits, `read` itself is returned.
-    """
+    """Return `read`, made faster for integers and texts with one limit: manifests have many such values."""
     if len(limits) != 1 or base not in (int, str):
         return read
     (limit,) = limits
@@ -351,7 +348,6 @@ def _is_needed(field: dataclasses.Field[Any], hint: Any) -> bool:
 
 
 def _described(value: object) -> str:
-    """Return a value as text for messages: a number, a text or None itself, cut to 40 characters; else "a TYPE"."""
     return f"{value!r:.40}" if value is None or isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
 
 

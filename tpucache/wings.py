@@ -66,13 +66,13 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 
 
 def report_page(name: str, *arguments: Any, **named: Any) -> Page:
-    """Call the function at `name` in PAGES and return its page. Raises DependencyError without the function's wing."""
+    """Return the page made by the function at `name` in PAGES. Raises DependencyError if its wing is missing."""
     page: Page = load(PAGES[name])(*arguments, **named)
     return page
 
 
 def call(name: str, *arguments: Any, **named: Any) -> Any:
-    """Call the function at `name` in FUNCTIONS and return its result. Raises DependencyError without its wing."""
+    """Call the function at `name` in FUNCTIONS; return its result. Raises DependencyError if its wing is missing."""
     return load(FUNCTIONS[name])(*arguments, **named)
 
 

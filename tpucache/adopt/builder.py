@@ -96,8 +96,8 @@ class BuildProcess:
     def first_answer(self) -> Prospect | None:
         """Wait until the source is listed, and return the parts of the manifest that are known then.
 
-        Returns None if the cache is finished already. That is so if it was finished before, and if it cannot be read
-        while it is built. Raises the error with which the build failed.
+        Returns None if the cache is finished: it was finished before, or it cannot be read while it is built. Raises
+        the error with which the build failed.
         """
         answer = self._read()
         if isinstance(answer, Prospect):
@@ -134,7 +134,7 @@ class BuildProcess:
         self._is_finished = self._error is None
 
     def _read(self) -> object:
-        """Return the process's next answer, or a BuildError if it ended without one."""
+        """Return the next answer of the building process; a BuildError if the process has ended without one."""
         try:
             return pickle.load(self._stream("stdout"))  # noqa: S301  # from a process that this one started
         except (EOFError, pickle.UnpicklingError):
@@ -151,8 +151,8 @@ class BuildProcess:
 def _is_large(source: Any) -> bool:
     """Guess, before a source is listed, whether it has more than 256 samples (`LEAST_GROWING`).
 
-    A folder counts as large if it has more than 256 files, and a `functools.partial` always: its caller has counted the
-    samples. Return False for a source without a length.
+    The files of a folder are counted. A `functools.partial` is large, because its caller has counted the samples. A
+    source without a length is not.
     """
     if isinstance(source, functools.partial):  # the caller has listed and counted the pictures
         return True
@@ -169,7 +169,7 @@ def _none() -> None:
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     """End the building process by closing its standard input; kill it if it does not end soon.
 
-    Do nothing unless this process has the number `owner`: a fork does not end the builder of its parent.
+    Do nothing in a fork, whose process id is not `owner`: only the process that started the build may end it.
     """
     if os.getpid() != owner:
         return

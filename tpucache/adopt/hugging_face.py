@@ -70,7 +70,6 @@ def from_hf(
 
 
 def _check(dataset: Any) -> None:
-    """Raise UsageError unless `dataset` is a `datasets.Dataset` with samples, and with no format or transform."""
     if isinstance(dataset, dict):
         raise UsageError(
             f"the data set has the splits {', '.join(map(str, dataset))}: give one of them, dataset[SPLIT]"
@@ -82,7 +81,7 @@ def _check(dataset: Any) -> None:
     if dataset.format["type"] is not None:
         raise UsageError(
             f"the data set has the format or transform {dataset.format['type']!r}: give dataset.with_format(None), and "
-            "pass a function that changes each picture as transform="
+            "move a transform to the argument transform="
         )
     if not len(dataset):
         raise UsageError("the data set has no samples")

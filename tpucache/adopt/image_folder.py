@@ -91,10 +91,6 @@ class ImageFolder(PictureDataset):
         return [self._position(path, at) for at, (path, _) in enumerate(self.samples)], labels
 
     def _position(self, path: str, guess: int) -> int:
-        """Return the position in the cache of the picture at `path`; `guess` is tried first.
-
-        Raises UsageError for a path that was not in the folder.
-        """
         if 0 <= guess < len(self._original_samples) and self._original_samples[guess][0] == path:
             return guess
         if not self._positions:

@@ -125,10 +125,6 @@ def _is_ours(name: str) -> bool:
 
 
 def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """Return the subfolders of `folder` whose names match `name`, sorted, without links.
-
-    The list is empty if the folder cannot be read.
-    """
     try:
         with os.scandir(folder) as entries:
             return sorted(
@@ -147,7 +143,7 @@ def _size(directory: Path) -> int:
 
 
 class KeptCache(NamedTuple):
-    """A cache that was found or built. While `use`, a lock, exists, no other process removes the cache.
+    """A cache that was found or built. As long as the lock `use` exists, no other process removes the cache.
 
     `is_new` is whether this call has built the whole cache. It is False if an earlier process began the cache, or if
     another process built it meanwhile.
@@ -232,11 +228,11 @@ class Kept:
         return found._replace(is_new=is_new)
 
     def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
-        """Return the cache for a state of the pictures once `source` is listed, while another process builds the cache.
+        """Let another process build the cache for a state of the pictures; return the cache once `source` is listed.
 
         If a process is building this cache already, no second build is started. `source` is a source, or a
         `functools.partial` that makes one. `check` is called at the end of the build, as by `build`. Both are pickled.
-        Errors of the build are raised by this call, or where a reader waits for a record.
+        An error of the build is raised by this call, or in a reader that waits for a record.
         """
         with self._writing():
             use = Use(self.folder / state)

@@ -136,16 +136,15 @@ class MapStyleSource:
 
 
 def _differing(source: MapStyleSource, compared: Sequence[tuple[int, str]]) -> tuple[int, int | None]:
-    """Compare items with their digests in a cache: `compared` has pairs of an item's number and its digest.
+    """Return how many items were compared, and the number of the first item that differs from the cache, or None.
 
-    Returns how many items were compared, and the number of the first item that differs, or None.
+    `compared` has pairs of an item's number and its digest in the cache.
     """
     wrong = next((number for number, content in compared if source.content(number) != content), None)
     return len(compared), wrong
 
 
 def _classes_of(dataset: Any) -> tuple[str, ...]:
-    """Return a data set's attribute `classes` if it is a list of different names, else an empty tuple."""
     names = getattr(dataset, "classes", None)
     is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
     return tuple(names) if names is not None and is_named and len({*names}) == len(names) else ()

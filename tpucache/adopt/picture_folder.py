@@ -99,7 +99,9 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
             for inode in (found.st_ino if keeps_inodes else 0,)
         ]
     except OSError as error:
-        raise SourceError(f"{error.filename}: {error.strerror}: give a folder with a folder for each class") from error
+        raise SourceError(
+            f"{error.filename}: {error.strerror}: give a folder that has one subfolder for each class"
+        ) from error
     if not classes:
         raise SourceError(f"{root} has no folders: put the pictures of each class into a folder of its name")
     used = {file.label for file in files}
@@ -113,7 +115,7 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
 
 
 def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
-    """Return the listing of `list_pictures`, made so late that any later write to a picture changes its `state`.
+    """Return `list_pictures(root)`, made so late that any later change of a picture changes the listing's `state`.
 
     If a picture was written just now, this waits up to 20 ms, or up to two seconds if the file system's clock counts
     whole seconds, and lists the folder again.
@@ -200,7 +202,6 @@ def _link_time(root: str, name: str) -> int:
 
 
 def _keeps_inodes(root: str) -> bool:
-    """Return whether the files of a folder keep their inode numbers across mounts, as they do on local disks."""
     try:
         number = os.open(root, READ if FOLDER is None else FOLDER)
     except OSError:  # the caller lists the folder next, which raises the error
@@ -217,7 +218,6 @@ class PictureFolderSource:
     loads_in_threads = True
 
     def __init__(self, root: str, folder: PictureFolder) -> None:
-        """Store the absolute path of a folder, and its listing."""
         self._root = root
         self._folder: PictureFolder | None = folder
 

@@ -96,7 +96,7 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
 
 
 def listed(choices: Collection[Any]) -> str:
-    """Return choices as help shows them. Where other packages can add choices, only tpucache's own are listed."""
+    """Return choices as the help shows them. If other packages can add choices, only tpucache's own are listed."""
     return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
@@ -133,8 +133,6 @@ def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]
 
 
 class _Switch(argparse.Action):
-    """Stores which of --NAME and --no-NAME was given last, and marks the option as given."""
-
     def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
         (flag,) = option_strings
         super().__init__([flag, f"--no-{flag.removeprefix('--')}"], dest, nargs=0, default=False, **keywords)
@@ -155,7 +153,7 @@ class _Explicit(argparse.Action):
 
 
 def explicit(options: argparse.Namespace) -> frozenset[str]:
-    """Return the names of the options that the user gave with a value."""
+    """Return the names of the options that the user gave, as `_Explicit` and `_Switch` have marked them."""
     return frozenset(getattr(options, "explicit", ()))
 
 
@@ -308,14 +306,17 @@ def cache(text: str) -> Path:
 
 
 def cache_or_url(text: str) -> str | Path:
-    """Return the folder of a cache as `cache` does, but a URL unchanged."""
+    """Return a URL unchanged, and the folder of any other cache as `cache` does."""
     from tpucache.store.files import KAGGLE, is_url
 
     return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
 
 
 def at_version(place: str | Path, version: int) -> str | Path:
-    """Return `place` at a version, such as "cache@2". Raises UsageError if `place` names another version."""
+    """Return the path or URL `place` of a cache with `version` added, such as "cache@2".
+
+    Raises UsageError if `place` names another version already.
+    """
     from tpucache.store.history import one_version, split_version
 
     folder, named = split_version(place)
@@ -339,7 +340,7 @@ def size(text: str) -> int | tuple[int, int]:
 
 
 def list_of(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a function that parses several values, separated by commas."""
+    """Return a function that parses several values, separated by commas, each by `read`."""
 
     def values(text: str) -> list[Any]:
         return [read(part.strip()) for part in text.split(",")]

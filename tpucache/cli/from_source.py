@@ -113,8 +113,8 @@ class SourceArguments:
     def open(self, cache: Path, in_memory: InMemory, *, is_named: bool) -> CachedDataset:
         """Open the cache, which is built while it is read. Raises the errors of `open_or_build`.
 
-        `is_named` says that the user has named the path as a source, not only as "a cache or a source". If not, the
-        error for a folder without samples says that it is no cache either.
+        With `is_named`, the user has said that the path is a source. Otherwise it may also have been meant as a cache,
+        and the error for a folder without samples says that it is no cache either.
         """
         from tpucache.adopt.growing import open_or_build
         from tpucache.cli.warming import selected_source

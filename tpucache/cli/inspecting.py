@@ -271,8 +271,6 @@ def _report_findings(options: argparse.Namespace) -> int:
 
 
 class _Stages:
-    """Shows the progress of work in several parts, one after the other."""
-
     def __init__(self) -> None:
         self._part = ""
         self._progress: Progress | None = None
@@ -299,7 +297,6 @@ def _saved(options: argparse.Namespace, page: Page) -> int:
 
 
 def _opened(options: argparse.Namespace) -> Path | CachedDataset:
-    """Return a cache's folder. For a cache at a URL, or with --cache-dir, return its dataset."""
     from tpucache.loading.dataset import CachedDataset
 
     kept = keeping(options)

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {printable(redact(message))}\nsee {self.prog} --help\n")
 
     def format_help(self) -> str:
-        """Return the help."""
+        """Return the help with all options."""
         return self._to_help()
 
     def _to_help(self, actions: Collection[argparse.Action] | None = None, *ends: str) -> str:
@@ -84,7 +84,6 @@ class Parser(argparse.ArgumentParser):
         yield "[options]"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError for a value that is not a choice, and suggest the most similar choice."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
@@ -179,7 +178,6 @@ class CommandParser(Parser):
         return given
 
     def _meant(self, flag: str) -> str:
-        """Return text that suggests the option most similar to `flag`; "" if no option is similar."""
         names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
         return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
@@ -262,7 +260,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
-    """Return text that suggests the name most similar to `word`; "" if no name is similar."""
+    """Return text that suggests the name most similar to `word`, with `before` before it; "" if none is similar."""
     import difflib
 
     found = difflib.get_close_matches(word, names, 1)

@@ -60,7 +60,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _lines(found: CachePlan) -> Iterator[str]:
-    """Yield the lines of the report: how it was measured, a table of at most 80 columns, and its notes."""
+    """Yield the lines of the report, which has at most 80 columns."""
     yield (f"built and read {found.tried:,} of the {found.samples:,} samples of this source, in {found.seconds:,.0f} s")
     if found.failed:
         yield f"{len(found.failed):,} of these samples cannot be used:"
@@ -117,7 +117,6 @@ def _advice(found: CachePlan, command: str | None) -> Iterator[str]:
 
 
 def _command(found: CachePlan, options: argparse.Namespace) -> str | None:
-    """Return the warmup command of the recommended cache, with the user's other options; None without such a cache."""
     recipe = found.recommended
     if recipe is None:
         return None
@@ -138,7 +137,6 @@ def _command(found: CachePlan, options: argparse.Namespace) -> str | None:
 
 
 def _words(each: Option, value: Any) -> list[str]:
-    """Return the words of the command line for an option; [] if its value is the default."""
     if value is None or value in (each.default, []):
         return []
     if value is True:

@@ -130,10 +130,7 @@ def push(options: argparse.Namespace) -> int:
 
 
 class _Transfer:
-    """Shows the progress of a copy.
-
-    The bar appears once the manifest has been read, because the manifest has the number of bytes.
-    """
+    """Shows the progress of a copy once the manifest, which has the number of bytes, has been read."""
 
     def __init__(self, label: str) -> None:
         self._label = label

@@ -320,7 +320,6 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _opened(source: str, options: argparse.Namespace) -> Source:
-    """Open the source that a path, pattern or name stands for, and add boxes from the file that --boxes names."""
     from tpucache.warmup.sources import box_source, open_source
 
     opened = open_source(source, from_options(TableOptions, options))
@@ -364,7 +363,6 @@ class _InsteadOfTable(argparse.Action):
 
 
 def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None:
-    """Add the options with which relabel makes folds, without a table."""
     group = command.add_argument_group("folds", "for train --folds, instead of the folds of a table")
     group.add_argument(
         "--make-folds",
@@ -472,7 +470,6 @@ def add(commands: Any) -> None:
 
 
 def _add_content(command: argparse.ArgumentParser) -> None:
-    """Add the options that decide the records of a cache, and which samples it has."""
     add_options(command, Recipe, parsers={"size": size, "bands": bands, "mask_colours": colours})
     command.add_argument(
         "--like",
@@ -516,7 +513,7 @@ def add_cache_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """Add the options that say what the columns of a table mean."""
+    """Add the options that say what the columns of a table mean, except the options named in `without`."""
     table = command.add_argument_group("a .csv", "what columns mean; all other columns are kept with the samples")
     add_options(table, TableOptions, without=without)
 
@@ -576,7 +573,6 @@ def _counts(counted: Any) -> str:
 
 
 def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
-    """Write a contact sheet of the samples that were tried, and return its path; None if they have no images."""
     import numpy as np
 
     from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size

@@ -74,7 +74,7 @@ def preview_batch(
 def _augmented(
     batch: CachedDataset, image: Field, settings: AugmentSettings, seed: int
 ) -> tuple[dict[str, Array], Array | None]:
-    """Return the augmented fields of a batch, by name, and its labels as float rows, or None without labels.
+    """Return a batch's augmented fields by name, and its labels as float rows (None if it has no labels).
 
     Images are (batch, height, width, channels), in their dtype.
     """
@@ -99,10 +99,9 @@ def _augmented(
 
 
 def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return labels as float32 rows (batch, outputs).
+    """Return labels as float32 rows (batch, outputs): class numbers one-hot, other labels unchanged.
 
-    A class number becomes a row with a 1 in the column of this class; -1, no label, counts as class 0. Labels that are
-    floats or have several values keep their values. `classes` is the number of classes.
+    The label -1 (no label) counts as class 0.
     """
     if labels.dim() > 1 or labels.is_floating_point():
         return labels.float().reshape(len(labels), -1)

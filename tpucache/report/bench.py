@@ -102,7 +102,8 @@ def run_bench(
     check_device_rate(device_rate)
     if upload is not None and batch_size % upload.cores:
         raise UsageError(
-            f"a batch of {batch_size} does not divide over {upload.cores} cores: give a --batch-size that divides"
+            f"a batch of {batch_size} does not divide over {upload.cores} cores: give a multiple of that number as "
+            "--batch-size"
         )
     if len(dataset) < batch_size:
         raise UsageError(
@@ -169,10 +170,7 @@ def measure_reading(
 def _warm_loader(
     dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
 ) -> CachedLoader:
-    """Return a loader of shuffled batches that has read for `seconds`.
-
-    So the page cache, the records that are kept in memory and the buffers of batches are filled.
-    """
+    """Return a loader of shuffled batches that has read for `seconds`, so that caches and buffers are filled."""
     loader = CachedLoader(
         dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory
     )
@@ -304,7 +302,7 @@ def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float)
 class _Gather:
     """Measures the machine's limit: copies random rows of an array in memory into batches, without reading a cache.
 
-    The memory of the batches is used again and again, as a loader does it.
+    As in a loader, the memory of the batches is reused.
     """
 
     def __init__(self, record_bytes: int, batch_size: int, threads: int) -> None:

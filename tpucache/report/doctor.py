@@ -267,7 +267,6 @@ def look_into(folder: str | Path) -> Mount | None:
 
 
 def _open_seconds(folder: Path) -> float | None:
-    """Return the median time to open a file in or below a folder and read its first byte; None if there is no file."""
     found: list[float] = []
     until = time.monotonic() + _SEARCH_SECONDS
     for above, _, names in os.walk(folder):
@@ -290,7 +289,6 @@ def _caches(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _reading(path: str) -> str:
-    """Return how the shards of a cache would be read, judged by its first shard; "" if the cache cannot be opened."""
     try:
         cache = Cache.open(path)
         return TEXTS[ShardMaps(cache.reader, 0).how_to_map(0)] if cache.manifest.shards else ""
@@ -362,7 +360,7 @@ def ask_torch(
 
 
 def _ask(environ: Mapping[str, str], seconds: float, command: Sequence[str]) -> tuple[list[Any] | None, str]:
-    """Return the list that a program prints as JSON after the word `found`, or None and the reason."""
+    """Return the list that a program prints as JSON after the word `found`, and ""; None and the reason if it fails."""
     try:
         done = subprocess.run(  # noqa: S603  # this Python, with one of the programs above
             command, env=environ, capture_output=True, text=True, errors="replace", timeout=seconds, check=False

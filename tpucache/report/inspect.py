@@ -201,7 +201,7 @@ def _range(manifest: Manifest) -> str:
 
 
 def left_out(manifest: Manifest) -> dict[str, int]:
-    """Return how many files of the source are no samples, by the files' suffixes.
+    """Return how many files of the source are not samples, by suffix.
 
     The result is empty if the manifest has no valid counts.
     """

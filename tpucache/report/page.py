@@ -168,8 +168,8 @@ class Sheet(NamedTuple):
 class Bar(NamedTuple):
     """A bar of a bar chart.
 
-    `name` is its name, and `amount` its amount as text. `width` is its length as a share of the chart's width, and
-    `share` its amount as a share of the total, both as text in per cent.
+    `amount` is the bar's number as text. `width` is the bar's length in per cent of the chart's width, and `share` is
+    the amount in per cent of the total, both as text.
     """
 
     name: str

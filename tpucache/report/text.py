@@ -1,4 +1,4 @@
-"""Converts values to text for people, and names of files and classes, which may contain any character."""
+"""Converts values to text for people. Names of files and classes may contain any character."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def describe_mask(mask: npt.NDArray[Any], classes: Sequence[str]) -> str:
 
 
 def mask_class(number: int, classes: Sequence[str]) -> str:
-    """Return the name of a class of masks, or the text `class` and its number where the class has no name."""
+    """Return the name of a class of masks; `class` and its number if the class has no name."""
     return classes[number] if 0 <= number < len(classes) else f"class {number}"
 
 
 def class_name(number: int, classes: Sequence[str]) -> str:
-    """Return the name of a class, or its number as text where the class has no name."""
+    """Return the name of a class; its number as text if the class has no name."""
     return classes[number] if 0 <= number < len(classes) else str(number)
 
 
