@@ -196,7 +196,7 @@ def test_lengths_that_no_memory_holds_are_damage(photos, tmp_path):
     index = np.load(path)
     index["length"] = 0xFFFFFFFF
     np.save(path, index)
-    with pytest.raises(DamageError, match=r"but a record with these fields has at most.*verify"):
+    with pytest.raises(DamageError, match=r"but the cache's fields take at most.*verify"):
         CachedDataset(tmp_path / "cache").__getitems__(list(range(150)) * 40)
 
 

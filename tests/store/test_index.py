@@ -121,7 +121,7 @@ def test_a_record_that_no_field_can_have_is_refused_before_it_is_read(
     for numbers in (np.array([5000]), np.arange(RECORDS)):
         with pytest.raises(DamageError, match="has a record of 4,294,967,295 bytes"):
             index[numbers]
-    with pytest.raises(DamageError, match="but a record with these fields has at most"):
+    with pytest.raises(DamageError, match="but the cache's fields take at most"):
         index.read_all()
 
 

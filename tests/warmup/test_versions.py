@@ -673,7 +673,7 @@ def test_every_command_takes_a_version_or_refuses_it_in_one_line(
     status = main([word.format(**places, table=table) for word in _TAKEN[name] or ()])
     if name in _REFUSED:
         assert status == 2
-        what = f"tpucache: {three}@2 is version 2 of {three}, and a version stays as it is"
+        what = f"tpucache: {three}@2 is version 2 of {three}, and versions cannot be changed"
         assert capsys.readouterr().err == f"{what}: give {three}, or another place\n"
     else:
         assert status == (name == "compare CACHE")

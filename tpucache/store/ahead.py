@@ -60,7 +60,7 @@ class Lateness:
 
     @property
     def samples_a_task(self) -> int:
-        """How many samples a task needs, so that waiting for the first one takes at most 5 % of the task's time."""
+        """How many samples a worker's task should have, so that waiting for the first takes at most 5 % of the time."""
         return max(1, math.ceil(self._files_a_wait / _MOST_WAITING))
 
     @property

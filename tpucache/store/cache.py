@@ -194,10 +194,10 @@ def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, 
 
 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Return how many boxes, keypoints and masks a cache has, as {field: {where: count}}.
+    """Return the numbers of boxes, keypoints and masks in a cache, as {field: {where: count}}.
 
-    `where` is "source" for the source files, or a variant's number as text. Counts that the manifest lacks are
-    left out, and so are values that are not whole numbers from 0 on.
+    `where` is "source" for the source files, or a variant's number as text. Counts in the manifest that are not whole
+    numbers from 0 on are left out.
     """
     saved = manifest.source.get("annotations")
     fields = saved.items() if isinstance(saved, dict) else ()
@@ -257,10 +257,10 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
 def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
     """Return the luma (brightness) of the image field `name` of the records with these index row numbers.
 
-    The result is uint8 (n, height, width, 1). It has half the height and width if that is cheaper to decode, both are
-    even, and half of each is still at least `least` pixels. For images that are not colour images, and for codecs that
-    cannot decode luma alone, the result is that of `read_field`, with the field's channels and dtype. Raises what
-    `read_field` raises.
+    The result is uint8 (n, height, width, 1). Height and width are halved if that is cheaper to decode, both are even,
+    and both halves are at least `least` pixels. For images that are not colour images, and for codecs that cannot
+    decode luma alone, the result is that of `read_field`, with the field's channels and dtype. Raises what `read_field`
+    raises.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
@@ -275,7 +275,6 @@ def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
 
 
 def _place(cache: Cache, name: str) -> int:
-    """Return the position of the field `name` in a record's fields. Raises UsageError if there is no such field."""
     names = [field.name for field in cache.manifest.layout.fields]
     if name not in names:
         raise UsageError(f"the records of {cache.directory} have no field {name!r}: give one of {', '.join(names)}")
@@ -294,7 +293,7 @@ def _encoded(cache: Cache, numbers: Numbers, place: int) -> Iterator[list[memory
 
 
 def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) -> Rows:
-    """Return a copy of `rows` in which each row points only at the field at position `place` of its record."""
+    """Return a copy of `rows` that points only at the field at position `place` of each record."""
     spans = _spans(reader, layout, rows, place)
     parts: Rows = rows.copy()
     parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])

@@ -74,7 +74,7 @@ _KEPT: Final = ("number", "path", "source_bytes")
 
 
 def folder_path(place: str | Path) -> Path:
-    """Return the path of a local folder, given as a path or a file:// URL. A Path may have been made of a URL.
+    """Return the path of a local folder, given as a path or a file:// URL, which may have been made into a `Path`.
 
     Raises UsageError for any other URL, and for an empty text or one with a NUL character.
     """
@@ -149,7 +149,7 @@ class Claim:
 
     @classmethod
     def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
-        """Return the claim of a `command` that copies `files`; None means the files that the manifest lists."""
+        """Return the claim that `command` writes before it copies `files`; None means all files in the manifest."""
         entries = manifest.files if files is None else files
         return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries})
 
@@ -180,10 +180,9 @@ class Claim:
         return name_behind(name) != name and name_behind(name) in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Return whether the cache of `other` is this claim's cache, or a later state of it.
+        """Return whether `other` claims the same cache as this claim, or a later state of it.
 
-        A later state still has all shards of this claim's cache, unchanged. Its tables may have other names, but a
-        table that kept its name is unchanged, too.
+        A later state has all shards of the earlier one, unchanged, and each table that kept its name is unchanged, too.
         """
         if self.identity == other.identity:
             return True
@@ -204,7 +203,7 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
     if not there:
         return
     if WORK_NAME in there:
-        raise UsageError(f"{where} holds an unfinished warmup: finish it, or use another folder")
+        raise UsageError(f"{where} holds an unfinished warmup: run it again to finish it, or use another folder")
     if not claims:
         raise UsageError(
             f"{where} holds {named(there)} and no cache that could be continued, so nothing is written: remove these "
@@ -215,7 +214,8 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
     foreign = there & wanted.names - {name for claim in claims for name in claim.names}
     if foreign:
         raise UsageError(
-            f"{where} holds {named(foreign)} of another origin: move these files away, or use another folder"
+            f"{where} holds files that do not belong to its cache and would be replaced ({named(foreign)}): move them "
+            "away, or use another folder"
         )
 
 
@@ -285,11 +285,9 @@ def has_same_table(before: Manifest, after: Manifest) -> bool:
 def check_descends(old: Cache, new: Cache, where: str) -> None:
     """Raise UsageError unless the cache `new` begins with the samples of `old`: numbers, paths, labels, columns.
 
-    `where` is the folder of `old` for messages. If `new` was made by relabelling `old`, labels and columns may differ.
-    Only the samples tables are read, so the folders may lack all other files. Even they are not read if the manifests
-    list the same table, or if `old` is an earlier version of `new`. Comparing shards would not be enough: shards hold
-    no labels, and two caches of the same photographs have the same shards. Raises DamageError or FormatError for a
-    table that cannot be read.
+    If `new` was made by relabelling `old`, labels and columns may differ. `where` is the folder of `old` for messages.
+    Only the samples tables are read, and only if the manifests do not decide it. Shards could not decide it: they hold
+    no labels. Raises DamageError or FormatError for a table that cannot be read.
     """
     before, after = old.manifest, new.manifest
     if has_same_table(before, after) or before.identity in after.parents:
@@ -310,9 +308,9 @@ def check_descends(old: Cache, new: Cache, where: str) -> None:
 
 
 def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> list[Any] | bytes:
-    """Return the first `count` values of the column `name`.
+    """Return the first `count` values of the column `name`, with class names instead of class numbers.
 
-    Class numbers become class names, because new classes change the numbers.
+    New classes change the numbers.
     """
     column = table[name]
     if not isinstance(column, np.ndarray):
@@ -374,7 +372,6 @@ def _copy_cache(
     made: Mapping[str, bytes],
     lateness: Lateness,
 ) -> None:
-    """Copy a cache into `target`. `made` has the bytes, by name, of the files that are not copied from the source."""
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)

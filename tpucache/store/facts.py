@@ -50,9 +50,9 @@ class Findings:
     """Images and classes of a cache that a person should look at before training.
 
     `images` has the positions of samples (int64) by the name of the finding: `blank` (almost no contrast; only in
-    caches of uint8 images), `tiny` (the shorter side of the source image is shorter than that of the images in the
-    cache), `long` (one side is at least 4 times as long as the other), `suffix` (the file has another type than its
-    suffix says) and `turned` (EXIF turns the image). A finding is left out if the samples table lacks the columns for
+    caches of uint8 images), `tiny` (the source image's shorter side is below that of the stored images), `long` (one
+    side is at least 4 times as long as the other), `suffix` (the file has another type than its suffix says) and
+    `turned` (EXIF turns the image). A finding is left out if the samples table lacks the columns for
     it. `extremes` has the positions of the `darkest`, `brightest` and `faintest` (least contrast) samples, at most five
     each. `classes` has lines of text about the classes, and `paths` the path of every sample.
     """
@@ -125,7 +125,6 @@ def _contradicts_suffix(path: str, kind: str) -> bool:
 
 
 def _class_findings(cache: Cache) -> list[str]:
-    """Return lines about classes with few samples, unequal class sizes, and samples without a label."""
     labels, classes = cache.samples.labels, cache.manifest.classes
     if labels is None or not classes:
         return []

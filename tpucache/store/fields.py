@@ -51,7 +51,7 @@ class ResizedView:
     """How to decode a field at another image size than the stored one.
 
     `shape` is the stored shape of the field, `image` the stored shape of the image, and `canvas` the new height and
-    width. `fit` says how the image is fitted into the new size, like `Recipe.fit`. `frequencies` is the number of
+    width. `fit` says how the image is fitted into the new size, as in `Recipe.fit`. `frequencies` is the number of
     lowest frequencies, 1 to 8, that decoding uses of each 8x8 block of coefficients.
     """
 
@@ -117,10 +117,10 @@ class Field:
 
     @property
     def packed(self) -> Field:
-        """The description of the field in the form in which a device gets it.
+        """The field in the form that is sent to a device.
 
-        If the codec has a packed form, the device gets packed bytes, uint8 (n,), and decodes them. Otherwise the result
-        is the field itself.
+        If the codec has a packed form, that is packed bytes, uint8 (n,), which the device decodes. Otherwise it is the
+        field itself.
         """
         codec = CODECS[self.codec]
         if not isinstance(codec, PackedCodec):
@@ -137,7 +137,7 @@ class Field:
 
 
 def check_field(field: Field) -> None:
-    """Raise FormatError for a field that no cache can have; UnknownCodecError if only its codec is unknown."""
+    """Raise FormatError if no cache can have the field, UnknownCodecError if no installed package has its codec."""
     if FIELD_NAME.fullmatch(field.name) and re.fullmatch(r"[\w.-]{1,64}", field.codec) and field.codec not in CODECS:
         raise UnknownCodecError(
             f"the field {field.name!r} needs the codec {field.codec!r}, and neither tpucache nor an installed package "
@@ -145,7 +145,7 @@ def check_field(field: Field) -> None:
         )
     if not FIELD_NAME.fullmatch(field.name) or field.codec not in CODECS or field.dtype not in DTYPES:
         raise FormatError(
-            f"no field is allowed with the name {field.name!r}, the codec {field.codec!r} and the dtype {field.dtype!r}"
+            f"a field has an invalid name ({field.name!r}), codec ({field.codec!r}) or dtype ({field.dtype!r})"
         )
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
         raise FormatError(
@@ -281,5 +281,5 @@ class RecordLayout:
 
     @functools.cached_property
     def _lengths(self) -> str:
-        """The struct format of a record's header."""
+        """The format of a record's header, for the module `struct`."""
         return f"<{sum(field.stored_bytes is None for field in self.fields)}I"

@@ -126,7 +126,7 @@ def is_late(seconds: float) -> bool:
 
 
 def refuse_too_many_files(error: BaseException) -> None:
-    """Raise StoreError if `error` says that too many files are open, so that no file is damaged. Else do nothing."""
+    """Raise StoreError if `error` says that too many files are open: then no file is damaged. Else do nothing."""
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         return
     if error.errno == errno.ENFILE:
@@ -289,12 +289,12 @@ def check_is_local(path: str | Path) -> None:
 
 
 def is_url(path: str | Path) -> bool:
-    """Return whether a text is a URL, and no file of this machine has it as its path."""
+    """Return whether a text is a URL; False if it is the path of a file on this machine."""
     return _find_url(path) is not None
 
 
 def is_kaggle(place: str | Path) -> bool:
-    """Return whether a text names a dataset on Kaggle (kaggle:owner/slug), and no file has it as its path."""
+    """Return whether a text names a dataset on Kaggle (kaggle:owner/slug); False if it is the path of a file here."""
     return os.fspath(place).startswith(KAGGLE) and not Path(place).exists()
 
 
@@ -542,7 +542,6 @@ def parse_npy(data: bytes) -> npt.NDArray[Any]:
 
 
 def _dtype_of(text: str) -> np.dtype[Any]:
-    """Return the dtype that the text in a header names. Raises FormatError for any dtype but plain numbers."""
     found = _NUMBERS.fullmatch(text)
     if found is None or "f1" in text:
         raise FormatError(f"it does not hold plain numbers, but {text:.100}")

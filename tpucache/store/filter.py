@@ -46,8 +46,7 @@ class _Truth(NamedTuple):
 class _Values(NamedTuple):
     """One side of a comparison: a column of the samples table, or one constant for all samples.
 
-    `values` is an array (n,) or the constant, and `is_missing` says which values are missing. `is_text` is whether the
-    values are strings. `name` is the column's name or the constant as text, for messages.
+    `values` is an array (n,) or the constant. `name` is the column's name or the constant as text, for messages.
     """
 
     values: Any
@@ -147,7 +146,6 @@ class _Condition:
         return _Truth(result & is_present, ~result & is_present)
 
     def _values(self, node: ast.expr) -> _Values:
-        """Return the values of the column or constant that `node` names, for this condition's samples."""
         if isinstance(node, ast.Name):
             return self._column(node)
         constant: Any = None

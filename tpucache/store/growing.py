@@ -80,7 +80,7 @@ def spool_name(file: int) -> str:
 
 
 def ask_for(work: Path, positions: Numbers) -> None:
-    """Ask the builder to make the samples at these positions next, in this order, by a file in the folder `work`.
+    """Ask the builder, by a file in the folder `work`, to make the samples at these positions next, in this order.
 
     Does nothing once the cache is finished, because then there is no such folder. Raises OSError.
     """
@@ -163,7 +163,7 @@ class Arrivals(Arriving):
     def __init__(
         self, directory: Path, rows: int, samples: int, shards: Sequence[str], builder: Builder | None
     ) -> None:
-        """Store the cache's folder, the final numbers of its index rows and samples, and the names of its shards.
+        """Store how many index rows and samples the finished cache will have, and the names of its shards.
 
         `builder` is None if this process did not start the build.
         """
@@ -227,9 +227,9 @@ class Arrivals(Arriving):
         return self.finished.index[numbers]
 
     def _start_making(self, error: NoRoomError) -> None:
-        """From now on, make missing records in this process when they are read. Raises what `Builder.maker` raises.
+        """From now on, make missing records in this process, because the build ended with `error`, which is logged.
 
-        `error` is the error of the build, and is logged.
+        Raises what `Builder.maker` raises.
         """
         with self._lock:
             if self._make is None and self._builder is not None:
@@ -237,7 +237,6 @@ class Arrivals(Arriving):
                 _log.warning("%s Until then, the other records are decoded again each time they are read", error)
 
     def _make_in_memory(self, numbers: Numbers, make: RecordMaker) -> Rows:
-        """Make the missing records in a file in memory, and return the index rows of all records in `numbers`."""
         rows: Rows = self._rows[numbers]
         missing = np.flatnonzero(~self._is_here[numbers])
         records = make(numbers[missing])
@@ -347,7 +346,6 @@ class Arrivals(Arriving):
         time.sleep(_POLL_SECONDS)
 
     def _failure(self) -> str:
-        """Return why the last build failed; "" if it did not fail."""
         try:
             return (self.directory / WORK_NAME / FAILURE_NAME).read_text(encoding="utf-8", errors="replace")[:_LONGEST]
         except OSError:
@@ -421,7 +419,6 @@ class GrowingReader(ShardReader):
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
-        """Store `arrivals`, which has the index rows that are known so far. No file is opened yet."""
         super().__init__(arrivals.directory, ())
         self._arrivals = arrivals
 

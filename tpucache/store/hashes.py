@@ -84,7 +84,7 @@ def most_hashes_bytes(samples: int) -> int:
 
 
 def kept_hashes(cache: Cache) -> Hashes | None:
-    """Return the hashes that are stored in a cache's folder; None if there are none for these samples.
+    """Return the hashes that are stored in a cache's folder; None if there are none.
 
     A damaged file, or one with the hashes of other samples, is ignored with a warning.
     """
@@ -97,11 +97,10 @@ def kept_hashes(cache: Cache) -> Hashes | None:
 
 
 def check_hashes(cache: Cache) -> None:
-    """Raise StoreError if a cache's file of hashes was changed after it was written, or cannot be read.
+    """Raise StoreError if a cache's file of hashes is damaged, or has the hashes of other samples.
 
-    Also raises StoreError if the file has the hashes of other samples. Does nothing if there is no file. The zip
-    archive has a CRC-32 of each column. All its other bytes follow from the columns: the columns that were read are
-    encoded again, and the result is compared with the file.
+    Every byte is checked: the hashes that were read are encoded again and compared with the file. Does nothing if there
+    is no file.
     """
     path = cache.directory / hashes_name(cache.manifest)
     if not path.exists():
@@ -116,7 +115,6 @@ def check_hashes(cache: Cache) -> None:
 
 
 def _read_hashes(path: Path, cache: Cache) -> Hashes:
-    """Read a file of hashes. Raises StoreError if it is damaged, or has the hashes of other samples."""
     table = SampleTable(path, cache.manifest.samples)
     found = Hashes(*(_column(table, name) for name in _COLUMNS))
     if not np.array_equal(found.numbers, cache.samples.numbers):

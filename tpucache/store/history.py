@@ -48,7 +48,7 @@ def refuse_version(place: str | Path) -> None:
     cache, number = split_version(place)
     if number is not None and (is_url(cache) or (Path(cache) / MANIFEST_NAME).exists()):
         raise UsageError(
-            f"{place} is version {number} of {cache}, and a version stays as it is: give {cache}, or another place"
+            f"{place} is version {number} of {cache}, and versions cannot be changed: give {cache}, or another place"
         )
 
 
@@ -140,21 +140,20 @@ def versions_before(directory: str | Path, manifest: Manifest) -> Iterator[Manif
 
 
 def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return all files of a version and of the versions before it, each once, but not the file of `manifest` itself.
+    """Return the files of a version and of the versions before it, each once, but not the version's own manifest.
 
-    Earlier versions add the files of their manifests, their tables, and the shards that later versions replaced.
-    Raises DamageError or FormatError if the manifest of an earlier version is missing or damaged, and FormatError if
-    two versions list a file with different SHA-256.
+    Earlier versions add the files of their manifests, their tables, and the shards that later versions replaced. Raises
+    DamageError or FormatError if the manifest of an earlier version is missing or damaged, and FormatError if two
+    versions list a file with different SHA-256.
     """
     return joined_files(manifest, list(versions_before(directory, manifest)))
 
 
 def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
-    """Return all files of a version and of earlier versions, each once, but not the file of `manifest` itself.
+    """Return the files of a version and of its earlier versions, each once, but not the version's own manifest.
 
-    `manifest` is the version's manifest, and `before` has the manifests of the earlier versions. The result has the
-    files that these manifests list, and the files that hold the manifests in `before`. Raises FormatError if two
-    manifests list a file with different SHA-256.
+    `manifest` is the version's manifest, and `before` has the manifests of the earlier versions: the files that hold
+    these are included. Raises FormatError if two manifests list a file with different SHA-256.
     """
     files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
     for each in before:
@@ -237,7 +236,7 @@ def _times_text(content: Mapping[str, Any]) -> bytes:
 
 
 def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:
-    """Write into the file of creation times that the version with this manifest was made now. Raises OSError.
+    """Store the present time as the creation time of the version with this manifest. Raises OSError.
 
     Only the times of this version and of its earlier versions are kept. `aside` is that of `write_atomically`.
     """
@@ -248,9 +247,9 @@ def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) ->
 
 
 class _State(NamedTuple):
-    """The status of `manifest.json`. It changes when another file replaces this file.
+    """What identifies the file `manifest.json`, to notice when another file replaces it.
 
-    `device` and `inode` identify the file, `bytes` is its size, and `changed` its modification time in nanoseconds.
+    `bytes` is its size, and `changed` its modification time in nanoseconds.
     """
 
     device: int

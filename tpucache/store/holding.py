@@ -230,10 +230,7 @@ def _take_lease(path: Path, content: bytes) -> None:
 
 
 def _remove_expired(path: Path) -> None:
-    """Remove an expired lease.
-
-    Raises BlockingIOError if the lease has not expired, or if another process is removing it.
-    """
+    """Remove an expired lease. Raises BlockingIOError if it has not expired, or another process is removing it."""
     if _is_live(path, read_holder(path)):
         raise BlockingIOError(errno.EWOULDBLOCK, "the lease is held", os.fspath(path))
     mark = path.with_name(f"{path.name}.expired")
@@ -294,7 +291,7 @@ def _place() -> str:
 
 
 def _start(pid: int) -> str:
-    """Return the time at which a process started, by the kernel's clock; "" if it is unknown."""
+    """Return the time at which a process started, by the kernel's clock; "ended" for a zombie, "" if it is unknown."""
     try:
         values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "ended" if values[0] in "ZX" else values[19]  # a zombie has ended

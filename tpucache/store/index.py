@@ -32,10 +32,10 @@ Numbers = npt.NDArray[np.int64]
 
 
 class _OpenIndex(NamedTuple):
-    """An open index file.
+    """An open index file, whose first row starts at the byte `offset`.
 
-    `offset` is the byte at which the first row starts. `rows` has all rows, and `memory` is the same memory as bytes.
-    `loaded` says for each block of rows whether it was read already; rows of other blocks are zeros.
+    `memory` has the same memory as `rows`, as bytes. `loaded` says which blocks of rows were read; the rows of other
+    blocks are zeros.
     """
 
     file: OpenFile
@@ -101,10 +101,10 @@ class RecordIndex:
         return self._opened
 
     def _load(self, table: _OpenIndex, blocks: Numbers) -> None:
-        """Read the blocks of rows with these numbers into memory.
+        """Read these blocks of rows into memory.
 
-        Threads and forked processes may read the same block at once: they write the same bytes. Raises DamageError if
-        the file cannot be read, or if a row has a length that no record can have.
+        Threads and forked processes may read the same block at once: they write the same bytes. Raises DamageError,
+        also for a row with a length that no record can have.
         """
         size = _BLOCK * INDEX_DTYPE.itemsize
         if len(blocks) > 1:  # all blocks are requested at once, so that a slow disk's latency is paid once
@@ -122,8 +122,8 @@ class RecordIndex:
             longest = int(table.rows["length"][block << _BLOCK_BITS : (block + 1) << _BLOCK_BITS].max(initial=0))
             if longest > self._longest:
                 raise DamageError(
-                    f"{self._path} has a record of {longest:,} bytes, but a record with these fields has at "
-                    f"most {self._longest:,} bytes: run `tpucache verify`, or copy the cache again"
+                    f"{self._path} has a record of {longest:,} bytes, but the cache's fields take at most "
+                    f"{self._longest:,} bytes: run `tpucache verify`, or copy the cache again"
                 )
             table.loaded[block] = True
 

@@ -172,9 +172,9 @@ def mean_and_std(
 class Manifest:
     """The contents of a cache, its source, and the tools that made it.
 
-    `variants` are the numbers of the variants in the cache, 0 (clean) first. For each frequency band, the index has
-    `samples` rows for each variant, in this order. `recipe`, `source` and `created_by` are for warmup and for people:
-    readers do not interpret them.
+    `variants` are the numbers of the variants in the cache, 0 (clean) first. The index has one frequency band after
+    another, and in each band `samples` rows for each variant, in the order of `variants`. `recipe`, `source` and
+    `created_by` are for warmup and for people: readers do not interpret them.
 
     `version` is the version of the format; only `changed` updates it. `deleted` are the deleted samples whose records
     are still in shards. `history` is None in the first version of a cache.
@@ -249,8 +249,7 @@ class Manifest:
     def value_bytes(self) -> int:
         """The size in bytes from which an LMDB value is full, in a cache with bands; 0 in other caches.
 
-        In a cache with bands, records are joined into one value until the value is full. In other caches, each record
-        is a value of its own.
+        With bands, records are joined into one value until it is full. Otherwise each record is a value of its own.
         """
         return value_bytes_of(self.fields)
 
@@ -297,7 +296,7 @@ class Manifest:
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def save(self, directory: str | Path, aside: Path | None = None) -> None:
-        """Write the manifest atomically (see `write_atomically`). A directory with a manifest is a finished cache."""
+        """Write the manifest atomically: the folder is then a finished cache. `aside` is that of `write_atomically`."""
         write_atomically(Path(directory) / fmt.MANIFEST_NAME, self.text.encode(), aside)
 
     @classmethod
@@ -332,7 +331,7 @@ class Manifest:
     def from_json(cls, text: str | bytes) -> Manifest:
         """Parse and validate a manifest's JSON text. Raises FormatError for any other text.
 
-        If the text has a digest, it must be that of the text. Manifests that version 0.2 wrote have no digest.
+        If the text has a digest, it must be the SHA-256 of all other lines. Manifests that version 0.2 wrote have none.
         """
         content = parse_object(text, "manifest")
         manifest = _read_manifest(content)
@@ -342,7 +341,6 @@ class Manifest:
 
 
 def _check_digest(text: bytes) -> None:
-    """Raise FormatError unless the digest line of a manifest has the SHA-256 of all other lines."""
     found = _DIGEST_LINE.search(text)
     if found is None or hashlib.sha256(text[: found.start()] + text[found.end() :]).hexdigest() != found[1].decode():
         raise FormatError("it was changed after it was written: its digest is that of another text")
@@ -351,7 +349,7 @@ def _check_digest(text: bytes) -> None:
 def unknown_keys(text: bytes) -> list[str]:
     """Return the unknown keys in the text of a manifest, sorted.
 
-    If the text has a digest, which covers all keys, an empty list is returned.
+    Returns [] for a text with a digest: there the digest has shown that no key was damaged.
     """
     content = parse_object(text, "manifest")
     expected = {"format", *(field.name for field in dataclasses.fields(Manifest))}
@@ -401,7 +399,6 @@ def _read_manifest(content: Mapping[str, Any]) -> Manifest:
 
 
 def _check_each(check: Callable[[Any], None], name: str, entries: Sequence[Any]) -> None:
-    """Call `check` for each entry of a list. Its errors are raised with the list's `name` and the entry's position."""
     for number, entry in enumerate(entries):
         try:
             check(entry)

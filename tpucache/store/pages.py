@@ -87,7 +87,7 @@ def walk(file: BinaryIO, layout: MetaPage | None = None) -> Iterator[Extent]:
 
 def _walk_page(file: BinaryIO, layout: MetaPage, number: int, levels: int, seen: set[int]) -> Iterator[Extent]:
     if not 0 < levels <= _MAX_DEPTH or number in seen:
-        raise FormatError(f"{_name(file)}: page {number} is at an impossible place in its tree")
+        raise FormatError(f"{_name(file)}: page {number} is in the tree twice or too deep")
     seen.add(number)
     start = number * layout.page_size
     page = _read_page(file, layout, number)

@@ -158,7 +158,7 @@ class ShardReader:
         return self._proven.issuperset(shards) and self._distrusted.isdisjoint(shards)
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
-        """Open the files of some records. The context returns two arrays: file descriptors, int64 (n,), and rows.
+        """Open the files of some records. The context manager returns file descriptors, int64 (n,), and rows.
 
         Row i has the offset and length of record i in the file with descriptor i. Subclasses may open other files than
         the shards, and return other rows than `rows`. Raises DamageError, FormatError, StoreError.
@@ -183,9 +183,10 @@ class ShardReader:
             raise DamageError(f"Shard {self.path(shard).name} cannot be read: {error}. {self._remedy()}") from error
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Check the first record of each newly opened shard: its bytes in `views` must match its checksum.
+        """Compare the first record that is read from each newly opened shard with its checksum.
 
-        Of shards for which `distrust` was called, all records in `rows` are checked. Raises DamageError.
+        If `distrust` was called for a shard, all its records in `rows` are compared. `views` has the bytes of the
+        records. Raises DamageError.
         """
         distrusted = self._distrusted.intersection(shards)
         places = [at for at, shard in enumerate(shards) if shard in distrusted] if distrusted else []
@@ -323,7 +324,7 @@ class ShardReader:
 
 
 class OpenFiles:
-    """A context that returns the file descriptors and rows of some records, and keeps their files open.
+    """A context manager that returns the file descriptors and rows of some records, and keeps their files open.
 
     It is a class, because a generator with `contextmanager` would take longer than reading a single sample.
     """

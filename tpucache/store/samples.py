@@ -247,7 +247,6 @@ class SampleTable(Mapping[str, Column]):
 
 
 def _to_strings(data: Array, ends: Array) -> Strings:
-    """Return the `Strings` with these two arrays. Raises FormatError if the arrays do not fit together."""
     plain = data.dtype == np.uint8 and ends.dtype == np.dtype("<i8") and data.ndim == ends.ndim == 1
     if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
         raise FormatError(

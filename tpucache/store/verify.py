@@ -92,7 +92,6 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         return found
 
     def check_share(first: int) -> list[list[Damage]]:
-        """Check every shard whose position is `first` plus a multiple of `_THREADS`."""
         share = range(first, len(manifest.shards), _THREADS)
         shards = [WholeFile(directory / manifest.shards[at].name, manifest.shards[at].bytes) for at in share]
         with FilesAhead(shards, lateness) as files:
@@ -117,7 +116,6 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
 
 
 def _check_times(directory: Path) -> list[Damage]:
-    """Return the damage in the file of times, which no manifest lists."""
     try:
         check_times(directory)
     except (DamageError, FormatError) as error:
@@ -126,7 +124,7 @@ def _check_times(directory: Path) -> list[Damage]:
 
 
 def _check_hashes(cache: Cache) -> list[Damage]:
-    """Return the damage in the file of hashes, which no manifest lists. The samples table must be undamaged."""
+    """Return the damage in the file of hashes. The samples table must be undamaged."""
     from tpucache.store.hashes import check_hashes, hashes_name  # a warmup needs neither
 
     try:
@@ -139,7 +137,6 @@ def _check_hashes(cache: Cache) -> list[Damage]:
 
 
 def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the damage in the manifests of earlier versions, and in files that only earlier versions use."""
     digests = {entry.name: entry.sha256 for entry in manifest.files}
     for number in range(1, manifest.number):
         try:
@@ -162,15 +159,13 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _unknown_key(names: Sequence[str]) -> str:
-    """Return the text for `Damage.reason` if a manifest has the unknown keys `names`. It shows the first of them."""
     return f"has the key {names[0]!r:.60}, which no version of tpucache wrote into a manifest without a digest"
 
 
 def _check_manifest(cache: Cache, unknown: Sequence[str], *, has_table: bool) -> Iterator[str]:
     """Yield texts that say how a manifest contradicts itself or the samples table.
 
-    `unknown` is the result of `unknown_keys`. If `has_table` is False, the samples table is damaged, and the
-    manifest is not compared with it.
+    `unknown` is the result of `unknown_keys`. If `has_table` is False, the samples table is damaged and not compared.
     """
     manifest, statistics = cache.manifest, cache.manifest.statistics
     if unknown:
@@ -250,11 +245,10 @@ def _with_deleted(
 ) -> tuple[Rows, Rows]:
     """Return the sample numbers and index rows of all records in a shard, including records of deleted samples.
 
-    `keys` and `rows` are the numbers and index rows of the samples that were not deleted. `extents` are the values that
-    were found in the file, and `shard` is the shard's number. `entry` lists the deleted samples whose records are still
-    in the shard: their checksums are computed from the file. `layout` is given if values join several records. Raises
-    DamageError if the file has another number of records than are listed, or if a sample is also listed as deleted.
-    Raises OSError if the file cannot be read.
+    `keys` and `rows` are the numbers and index rows of the other samples, and `extents` the values in the file. The
+    index does not list records of deleted samples, so their checksums are computed from the file. `layout` is given if
+    values join several records. Raises DamageError if the file has another number of records than are listed, or if a
+    sample is also listed as deleted.
     """
     places: list[tuple[int, int]] = []
     for extent in extents:
@@ -284,8 +278,7 @@ def _with_deleted(
 def _holding(chunks: Iterator[bytes], file: WholeFile, lateness: Lateness, held: io.BytesIO) -> Iterator[bytes]:
     """Yield `chunks`, the bytes of a file. If the storage answers late, also write them into `held`.
 
-    The records are then checked in `held`, so that the file is not read twice. Files of more than `_MOST_HELD` bytes
-    are not written into `held`.
+    The records are then checked in `held`, not read again. Files above `_MOST_HELD` bytes are not held.
     """
     is_held = False
     for number, chunk in enumerate(chunks):
@@ -297,10 +290,7 @@ def _holding(chunks: Iterator[bytes], file: WholeFile, lateness: Lateness, held:
 
 
 def _check_file(directory: Path, entry: FileEntry, lateness: Lateness) -> list[Damage]:
-    """Return the damage of a file: it is missing or cannot be read, or has another size or SHA-256 than `entry`.
-
-    The list is empty for an undamaged file.
-    """
+    """Return the damage of a file: missing, unreadable, or with another size or SHA-256 than `entry`; [] for none."""
     file = WholeFile(directory / entry.name, entry.bytes)
     with FilesAhead([file], lateness) as files:
         return list(_compare(file, entry, files.chunks(file), {}))

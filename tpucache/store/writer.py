@@ -196,7 +196,6 @@ class ShardWriter:
         self._batch_bytes = 0
 
     def _verify(self, size: int) -> tuple[npt.NDArray[Any], str]:
-        """Return the index rows and the file's SHA-256. Raises BuildError if the file is not as expected."""
         with self._path.open("rb") as file:
             system.begin_writing(file.fileno())  # so that the disk works while the file is hashed
             layout = pages.read_layout(file)
@@ -213,7 +212,7 @@ class ShardWriter:
     def _compare_places(self, extents: list[pages.Extent]) -> None:
         """Raise BuildError if LMDB returns another key, length or offset of a value than walking the pages did.
 
-        LMDB returns addresses in its map of the file, so address minus offset must be the same for all values.
+        LMDB returns addresses in memory: address minus offset must be the same for all values.
         """
         env = lmdb.open(str(self._path), subdir=False, lock=False, readonly=True, create=False, max_dbs=0, **_ENGINE)
         try:

@@ -56,7 +56,7 @@ def test_a_file_that_no_claim_tells_of_is_not_overwritten():
     check_ours("there", ["v00-00000.lmdb", "notes.txt"], [before], after)
     check_ours("there", ["v00-00000.lmdb", "v01-00000.lmdb"], [before, after], after)
     for name in ("v01-00000.lmdb", ".v01-00000.lmdb.part"):
-        with pytest.raises(UsageError, match=f"holds {name} of another origin"):
+        with pytest.raises(UsageError, match=f"do not belong to its cache and would be replaced .{name}"):
             check_ours("there", ["v00-00000.lmdb", name], [dataclasses.replace(before, command="finished")], after)
 
 
