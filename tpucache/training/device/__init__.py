@@ -48,11 +48,12 @@ DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
 def open_device(
     backend: str = "auto", cores: int | None = None, device: str = "auto", *, compile: bool = False
 ) -> Device:
-    """Return the device of one of BACKENDS, by default the best one of this machine.
+    """Open a device with a backend; by default, the best device of this machine.
 
-    `cores` is 1, or None for all; only xla has several cores. "auto" is xla on a TPU, and otherwise torch, on a GPU if
-    there is one. For the backend torch, `device` is one of DEVICES, and `compile` asks for torch.compile. Raises
-    UsageError where there is no such backend, number of cores or device, and DependencyError for xla without torch_xla.
+    `backend` is one of BACKENDS or "auto": xla on a TPU, otherwise torch, on a GPU if there is one. `cores` is 1, or
+    None for all; only xla has several. For torch, `device` is one of DEVICES, and `compile` asks for torch.compile.
+    Raises UsageError if there is no such backend, number of cores or device, and DependencyError for xla without
+    torch_xla.
     """
     name = choose_backend(backend, device, compile=compile).backend
     if name not in BACKENDS:

@@ -49,7 +49,7 @@ class BusyTime:
         self._until = -math.inf
 
     def add(self, began: float, ended: float) -> None:
-        """Add the next execution: the times at which it was sent and at which it ended, in seconds of one clock."""
+        """Add the next execution: when it was sent and when it ended, in seconds of one clock."""
         self.seconds += max(0.0, ended - max(began, self._until))
         self._until = max(self._until, ended)
 

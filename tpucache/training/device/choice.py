@@ -1,4 +1,4 @@
-"""Chooses a backend where none is named. It opens no device, and imports neither torch nor torch_xla."""
+"""Chooses a backend if none is named. It opens no device, and imports neither torch nor torch_xla."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EAGER: Final = "eager"
 
 
 class Choice(NamedTuple):
-    """The name of a backend, and the reason why it was chosen; the reason is "" where the user named the backend."""
+    """The name of a backend, and why it was chosen; the reason is "" if the user named the backend."""
 
     backend: str
     why: str = ""
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 
 def backend_of(name: str) -> str:
-    """Return a backend's name; for `eager`, another name of plain torch, it is "torch"."""
+    """Return `name`; for `eager`, another name of plain torch, return "torch"."""
     return "torch" if name == _EAGER else name
 
 
@@ -43,9 +43,8 @@ def choose_backend(
     """Return the named backend, or else the best one for this machine: xla on a TPU, otherwise torch.
 
     Only the backend torch takes `device`, `compile` and `processes` and runs under torchrun, so torch is chosen in
-    these cases. Otherwise PJRT_DEVICE decides, if it is set. This does not touch XLA, because a process that has
-    touched it cannot fork: it looks for a TPU on the PCI bus and among the device files. `tpu` is the function that
-    looks for the TPU.
+    these cases. Otherwise PJRT_DEVICE decides, if it is set. `tpu` is the function that looks for a TPU, by default on
+    the PCI bus and among the device files: XLA is not started, because a process that has started it cannot fork.
     """
     if backend != AUTO:
         return Choice(backend_of(backend))

@@ -50,9 +50,9 @@ def open_processes(device: str) -> Processes:
 
 
 class HostGroup(Processes):
-    """One process on each host; all run one program on the devices of all hosts.
+    """A group of processes, one on each host, that together run one program on the devices of all hosts.
 
-    They exchange values in the hosts' memory.
+    They exchange values in host memory.
     """
 
     def __init__(self, rank: int, world_size: int, address: str) -> None:
@@ -75,9 +75,9 @@ class HostGroup(Processes):
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def largest_before(self) -> Callable[[float], float]:
-        """Return a function that begins to exchange its argument, and returns the result of the call before.
+        """Return a function that begins to exchange a number, and returns the result of the exchange before it.
 
-        See `Processes.largest_before`: the result is the largest of all processes' numbers, and 0 in the first call.
+        The result is the largest number of all processes, 0 in the first call; see `Processes.largest_before`.
         """
         begun: list[tuple[Any, torch.Tensor]] = []
 
@@ -273,7 +273,7 @@ def _take_device(module: Any, device: str, number: int) -> None:
     count = module.device_count()
     if number >= count:
         raise UsageError(
-            f"this host has {count} of the devices {device!r}, and each process needs a device: start {count} "
+            f"each process needs a device of its own, and this host has {count} of {device!r}: start {count} "
             "process(es) on it, or use --device cpu"
         )
     module.set_device(number)

@@ -29,9 +29,10 @@ _joined: list[Processes] = []
 
 
 class Processes:
-    """This process alone: its methods exchange nothing, and cost nothing.
+    """A group of this process alone: its methods exchange nothing, and cost nothing.
 
-    The methods are described for several processes, which all have to make the same calls in the same order.
+    The docstrings of the methods describe a group of several processes, which all make the same calls in the same
+    order.
     """
 
     rank = 0
@@ -60,10 +61,10 @@ class Processes:
         return value
 
     def largest_before(self) -> Callable[[float], float]:
-        """Return a function that takes a number in each call, and returns the largest number of the call before.
+        """Return a function that exchanges a number, and returns the largest one of the call before.
 
-        That is the largest of all processes' numbers, and 0 in the first call. So the function does not wait for a
-        process that has not made the present call yet. With one process the function returns its argument.
+        That is the largest of all processes' numbers, and 0 in the first call. So no process waits for one that has not
+        made the present call yet. With one process the function returns its argument.
         """
         return lambda value: value
 
@@ -109,7 +110,7 @@ class Processes:
         """Overwrite a model's buffers with the main process's values."""
 
     def norms(self, model: nn.Module) -> nn.Module:
-        """Return the model with normalisation layers that use the global batch's statistics, where torch has them."""
+        """Return the model with normalisation layers that use the global batch's statistics, if torch has them."""
         return model
 
     def explained(self) -> AbstractContextManager[object]:
@@ -122,7 +123,7 @@ ALONE: Final = Processes()
 
 
 def current() -> Processes:
-    """Return the processes that this process has joined, or this process alone."""
+    """Return the group of processes that this process has joined, or else `ALONE`."""
     return _joined[0] if _joined else ALONE
 
 

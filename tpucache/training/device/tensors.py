@@ -15,7 +15,7 @@ from tpucache.training.device.base import Device
 
 @dataclass(frozen=True)
 class ResidentRows:
-    """The records of a batch that stay in the device's memory, in rows of `resident`.
+    """A batch whose records are rows of `resident`, a table in the device's memory.
 
     `sent` has the numbers of these rows, and the records to write to them first.
     """
@@ -43,8 +43,8 @@ class DeviceBatch:
     `fields` are the records' fields: images are uint8 (batch, height, width, channels), or packed (batch, n). `labels`
     is (batch,) or (batch, m). `draws` are the batch's random numbers (batch, n), if there are any.
 
-    If records stay on the device, the batch has only their `rows` until `gathered` returns it with its fields; until
-    then, `labels` are the row numbers, int32 (batch,).
+    If records stay on the device, `fields` is empty, `rows` says which rows they are in, and `labels` are these rows'
+    numbers, int32 (batch,). `gathered` returns the batch with its fields and labels.
     """
 
     fields: Mapping[str, torch.Tensor]
@@ -79,8 +79,8 @@ class DeviceBatch:
 def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Send `batches`, which have one shape and dtype, and return them on `device`; see `Device.put`.
 
-    A device with a method `put_all` gets them in one call of it, and sends them in one transfer if it can. To any other
-    device, they are sent one by one.
+    If the device has a method `put_all`, that gets all of them, and may use one transfer. Otherwise they are sent one
+    by one.
     """
     send = getattr(device, "put_all", None)
     return [device.put(batch) for batch in batches] if send is None else send(batches)

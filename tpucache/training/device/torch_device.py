@@ -37,7 +37,7 @@ _NUMBERS: Final = itertools.count(1)
 def open_device(cores: int, device: str, compile: bool) -> TorchDevice:
     """Return a device of the kind that `device` names; `compile` asks for torch.compile.
 
-    Raises UsageError for more than one core, and where this machine has no such device.
+    Raises UsageError for more than one core, and if this machine has no such device.
     """
     if cores != 1:
         raise UsageError(f"the torch backend runs on 1 core, not {cores}: use --backend xla, or torchrun")
@@ -151,7 +151,7 @@ def compiled_graphs() -> int:
 class CpuDevice(TorchDevice):
     """The host's processor. Every operation has ended when its call returns.
 
-    Weights and images have the channels-last layout: a step of resnet9 takes 0.81 of the time that it takes without it.
+    Weights and images have the channels-last layout, in which a step of resnet9 takes 0.81 of the time.
     """
 
     def __init__(self, compiles: bool = False) -> None:
@@ -187,7 +187,7 @@ class CpuDevice(TorchDevice):
         """Do nothing: all operations have run."""
 
     def counters(self) -> Counters:
-        """Return the number of torch.compile's graphs, the time spent within steps, and the bytes received."""
+        """Return how many graphs torch.compile made, the time spent within steps, and the bytes received."""
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> None:
@@ -195,10 +195,7 @@ class CpuDevice(TorchDevice):
 
 
 def open_accelerator(kind: str, compiles: bool = False) -> AcceleratorDevice:
-    """Return the current device of a kind, "cuda" or "tpu", after starting it.
-
-    Raises UsageError where the device does not start.
-    """
+    """Start the current device of a kind, "cuda" or "tpu", and return it. Raises UsageError if it does not start."""
     module = getattr(torch, kind)
     try:
         device = torch.device(kind, module.current_device())
@@ -267,7 +264,7 @@ class AcceleratorDevice(TorchDevice):
 
     @contextlib.contextmanager
     def preserve_rng(self) -> Iterator[None]:
-        """Restore the device's random number generator and torch's default generator after the context."""
+        """Return a context after which the device's generator and torch's default generator are as before."""
         state = self._module.get_rng_state(self.torch_device)
         try:
             with torch.random.fork_rng(devices=()):
@@ -276,7 +273,7 @@ class AcceleratorDevice(TorchDevice):
             self._module.set_rng_state(state, self.torch_device)
 
     def step_end(self) -> None:
-        """Record an event at the end of the execution, and wait until no more than MOST_AHEAD executions are queued."""
+        """Record the end of the execution; wait until at most MOST_AHEAD executions are queued."""
         if self._began is None:
             return
         self._executions.append((self._began, self._record()))
@@ -290,17 +287,17 @@ class AcceleratorDevice(TorchDevice):
         self._module.synchronize(self.torch_device)
 
     def counters(self) -> Counters:
-        """Return the number of torch.compile's graphs, the time of ended executions, and the bytes received."""
+        """Return how many graphs torch.compile made, the time of ended executions, and the bytes received."""
         self._count_ended()
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of torch's tensors, in bytes; None where torch does not count it for this device."""
+        """Return the peak memory of torch's tensors, in bytes; None if torch does not count it for this device."""
         peak = getattr(self._module, "max_memory_allocated", None)
         return None if peak is None else int(peak(self.torch_device))
 
     def free_bytes(self) -> int | None:
-        """Return the device memory that no program has reserved; None where it is not reported.
+        """Return the device memory that no program has reserved; None if it is not reported.
 
         Memory that torch has reserved in this process is not free, even if no tensor uses it.
         """
@@ -438,7 +435,7 @@ class CudaDevice(AcceleratorDevice):
 def _products() -> tuple[str, bool] | None:
     """Return torch's precision of float32 matrix multiplications, and whether convolutions may use TF32.
 
-    Return None where the program uses the newer settings of torch 2.9, which cannot be mixed with these.
+    Return None if the program uses the newer settings of torch 2.9, which cannot be mixed with these.
     """
     try:
         with _no_warning():

@@ -1,9 +1,9 @@
-"""The backend xla: one core as a plain device, all cores by SPMD over a one-axis mesh. Only this file imports
-torch_xla.
+"""The backend xla: one core as a plain device, all cores by SPMD over a one-axis mesh.
 
-With SPMD there is one process, one loader, one copy of the data and one trace, however many cores a host has. Batches
-are split along their first dimension, parameters are replicated, and BatchNorm sees the global batch. On a pod there is
-one process on each host, which reads and sends its rows of the global batch; all run the same program.
+Only this file imports torch_xla. With SPMD there is one process, one loader, one copy of the data and one trace,
+however many cores a host has. Batches are split along their first dimension, parameters are replicated, and BatchNorm
+sees the global batch. On a pod there is one process on each host, which reads and sends its rows of the global batch;
+all run the same program.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ _log: Final = logging.getLogger("tpucache")
 def open_device(cores: int, device: str, compile: bool) -> XlaDevice:
     """Return the device that PJRT_DEVICE names. Raises UsageError if `device` is not "auto", or `compile` is set."""
     if device != "auto":
-        raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
+        raise UsageError(
+            f"xla uses the device that PJRT_DEVICE names, not {device!r}: for that one, use --backend torch"
+        )
     if compile:
         raise UsageError("xla compiles whole steps by itself: leave --compile out, or use --backend torch")
     return XlaDevice(cores)
@@ -132,8 +134,8 @@ class XlaDevice:
     def _open_mesh(self, hosts: int) -> None:
         """Make the mesh over which batches are split: all cores of all hosts.
 
-        Raises UsageError if `self.cores` is neither 0 nor the number of this host's cores, and if the hosts have
-        different numbers of cores.
+        Raises UsageError if `self.cores` is neither 0, for all, nor the number of this host's cores, or if the hosts
+        have different numbers of cores.
         """
         if not xr.is_spmd():
             xr.use_spmd()
@@ -142,12 +144,12 @@ class XlaDevice:
         if self.cores != available:
             raise UsageError(
                 f"cores is {'1 or ' * (hosts == 1)}all: this machine has {available} ({xr.device_type()}), not "
-                f"{self.cores}. XLA's CPU client has as many cores as CPU_NUM_DEVICES says"
+                f"{self.cores}. On a CPU, CPU_NUM_DEVICES sets the number"
             )
         if everywhere != available * hosts:
             raise UsageError(
-                f"the {hosts} hosts have {everywhere} cores, and this host has {available}: use hosts with the same "
-                "number of cores"
+                f"the {hosts} hosts together have {everywhere} cores, and this host {available}: use hosts with the "
+                "same number of cores"
             )
         self._mesh = xs.Mesh(np.arange(everywhere), (everywhere,), ("data",))
         self._is_sliced = hosts == 1 and self._can_slice()
@@ -203,10 +205,7 @@ class XlaDevice:
         return sent
 
     def _put_slices(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send each core its rows of a batch, and return the batch on the device.
-
-        If torch_xla got the whole batch, it would copy each core's rows once more.
-        """
+        """Send each core only its rows of a batch: torch_xla would copy each core's rows of a whole batch once more."""
         sharding = self._mesh.get_op_sharding(_split(batch))
         sent: torch.Tensor = torch_xla._XLAC._global_tensor_from_cpu_shards(
             [*batch.chunk(self.cores)], sharding, [*batch.shape]
@@ -218,7 +217,7 @@ class XlaDevice:
         return XlaTable(slots, chunk, self._mesh)
 
     def free_bytes(self) -> int | None:
-        """Return the free memory of the fullest core times the number of cores; None where it is not reported.
+        """Return the free memory of the fullest core times the number of cores; None if it is not reported.
 
         torch_xla 2.9 does not report it for several cores, and XLA's CPU client not at all.
         """
@@ -231,7 +230,7 @@ class XlaDevice:
         """Do nothing: XLA orders computations by the data that they need."""
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that copies the tensor to the host once it is computed; it waits for nothing sent later."""
+        """Return a function that waits for the tensor, but for no later operation, and copies it to the host."""
         return tensor.cpu
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -269,7 +268,7 @@ class XlaDevice:
 
     @contextlib.contextmanager
     def preserve_rng(self) -> Iterator[None]:
-        """Restore the device's and torch's random number generators afterwards."""
+        """Return a context after which the device's and torch's random number generators are as before."""
         state = xm.get_rng_state()
         try:
             with torch.random.fork_rng(devices=()):
@@ -322,7 +321,7 @@ class XlaDevice:
         return None if found is None else max(int(each["peak_bytes_used"]) for each in found)
 
     def _memory_info(self) -> list[Mapping[str, int]] | None:
-        """Return the runtime's figures on each core's memory, None where it has none.
+        """Return the runtime's figures on each core's memory, None if it has none.
 
         With several cores, torch_xla 2.9 sees one virtual device, and has no figures for it.
         """
@@ -370,13 +369,13 @@ def keep_compiled(kind: str) -> None:
 class XlaTable:
     """Records in the memory of the cores. Each core keeps its rows of every chunk, one chunk after another.
 
-    A row is padded to whole tiles, as a TPU's memory would pad it: so the planned bytes are the bytes taken.
+    Rows are padded to whole tiles, as in a TPU's memory, so that the table takes exactly the planned bytes.
     """
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
-        """Reserve memory for the rows of `slots`, divided over the cores of `mesh` in the way in which chunks are.
+        """Reserve memory for the rows of `slots`, divided over the cores of `mesh` as chunks are.
 
-        `chunk` shows the shape and dtype of the chunks. Raises DeviceFullError where the memory is not enough.
+        `chunk` shows the shape and dtype of the chunks. Raises DeviceFullError if the memory is not enough.
         """
         self._shape, self._slots, self._mesh = chunk.shape[1:], slots, mesh
         self._each = len(chunk) // slots.cores
@@ -420,7 +419,6 @@ class XlaTable:
         return rows
 
     def _taken_locally(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the rows `slots`, each on the core that needs it, without an exchange between the cores."""
         own = xs.enable_manual_sharding(self.rows, _split(self.rows), mesh=self._mesh).global_tensor
         places = xs.enable_manual_sharding(slots, _split(slots), mesh=self._mesh).global_tensor
         found = own[0].index_select(0, places % self._slots.rows_a_core)

@@ -72,10 +72,10 @@ _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own
 class Defaults(NamedTuple):
     """The default learning rate and the settings that go with it.
 
-    `lr` is the highest rate of the schedule, for a batch of 256, and `scale` says how it scales with the batch size.
-    Batches smaller than `least_batch` have the rate of a batch of this size: they belong to short runs.
-    `ramp` is the share of the steps in which the rate rises; None: the schedule's own. `source` says where the values
-    come from, for messages.
+    `lr` is the highest rate of the schedule, for a batch of 256, and `scale` says how it scales with the batch size. A
+    batch below `least_batch` has the rate of `least_batch`, because it belongs to a short run. `ramp` is the share of
+    the steps in which the rate rises; None is the schedule's own. `source` says where the values come from, for
+    messages.
     """
 
     lr: float
@@ -110,9 +110,9 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
 
 @dataclass(frozen=True)
 class Custom:
-    """Objects that a Python program gives instead of names.
+    """Functions that a Python program gives instead of names.
 
-    `build` is a function that makes the model, and `make_optimizer` a function that makes the optimizer.
+    `build` makes the model, and `make_optimizer` the optimizer.
     """
 
     build: Callable[..., nn.Module] | None = None
@@ -166,14 +166,13 @@ def decide_settings(
 
 
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
-    """Return the settings with a number of epochs, a batch size, and with the order "local" a number of parts.
+    """Return the settings with epochs and batch size, and with `order_parts` for the order "local".
 
-    Given values are kept. `cores` is the number of cores in each process. A run has 5 epochs, or up to 40 if 5 epochs
-    show fewer than 4,000 samples. A batch has equally many samples for each of its shares: one share for each core of
-    each process, times `accumulate`. With fewer than 1,000 samples, and if all epochs together show fewer than 8,000, a
-    share has 8 samples. Otherwise the batch is the largest power of two with which the run has 250 steps, at least 16,
-    at most 128 samples for each core and at least 8 for each share. Batches become smaller if the samples do not
-    suffice for `steps_per_execution` of them. Raises UsageError for too few samples.
+    Given values are kept. A run has 5 epochs, or up to 40 if 5 epochs show fewer than 4,000 samples. A batch consists
+    of equal shares: one for each of the `cores` of each process, times `accumulate`. With fewer than 1,000 samples, and
+    if all epochs together show fewer than 8,000, a share has 8 samples. Otherwise the batch is the largest power of two
+    with which the run has 250 steps, at least 16, at most 128 samples for each core and at least 8 for each share. It
+    is smaller if the samples do not fill `steps_per_execution` such batches. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
@@ -230,9 +229,9 @@ def decide_rates(
 ) -> TrainSettings:
     """Return the settings with a learning rate, its scaling, a weight decay and a schedule; given values are kept.
 
-    The schedule comes with its ramp, unless one of them is given. The settings name an optimizer, unless
-    `make_optimizer` makes one. A given rate is not scaled, unless a scaling is given, too. Raises UsageError where
-    `make_optimizer` has no default rate and none is given.
+    The settings must have an optimizer, unless `make_optimizer` makes it. A ramp is set if neither schedule nor ramp is
+    given. A given rate is scaled only if a scaling is given, too. Raises UsageError if no rate is given and
+    `make_optimizer` has no default rate.
     """
     if None not in (settings.lr, settings.scale, settings.weight_decay, settings.schedule):
         return settings
@@ -263,7 +262,9 @@ def find_defaults(
     if make_optimizer is not None:
         return _own_defaults(make_optimizer, needs_rate)
     if settings.optimizer is None:
-        raise UsageError("the settings name no optimizer, and the defaults depend on it: give optimizer, such as adamw")
+        raise UsageError(
+            "the settings have no optimizer, on which the defaults depend: give optimizer, for example 'adamw'"
+        )
     found = _TABLE[settings.optimizer, find_family(model), settings.weights is not None]
     is_small = settings.batch_size is not None and settings.batch_size < found.least_batch
     if is_small and settings.scale in (None, "none"):

@@ -42,7 +42,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the model's weights to the averages. Call this after each optimizer step, so that one graph has both."""
+        """Add the model's weights to the averages. Call this after each optimizer step, in the same graph."""
         self._steps += 1
         rest = 1 - torch.minimum((1 + self._steps) / (10 + self._steps), self._decay)
         own = _tensors(self._model)
@@ -58,7 +58,7 @@ class Ema:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[nn.Module]:
-        """Return a context in which the model has the averaged weights; afterwards it has its own tensors again."""
+        """Return a context in which the model has the averaged weights; afterwards it has its own again."""
         averages = {id(tensor): self._average[name] for name, tensor in _tensors(self._model).items()}
         # Replace the tensor, not its values: otherwise XLA would compile the next step again.
         places = [

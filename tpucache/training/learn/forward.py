@@ -45,7 +45,7 @@ def autocast(device: Device, precision: Precision) -> AbstractContextManager[obj
 def make_scaler(device: Device, precision: Precision) -> GradScaler:
     """Return the scaler that keeps gradients within the range of fp16; in other precisions it changes nothing.
 
-    Where a gradient overflows, the optimizer does not step, and the next losses are scaled by half as much.
+    If a gradient overflows, the optimizer does not step, and the next losses are scaled by half as much.
     """
     return GradScaler(device.torch_device.type, enabled=precision == "fp16")
 
@@ -93,9 +93,9 @@ def outputs_of(
 ) -> torch.Tensor:
     """Return a model's outputs, float32 (batch, …), for a batch without augmentation.
 
-    `normalise`, if given, makes the model's input of the images. `eval_step`, if given, computes the outputs. The model
-    must be in evaluation mode. Raises TrainingError where the model or the evaluation step fails, UsageError if the
-    outputs do not fit the task.
+    `normalise`, if given, turns the images into the model's input. `eval_step`, if given, computes the outputs. The
+    model must be in evaluation mode. Raises TrainingError if the model or the evaluation step fails, and UsageError if
+    the outputs do not fit the task.
     """
     inputs = {**batch.fields}
     if normalise is not None:
@@ -136,7 +136,7 @@ def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: 
 
 
 def model_name(settings: TrainSettings) -> str:
-    """Return the name of a run's model for messages."""
+    """Return, for messages, the name of a run's model."""
     return f"the model {settings.model!r}"
 
 
@@ -179,14 +179,15 @@ def channel_statistics(
         if given is not None and len(given) != len(known):
             raise UsageError(f"--{name} is one number for each of {len(known)} channels, not {len(given)} numbers")
     if settings.mean and all(0 < value < 1 for value in settings.mean) and _image_field(dataset).dtype == "|u1":
-        raise UsageError(f"--mean is in the unit of the pixels, 0 to 255, not {settings.mean}: multiply by 255")
+        raise UsageError(f"--mean is {settings.mean}, but pixels are from 0 to 255: multiply it by 255")
     return list(settings.mean or mean), [spread or 1.0 for spread in settings.std or std]
 
 
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
-    """Return a text on how a run prepares images in another way than timm did when it trained the model's weights.
+    """Return how a run prepares images in another way than timm did when it trained the model's weights, as text.
 
-    It is "" if there is no difference, for a model that is not timm's, and for images with other channels than timm's.
+    It is "" if there is no difference, for a model that is not timm's, and for images that are not of 8 bits or have
+    another number of channels than timm's.
     """
     known = _model_statistics(model)
     if known is None or IMAGE not in dataset.names or _misfit(known, dataset):
@@ -219,7 +220,7 @@ def _known_statistics(
 
 
 def _misfit(known: Statistics | None, dataset: CachedDataset) -> str:
-    """Return the reason why statistics cannot be those of a dataset's images; "" where they can be."""
+    """Return why statistics cannot be those of a dataset's images; "" if they can be."""
     if known is None:
         return "no statistics, which models of timm have"
     channels = image_channels(dataset)

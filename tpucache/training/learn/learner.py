@@ -79,8 +79,8 @@ class Learner:
     ) -> None:
         """Make a model, its optimizer and, if the settings ask for it, its moving average.
 
-        Settings that are still open are decided; `Decided` settings come with their model. `weights`, if given, are
-        loaded into the model. Raises UsageError where settings, data, task and model do not fit together.
+        Settings without a value are decided; `Decided` settings come with their model. `weights`, if given, are loaded
+        into the model. Raises UsageError if settings, data, task and model do not fit together.
         """
         self.device = device
         decided = settings if isinstance(settings, Decided) else decide_settings(settings, dataset, task, device)
@@ -152,14 +152,13 @@ class Learner:
         return True
 
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
-        """Take one optimizer step on the parts of one batch, `batches`; return their mean loss, a scalar on the device.
+        """Take one optimizer step on the parts `batches` of a batch; return their mean loss, a scalar on the device.
 
-        `rates` are the rates of this step, and `number`, its number in the run, seeds the random numbers. The step is
-        only recorded; `device.step_end` sends it to the device, alone or with other steps. With several processes the
-        parts and the loss are this process's, and gradients are averaged over all processes. If a loss is the mean over
-        some of the targets only, such as pixels that have a class, each part is weighted by its number of such targets,
-        so that the step equals that of the whole batch. Raises UsageError if there is no part, or a part without
-        samples.
+        `rates` are the rates of this step, and its `number` in the run seeds the random numbers. The step is only
+        recorded; `device.step_end` sends it to the device. With several processes, gradients are averaged over all of
+        them; the parts and the loss are this process's. If a loss counts only some targets, such as pixels that have a
+        class, each part is weighted by their number, so that the step equals that of the whole batch. Raises UsageError
+        if there is no part, or a part without samples.
         """
         self._steps, processes = number + 1, self.device.processes
         self.device.step_begin(step_seed(self.settings.seed, number, processes.program))
@@ -233,14 +232,14 @@ class Learner:
 
     @property
     def position(self) -> str:
-        """Where in the run the learner is, as text for messages: after which step, or where the run was continued."""
+        """Where in the run the learner is, for messages: after which step, or where the run was continued."""
         return f"after step {self._steps:,}" if self._steps else "where the run was continued"
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that changes during training, by name.
 
         That is the model, the optimizer, the averaged weights if there are any, the task's constants from the labels if
-        it has some, and in fp16 the `scaler` of the losses.
+        it has some, and in fp16 the state of the loss scaler, `scaler`.
         """
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self._scaler.is_enabled():
@@ -287,7 +286,7 @@ class Learner:
         self.device.wait()
 
     def best_weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy, on the host, of the weights that are evaluated.
+        """Return the weights that `evaluated` uses, copied to the host.
 
         Raises TrainingError when training has diverged.
         """
@@ -309,10 +308,7 @@ class Learner:
                 self._train_mode()
 
     def _train_mode(self) -> None:
-        """Switch the model to training mode.
-
-        Frozen normalisation layers stay in evaluation mode: they use their running statistics.
-        """
+        """Switch to training mode; frozen normalisation layers keep evaluation mode, with their running statistics."""
         self.model.train()
         for norm in (*self._frozen_norms, *self._still_norms):
             norm.eval()
@@ -331,7 +327,6 @@ class Learner:
         )
 
     def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Raise TrainingError if weights, on the host, are infinite or NaN."""
         bad = [name for name in self._finite if not weights[name].isfinite().all()]
         if bad:
             raise TrainingError(
@@ -340,10 +335,9 @@ class Learner:
             )
 
     def _loss_of(self, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the loss of one part of a batch, by the task's loss, the user's loss, or the user's step.
+        """Return the loss of a part of a batch, and the share of its targets that count in this mean.
 
-        Return with it the share of the targets that count in the loss's mean. The share is None if all count, and for
-        the user's loss or step.
+        The share is None if all targets count, and for the user's loss or step.
         """
         inputs, labels, targets = self._augmented(batch)
         with autocast(self.device, self.settings.precision):

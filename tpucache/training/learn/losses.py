@@ -80,7 +80,7 @@ def dice_cross_entropy(
 
 
 def error(compute: Callable[..., torch.Tensor]) -> Loss:
-    """Return a loss for regression: the mean over columns of `compute`, a function of torch such as `mse_loss`."""
+    """Return a loss for regression: `compute`, such as torch's `mse_loss`, averaged over the columns of a sample."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         each = compute(outputs.float(), targets, reduction="none")

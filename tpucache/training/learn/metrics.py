@@ -59,7 +59,7 @@ def class_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
 
 
 def multilabel_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
-    """Return the accuracy at 0.5, macro F1 and AUC of probabilities (n, classes) against labels of 0 and 1.
+    """Return the accuracy at threshold 0.5, macro F1 and AUC of probabilities (n, classes) against labels of 0 and 1.
 
     F1 is 0 for a class that is neither among the labels nor predicted. AUC is over the classes that some samples have
     and others do not, and is left out if there is no such class.
@@ -96,14 +96,14 @@ def mask_metrics(confusion: Array) -> dict[str, float]:
 
 
 class NamedMetric(NamedTuple):
-    """A metric that `--metric` names: a function of predictions and labels, and whether more is better."""
+    """A metric that `--metric` names: a function of predictions and labels, and whether a higher value is better."""
 
     compute: Callable[[Array, Array], Mapping[str, float]]
     more_is_better: bool = True
 
 
 def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) -> NamedMetric | None:
-    """Return the metric with this name: a metric in `known`, or F-beta if `has_thresholds`; None for other names."""
+    """Return the metric called `name`: one in `known`, or F-beta if `has_thresholds`; None for other names."""
     if name in known:
         metric = known[name]
         return NamedMetric(lambda predictions, labels: {name: metric(predictions, labels)}, name not in _LESS_IS_BETTER)
@@ -117,8 +117,8 @@ def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) ->
 def quadratic_kappa(predictions: Array, labels: Array) -> float:
     """Return Cohen's kappa with quadratic weights.
 
-    Of probabilities (n, classes) the most probable class counts. Values (n, m) are rounded, and the result is the mean
-    over columns. It is NaN where all predictions and labels are one class. Samples with the label -1 do not count.
+    For probabilities (n, classes), the most probable class counts. Values (n, m) are rounded, and the result is the
+    mean over columns. It is NaN if all predictions and labels are one class. Samples with the label -1 do not count.
     """
     if not _is_measurable(predictions):
         return math.nan
@@ -257,8 +257,8 @@ def f_beta(probabilities: Array, labels: Array, beta: float, average: str, thres
     """Return F-beta (Van Rijsbergen, 1979) for each threshold above which a class is predicted: float64 (thresholds,).
 
     `probabilities` and `labels`, which are 0 or 1, are (n, classes). `average` is "macro", over classes; "micro", over
-    all answers together; or "samples", over samples. A class or sample with nothing true and nothing predicted has 0,
-    as in scikit-learn.
+    all pairs of sample and class; or "samples", over samples. A class or sample with nothing true and nothing predicted
+    has 0, as in scikit-learn.
     """
     truth = labels > 0.5
     if average == "samples":
@@ -289,7 +289,7 @@ def _f(hit: Array, predicted: Array, true: Array, beta: float) -> Array:
 def _best_f_beta(name: str, predictions: Array, labels: Array, beta: float, average: str) -> dict[str, float]:
     """Return the highest F-beta over `THRESHOLDS`, and its threshold.
 
-    If labels are class numbers, there are two classes, and the F-beta is that of the second class.
+    Labels that are class numbers have two classes: the F-beta is that of the second class.
     """
     if labels.ndim == 1:
         predictions, labels = predictions[labels >= 0, 1:], labels[labels >= 0, None]
@@ -301,7 +301,7 @@ def _best_f_beta(name: str, predictions: Array, labels: Array, beta: float, aver
 
 
 def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float]:
-    """Return the mean AUC over the classes that some samples have and others do not; nothing without such a class.
+    """Return the mean AUC over the classes that some samples have and others do not; {} if there is no such class.
 
     `scores` are (n, classes). `members` takes a class's number, and returns for each sample whether it has the class.
     """

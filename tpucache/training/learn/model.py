@@ -176,7 +176,7 @@ def build_model(
         )
     if columns and (name.startswith(_TIMM) or name in built_in):
         raise UsageError(
-            f"the model {name!r} takes images alone: with --inputs, use a model of your own, --model module:callable, "
+            f"the model {name!r} takes images alone: for --inputs, give a model of your own (--model module:callable) "
             "whose forward takes images and columns"
         )
     if name.startswith(_TIMM):
@@ -250,7 +250,7 @@ def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
 def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
     """Return the keywords in `query`, such as `key=value&key=value`.
 
-    Raises UsageError for any other text; the message names timm's model, `text`.
+    Raises UsageError for any other text; the message names the model, `text`.
     """
     found: dict[str, bool | int | float | str] = {}
     for part in query.split("&"):
@@ -270,9 +270,9 @@ def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
 
 
 def _plain_value(text: str, key: str, value: str) -> bool | int | float | str:
-    """Return the value of a keyword as a number, a boolean or text: a word, or text in quotes.
+    """Return the value of a keyword: a number, a boolean, a word, or text in quotes.
 
-    Raises UsageError for other values; the message names the `key` and timm's model, `text`.
+    Raises UsageError for other values; the message names the `key` and the model, `text`.
     """
     if value.lower() in _BOOLEANS:
         return _BOOLEANS[value.lower()]
@@ -395,7 +395,7 @@ def _with_channels(
 def _first_convolutions(model: nn.Module) -> Iterable[str]:
     """Return the names of the weights that are applied to the images.
 
-    timm names these weights for its models; for other models, they are the weights of the first convolution.
+    For timm's models, timm names them; for other models, they are the weights of the first convolution.
     """
     convolutions = {
         f"{name}.weight".lstrip("."): module
@@ -412,8 +412,8 @@ def _adapted_by_timm(
 ) -> tuple[dict[str, torch.Tensor], str]:
     """Return a file's weights as timm adapts them to its model, and timm's error if it adapts none, or else "".
 
-    Weights for a model that is not timm's are returned unchanged. `own` are the model's weights. `given` has the file's
-    weights without known prefixes of their names; `original` has them with the names of the file, which timm may know.
+    Weights for a model that is not timm's are returned unchanged. `own` are the model's weights. `original` has the
+    names of the file, which timm may know; `given` is without known prefixes.
     """
     adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None) if _is_of_timm(model) else None
     if adapt is None:
@@ -433,10 +433,10 @@ def _is_of_timm(model: nn.Module) -> bool:
 
 
 def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the weights under several choices of names. One choice may be the model's.
+    """Yield the weights under several choices of names, of which one may be the model's.
 
-    The choices are the given names; the names without one or two known prefixes; the names after the name of a child of
-    the model, such as `backbone.`; and `resnet18`'s names in place of torchvision's or timm's.
+    The choices are the given names; the names without one or two known prefixes; the names with the name of a child of
+    the model in front, such as `backbone.`; and `resnet18`'s names in place of torchvision's or timm's.
     """
     yield dict(weights)
     for outer in _PREFIXES:

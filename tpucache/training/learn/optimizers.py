@@ -71,8 +71,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 def freeze_all_but_head(model: nn.Module) -> list[nn.Module]:
     """Freeze all parameters outside of the last layer; see `layer_numbers`.
 
-    Returns the normalisation layers to keep in evaluation mode, as `freeze` does. Raises UsageError where nothing is
-    left to learn.
+    Returns the normalisation layers to keep in evaluation mode, as `freeze` does. Raises UsageError if nothing is left
+    to learn.
     """
     layers = layer_numbers(model)
     last = max(layers.values(), default=0)
@@ -216,7 +216,9 @@ def make_optimizer(
     if isinstance(kind, str) and kind not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer {kind!r}: use {', '.join(OPTIMIZERS)}")
     if not lr > 0 or not weight_decay >= 0:
-        raise UsageError(f"the learning rate is above 0 and the weight decay at least 0, not {lr} and {weight_decay}")
+        raise UsageError(
+            f"the learning rate must be above 0 and the weight decay at least 0, not {lr} and {weight_decay}"
+        )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError("the model has no parameter that requires gradients: there is nothing to train")
@@ -257,11 +259,11 @@ def make_optimizer(
 
 
 def find_optimizer(name: str) -> str | OptimizerMaker:
-    """Return the name itself for "sgd" and "adamw", or else a function that makes the optimizer with this name.
+    """Return `name` itself if it is "sgd" or "adamw", or else a function that makes the optimizer.
 
     `torch:NAME` is a class of torch.optim, and `timm:NAME` an optimizer of timm. A name without a library is looked up
-    in torch, then in timm. Names ignore case. Raises UsageError for an unknown optimizer, and for an optimizer that our
-    training step cannot use; DependencyError for `timm:` without timm.
+    in torch, then in timm. Upper and lower case are the same. Raises UsageError for an unknown optimizer or one that
+    the training step cannot use, and DependencyError for `timm:` without timm.
     """
     library, _, key = name.lower().rpartition(":")
     if not library and key in OPTIMIZERS:
@@ -341,10 +343,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     """Let the next step use these rates, without compiling another graph; `momentum` is AdamW's first beta.
 
-    XLA makes a constant of a factor that is 1 in float32, and merges equal numbers into one input: both would give
-    another graph. So AdamW's weight decay times the learning rate is at least 2^-23, and AdamW's count of steps stops
-    where its bias correction is 1. If layers have rates of their own, that product is a different multiple of 2^-23 in
-    each group.
+    XLA would compile another graph if a factor became 1 in float32, or if two inputs became equal. So AdamW's weight
+    decay times the learning rate is at least 2^-23, and AdamW's count of steps stops where its bias correction is 1. If
+    layers have rates of their own, that product is a different multiple of 2^-23 in each group.
     """
     multiple = 0
     for group in optimizer.param_groups:
@@ -380,5 +381,5 @@ def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch
     The norm is a scalar that stays on the device. Raises UsageError unless `max_norm` is above 0.
     """
     if not max_norm > 0:
-        raise UsageError(f"the gradients' norm is clipped to a number above 0, not to {max_norm}")
+        raise UsageError(f"the norm to which gradients are clipped is {max_norm}: use a number above 0")
     return nn.utils.clip_grad_norm_(parameters, max_norm)

@@ -34,7 +34,9 @@ def make_schedule(name: str, steps: int, lr: float, ramp: float | None = None) -
     if name not in SCHEDULES:
         raise UsageError(f"there is no schedule {name!r}: use {', '.join(SCHEDULES)}")
     if steps < 1 or not 0 < lr < math.inf:
-        raise UsageError(f"a schedule has at least one step and a finite rate above 0, not {steps} and {lr}")
+        raise UsageError(
+            f"a schedule needs at least one step and a finite rate above 0, not {steps} steps and rate {lr}"
+        )
     if ramp is not None and not 0 <= ramp < 1:
         raise UsageError(f"the ramp is a fraction of the steps, at least 0 and below 1, not {ramp}")
     if name == "one-cycle":
@@ -57,8 +59,8 @@ def one_cycle(
     """Return the rates of step `step`, 0 to `steps` - 1, of one cycle by cosine (Smith and Topin, arXiv:1708.07120).
 
     The learning rate rises from `peak_lr` / `start_divisor` to `peak_lr` over the first `ramp` of the steps, and then
-    falls to its first value / `end_divisor`. `momentum` is its lowest and its highest value: momentum falls while the
-    learning rate rises. This equals torch's OneCycleLR with two phases.
+    falls to its first value / `end_divisor`. `momentum` holds the lowest and the highest momentum, which falls while
+    the learning rate rises. This equals torch's OneCycleLR with two phases.
     """
     low, high = momentum
     start = peak_lr / start_divisor

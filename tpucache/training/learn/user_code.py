@@ -53,19 +53,19 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_batch(inputs: Mapping[str, Any]) -> str:
-    """Return the names, dtypes and shapes of tensors or arrays."""
+    """Return the names, dtypes and shapes of tensors or arrays as text."""
     return ", ".join(
         f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for name, tensor in inputs.items()
     )
 
 
 def short_name(metric: str) -> str:
-    """Return a metric's name in a history: the last part of `module:name`, or the task's own name."""
+    """Return a metric's name in a run's history: the last part of `module:name`, or the task's own name."""
     return metric.replace(":", ".").rpartition(".")[2] if ":" in metric else metric
 
 
 def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, AnyMetric]:
-    """Return the metrics that `names` name, by their short names: the task's metrics, and the user's functions.
+    """Return the metrics called `names`, each under its short name: metrics of the task, or functions of the user.
 
     Raises UsageError if a short name occurs twice or is in `taken`, and for a metric that the task does not have.
     """
@@ -81,7 +81,7 @@ def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict
 def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: Any) -> dict[str, float]:
     """Return the values of metrics, given predictions and labels of all samples; the user's metrics get copies.
 
-    Raises TrainingError where a metric of the user raises any error, UsageError where it does not return a number.
+    Raises TrainingError if a user's metric raises any error, and UsageError if it does not return a number.
     """
     found: dict[str, float] = {}
     for name, metric in metrics.items():
@@ -93,7 +93,7 @@ def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: 
         array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
         if array.size != 1 or array.dtype.kind not in "fiub":
             raise UsageError(
-                f"the metric {name!r} returns {value!r:.80}, and a metric is one number: return one, such as a float"
+                f"the metric {name!r} returns {value!r:.80}, but a metric is one number: let it return a float"
             )
         found[name] = float(array.reshape(()))
     return found

@@ -60,10 +60,9 @@ def find_watched(task: Task, settings: TrainSettings) -> Watched:
 def infer_task(dataset: CachedDataset, mask_classes: int | None = None) -> str:
     """Return the name of the task that fits a cache's labels.
 
-    Records with masks are for "mask", if no sample has another label or the number of the masks' classes is given.
-    Class numbers are for "classes". A matrix of values is for "multilabel" if its columns have class names and its
-    values are between 0 and 1, and for "regression" otherwise. Raises UsageError without labels, and for labels that no
-    task learns.
+    It is "mask" for a cache with masks, if `mask_classes` is given or no sample has another label. It is "classes" for
+    class numbers. For a matrix of values it is "multilabel" if the columns have class names and all values are from 0
+    to 1, and otherwise "regression". Raises UsageError if there are no labels, or no task learns them.
     """
     labels = dataset.labels
     is_labelled = labels.is_floating_point() or bool((labels >= 0).any())

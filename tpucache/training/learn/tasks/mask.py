@@ -106,7 +106,7 @@ class Mask(TaskBase):
         return np.bincount(labels[labels != VOID], minlength=self.outputs)
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError where nearly no pixel has a class, or some have none and all other pixels have class 0."""
+        """Raise UsageError if nearly all pixels have no class, or if some have none and all others have class 0."""
         ignored = 1 - float(counts.sum()) / max(labels, 1)
         if ignored >= _MOST_IGNORED or (ignored > 0 and not counts[1:].any()):
             raise UsageError(
@@ -207,6 +207,6 @@ def _without_channel(masks: Array) -> Array:
     """Return a cache's masks (n, height, width, 1) as (n, height, width). Raises UsageError for other shapes."""
     if masks.ndim != 4 or masks.shape[3] != 1:
         raise UsageError(
-            f"masks are (height, width, 1) in a record, not {masks.shape[1:]}: warm the cache up with such masks"
+            f"masks are (height, width, 1) in a record, not {masks.shape[1:]}: build the cache again with such masks"
         )
     return masks[..., 0]

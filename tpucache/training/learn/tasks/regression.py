@@ -39,9 +39,8 @@ _SHOWN: Final = 80  # characters of a value in a message, at most
 class Regression(SampleTask):
     """One or several numbers for each sample: labels (batch, outputs). The default loss is the mean squared error.
 
-    If there are `mean` and `std`, a number for each column, the model learns standardised labels, as `as_learned`
-    returns them: minus the mean, divided by the deviation. Losses are then in the standardised unit; predictions and
-    metrics are in the unit of the labels.
+    With `mean` and `std`, one number for each column, the model learns standardised labels: minus the mean, divided by
+    the deviation. Losses are then in the standardised unit; predictions and metrics are in the unit of the labels.
     """
 
     name: str = "regression"
@@ -80,7 +79,7 @@ class Regression(SampleTask):
         return self.predictions(labels)
 
     def constants(self) -> dict[str, list[float]]:
-        """Return `mean` and `std`; nothing where labels are not standardised."""
+        """Return `mean` and `std`; {} if labels are not standardised."""
         return {"mean": [*self.mean], "std": [*self.std]} if self.mean else {}
 
     def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Regression:
@@ -147,7 +146,7 @@ class Regression(SampleTask):
 def check_precision(values: Array) -> None:
     """Raise UsageError if labels (n, outputs) vary too little for float32, the dtype in which models learn them.
 
-    They do if rounding changes a label by more than `_MOST_LOST` of the standard deviation of its column.
+    That is so if rounding changes a label by more than `_MOST_LOST` of the standard deviation of its column.
     """
     numbers = values.astype(np.float64)
     lost = np.abs(numbers - numbers.astype(np.float32)).max(0)
@@ -156,7 +155,7 @@ def check_precision(values: Array) -> None:
     if lost[worst] > _MOST_LOST * spread[worst] > 0:
         column = numbers[:, worst]
         raise UsageError(
-            f"float32, which models learn, cannot tell the labels of column {worst} apart: they reach from "
+            f"float32, in which models learn, cannot tell the labels of column {worst} apart: they reach from "
             f"{column.min():.10g} to {column.max():.10g} with a deviation of {spread[worst]:.3g}, and are rounded by "
             f"up to {lost[worst]:.3g}. Subtract {column.min():.10g} from them in a .csv, and relabel the cache with "
             "that file"
@@ -186,7 +185,7 @@ def describe_labels(labels: Array) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _tensor_on(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Return `values` as a tensor on a device; later calls return the same tensor, without another upload."""
+    """Return the same tensor in later calls, without another upload."""
     return torch.tensor(values, device=device)
 
 

@@ -39,7 +39,7 @@ def one_hot(numbers: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def smooth(targets: torch.Tensor, smoothing: float, towards: float | torch.Tensor) -> torch.Tensor:
-    """Return targets moved by the share `smoothing` towards `towards`. Raises UsageError for a share outside [0, 1)."""
+    """Return targets * (1 - smoothing) + towards * smoothing. Raises UsageError for a smoothing outside [0, 1)."""
     if not 0 <= smoothing < 1:
         raise UsageError(f"label smoothing is at least 0 and below 1, not {smoothing}")
     return targets * (1 - smoothing) + smoothing * towards if smoothing else targets
@@ -96,7 +96,7 @@ def check_matrix(name: str, labels: Array, outputs: int) -> None:
 
 
 def check_without_masks(name: str, mask_classes: int | None) -> None:
-    """Raise UsageError when the number of masks' classes is given for a task without masks."""
+    """Raise UsageError if `mask_classes` is given: the task `name` has no masks."""
     if mask_classes is not None:
         raise UsageError(f"the task {name!r} has no masks to give a number of classes for: leave --mask-classes out")
 
@@ -128,7 +128,7 @@ def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Ar
 
 
 class Watched(NamedTuple):
-    """The metric that chooses the best epoch, and whether more is better."""
+    """The metric that chooses the best epoch, and whether a higher value is better."""
 
     metric: str
     more_is_better: bool
@@ -194,7 +194,7 @@ class Task(Protocol):
         ...
 
     def check_outputs(self, outputs: object, samples: int, source: str) -> None:
-        """Raise UsageError unless outputs fit the labels of all samples; the message names their `source`."""
+        """Raise UsageError unless outputs for `samples` samples fit the task; the message names their `source`."""
         ...
 
     def with_loss(self, name: str | None) -> Task:
@@ -202,7 +202,7 @@ class Task(Protocol):
         ...
 
     def learned_from(self, labels: Array) -> Task:
-        """Return the task with its constants from the training labels on the host, such as a regression's scale."""
+        """Return the task with constants taken from training labels on the host, such as a regression's scale."""
         ...
 
     def constants(self) -> dict[str, list[float]]:
@@ -210,7 +210,7 @@ class Task(Protocol):
         ...
 
     def as_learned(self, dataset: CachedDataset) -> CachedDataset:
-        """Return the samples with labels as `targets` and `losses` take them; a regression's are standardised.
+        """Return the dataset with labels as `targets` and `losses` take them; a regression's are standardised.
 
         Raises UsageError for labels of another kind.
         """
@@ -229,13 +229,14 @@ class Task(Protocol):
         ...
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError where labels leave nothing to learn, given their `counts`, and the number of all labels."""
+        """Raise UsageError if nothing can be learned from labels with these `counts`; `labels` is their number."""
         ...
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return weights for `loss`, float32 (outputs,) on the host: "balanced" by `counts`, or a list; None for None.
+        """Return weights for `loss`, float32 (outputs,) on the host; None if `wanted` is None.
 
-        Raises UsageError for a list that does not fit, and for "balanced" where the task has no classes.
+        "balanced" computes them from `counts`; a list is used as it is. Raises UsageError for a list that does not
+        fit, and for "balanced" if the task has no classes.
         """
         ...
 
@@ -260,7 +261,7 @@ class Task(Protocol):
         ...
 
     def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the input of the metrics, one row for each sample: predictions, or counts."""
+        """Return what the metrics are computed from, one row for each sample: predictions, or counts."""
         ...
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
@@ -294,7 +295,8 @@ class Task(Protocol):
 class TaskBase:
     """The base of all tasks.
 
-    It takes no constants from training labels, and the loss is the mean over all targets. Subclasses may change both.
+    A task has no constants from training labels, and its loss is the mean over all targets, unless the subclass says
+    so.
     """
 
     name: str
@@ -342,7 +344,7 @@ class TaskBase:
         return self
 
     def check_counts(self, _counts: Array, _labels: int) -> None:
-        """Do nothing: most tasks can learn from any counts."""
+        """Do nothing: most tasks can learn whatever the counts are."""
 
     def share(self, _targets: torch.Tensor) -> torch.Tensor | None:
         """Return None: all targets count in the mean of `loss` (see `Task.share`)."""
@@ -379,7 +381,7 @@ class SampleTask(TaskBase, ABC):
 
     @classmethod
     def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:
-        """Return the number of the labels' columns, or for class numbers the number of classes."""
+        """Return the number of columns of the labels; if they are class numbers, the number of classes."""
         check_without_masks(cls.name, mask_classes)
         return dataset.labels.shape[1] if dataset.labels.dim() == 2 else len(dataset.classes)
 
