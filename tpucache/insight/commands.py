@@ -65,7 +65,7 @@ def _hashes(cache: Cache, threads: int | None) -> Hashes:
 
 
 def _sample(cache: Cache, position: int) -> dict[str, Any]:
-    """Return the number, path and label of a sample as JSON values. Labels that are classes are given by name."""
+    """A label that is a class is given by its name."""
     labels, classes = cache.samples.labels, cache.manifest.classes
     label: Any = None
     if labels is not None:

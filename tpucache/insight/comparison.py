@@ -52,11 +52,11 @@ class Exact:
 
 
 def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
-    """Return the samples of two caches, or of one cache, that have the same clean record.
+    """Return the pairs of samples of two caches, or of one cache, that have the same clean record.
 
-    Lengths and checksums of all records are compared, then the bytes of those records for which both are equal. Among
-    several equal records of the cache `one`, the first is paired with each of the equal records. If the two caches were
-    made with different settings or libraries, their records of one picture differ, so nothing is compared.
+    Lengths and checksums of all records are compared, then the bytes of those records for which both are equal. If
+    several records of `one` are equal, each equal record is paired with the first of them. If the two caches were made
+    with different settings or libraries, their records of one picture differ, so nothing is compared.
 
     Raises DamageError or FormatError for records that cannot be read, and the errors of opening a cache.
     """
@@ -80,7 +80,7 @@ class _Records:
 
     @classmethod
     def of(cls, dataset: Samples) -> _Records:
-        """Return the records of a dataset's samples in the cache's first variant: the clean one, if there is one."""
+        """Return the records of the samples in the cache's first variant, which is the clean one if there is one."""
         cache, positions = opened(dataset)
         chosen = np.arange(cache.manifest.samples) if positions is None else positions
         variant, layouts = cache.manifest.variants[0], cache.manifest.layouts

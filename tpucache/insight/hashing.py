@@ -141,7 +141,7 @@ def _thumbnails(grids: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
 
 
 def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iterator[int]:
-    """Yield the results of `work` for all `starts`, in order. Only a few calls are started ahead."""
+    """Yield the results in the order of `starts`."""
     with ThreadPoolExecutor(threads, "tpucache-hash") as pool:
         waiting: deque[Future[int]] = deque()
         try:
@@ -191,8 +191,7 @@ def _averages(values: Array) -> npt.NDArray[np.float64]:
     """Return the means of `values` (n, length, m) over 32 equal parts of the length: float64 (n, 32, m).
 
     The means are multiplied by 256 and rounded. A value that lies in two parts counts for both, each with its share. To
-    be fast, neighbouring values are first summed in runs. If the length is not a multiple of 32, a run is at most a
-    quarter as long as a part.
+    be fast, neighbouring values are first summed in runs.
     """
     count, length, width = values.shape
     run = length // _GRID if length % _GRID == 0 else max(1, length // (4 * _GRID))
@@ -227,7 +226,7 @@ def _cosines() -> npt.NDArray[np.float64]:
 
 
 def _above_median(found: npt.NDArray[np.float64]) -> Words:
-    """Return a bit for each of (n, 256) values, uint64 (n, 4): whether the value is above the median of its row."""
+    """Return whether each value is above the median of its row (n, 256), as bits: uint64 (n, 4)."""
     middle = np.partition(found, (BITS // 2 - 1, BITS // 2), axis=1)[:, BITS // 2 - 1 : BITS // 2 + 1]
     packed = np.packbits(2 * found > middle.sum(1, keepdims=True), axis=1)
     words: Words = packed.view("<u8").astype(np.uint64)

@@ -44,9 +44,9 @@ class Pairs:
     """Pairs of images that look alike, the closest first.
 
     `first` and `second` are positions in the hashes, int64 (m,), with first < second; for two sets, each is a position
-    in its own set. `distance` is the number of bits, of 256, in which the hashes differ: int64 (m,). Where
-    `is_mirrored`, bool (m,), is True, the hash is that of the second image mirrored. `samples` has the number of images
-    in each set, and `threshold` is the largest distance.
+    in its own set. `distance` is the number of bits, of 256, in which the hashes differ: int64 (m,). If `is_mirrored`,
+    bool (m,), is True, the first image is like the mirrored second image. `samples` has the number of images in each
+    set, and `threshold` is the largest distance.
 
     Several images with equal hashes are each paired with the first of them: a thousand images with equal hashes are 999
     pairs.
@@ -138,10 +138,6 @@ class _Distinct:
 
     @classmethod
     def of(cls, hashes: Hashes) -> _Distinct:
-        """Return the distinct images of `hashes`.
-
-        Images with the same hash whose mirror images also have the same hash are one entry.
-        """
         positions = np.flatnonzero(~hashes.is_blank)
         both = np.concatenate([hashes.words, hashes.mirrored], axis=1)[positions]
         order = np.lexsort(both.T)  # stable: equal hashes stay in the order of their positions

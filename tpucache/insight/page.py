@@ -126,7 +126,7 @@ class _Set:
 
     @classmethod
     def open(cls, cache: str | Path | CachedDataset, on_progress: Callable[[str, int, int], None]) -> _Set:
-        """Open a cache and hash its images. Raises UsageError if the cache has no images."""
+        """Raises UsageError if the cache has no images."""
         records = Records(cache)
         if records.image is None:
             names = ", ".join(each.name for each in records.manifest.fields)
@@ -175,7 +175,7 @@ class _Set:
         return self._labels is not None and not self.classes
 
     def can_correct(self) -> bool:
-        """Return whether one column of labels, as in a table for `relabel`, can hold new labels for the samples."""
+        """Return whether the samples have labels that fit into one column of a table for `relabel`."""
         return self._labels is not None and (bool(self.classes) or self._labels.ndim == 1 or self._labels.shape[1] == 1)
 
     def separator(self) -> str:
@@ -261,7 +261,7 @@ def _is_copy(alike: Pairs, row: int, sets: Sequence[_Set]) -> bool:
 
 
 def _suspects(own: _Set, table: Predictions) -> _Kind:
-    """Return the kind of findings of samples ranked by how improbable their labels are.
+    """Return samples as findings, ranked by how improbable their labels are.
 
     Raises UsageError for predictions of other samples.
     """
@@ -298,10 +298,7 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
 
 
 def _extremes(own: _Set) -> _Kind:
-    """Return the kind of findings of unusual images.
-
-    These are blank images, files whose name has a wrong suffix, and the images at both ends of each known scale.
-    """
+    """Return the blank images, the files with a wrong suffix, and the images at both ends of each known scale."""
     found = [(at, "blank: next to no contrast") for at in np.flatnonzero(own.hashes.is_blank)[:_EXTREMES].tolist()]
     found += itertools.islice(_wrong_suffixes(own), _EXTREMES)
     for (low, high), values, to_text in _scales(own):
@@ -460,7 +457,6 @@ class _Shown:
         return [base64.b64encode(source).decode() for source in every]
 
     def to_json(self, kinds: Sequence[_Kind], kept: Sequence[Sequence[_Finding]]) -> dict[str, Any]:
-        """Return the data from which the page's script makes a card for each finding, as JSON values."""
         firsts = itertools.accumulate((len(each.sources) for each in self._sprites), initial=0)
         return {
             "kind": "image/jpeg",

@@ -276,7 +276,7 @@ def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, t
 
 
 def pad_rows(batches: Generator[Uncounted, None, None], batch_size: int) -> Generator[Any, None, None]:
-    """Yield batches of row numbers on the device; a short batch is filled up to `batch_size` by repeating its rows."""
+    """Yield batches of row numbers. A short batch is filled up to `batch_size` by repeating its row numbers."""
     with contextlib.closing(batches):
         for (resident, read), _ in batches:
             full = {name: np.resize(getattr(read, name), batch_size) for name in ("slots", "numbers")}

@@ -105,7 +105,7 @@ def train(
 
 
 def _choose(name: str) -> Choice:
-    """Return the choice of a backend for `name`: a backend's name, a torch device's name, or "auto"."""
+    """`name` is a backend such as "xla", a torch device such as "cuda", or "auto"."""
     return Choice("torch") if name in DEVICES and name != AUTO else choose_backend(name)
 
 

@@ -141,10 +141,7 @@ def train_folds(
 
 
 def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> TrainSettings:
-    """Return settings with the batch size and the number of epochs that all folds share.
-
-    If the first fold's run has begun, they are those of that run.
-    """
+    """Use the batch size and the number of epochs of the first fold for all folds."""
     first, samples = folds.folds[0].run, min(len(fold.train_set) for fold in folds.folds)
     begun = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
     settings = replace(settings, batch_size=begun.batch_size, epochs=begun.epochs)
@@ -154,8 +151,8 @@ def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> T
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:
     """Train the folds whose runs are not finished; return whether a fold was trained.
 
-    For finished folds, it is checked that they belong to this run. The report of the run of folds is updated before
-    each fold, and when the run stops.
+    Check that finished folds belong to this run. Write the report of all folds before each fold, and when the run
+    stops.
     """
     has_trained = False
     for number, fold in enumerate(folds.folds):
@@ -192,7 +189,6 @@ def _is_finished(fold: Fold) -> bool:
 
 
 def _progress_options(folds: Folds, number: int, on_epoch: Callable[[str], None] | None) -> dict[str, Any]:
-    """Return the options that show a fold's progress: its name, and the number of folds after it."""
     name, count = folds.folds[number].name, len(folds.folds)
     this_fold = None if on_epoch is None else lambda line: on_epoch(f"fold {name:<4} {line}")
     return {"name": f"fold {name} ({number + 1} of {count})", "following": count - number - 1, "on_epoch": this_fold}
@@ -223,10 +219,7 @@ def _refit(
 def _predict_all(
     folds: Folds, settings: TrainSettings, device: Device, stop: StopRequest, account: Account
 ) -> FoldsReport:
-    """Let each fold's model predict the fold's samples, and return the report of the finished run.
-
-    If the run has to stop, write its report with the seconds so far, and raise Stopped.
-    """
+    """If the run has to stop, write its report with the seconds so far, and raise Stopped."""
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     account.begin("evaluation")
     output = folds.run / OUT_OF_FOLD_NAME
@@ -272,7 +265,7 @@ def _report(
 def _make_report(
     folds: Folds, device: Device, account: Account | None = None, metrics: dict[str, float] | None = None
 ) -> FoldsReport:
-    """Return the report on the folds so far; the run counts as finished if `metrics` over all samples are given."""
+    """The run counts as finished if `metrics` over all samples are given."""
     reports = {fold.name: report for fold in folds.folds if (report := fold.report) is not None}
     seconds = ({}, 0.0) if account is None else (account.seconds(), account.wall_seconds())
     return make_report(folds.run, reports, (device.name, device.cores), seconds, metrics)

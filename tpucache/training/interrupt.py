@@ -44,9 +44,9 @@ class StopRequest:
     def share(self, largest: Callable[[int], float], *, is_alone: bool = False) -> None:
         """From now on, let all processes stop together when one of them has a reason to stop.
 
-        `largest` takes a number of this process, and returns the largest of the numbers that all processes gave, in
-        this call or in the call before. All processes must ask equally often whether they have to stop, unless there is
-        only one process (`is_alone`).
+        `largest` takes a number of this process, and returns the largest number of all processes, which may be that of
+        the call before. All processes must ask equally often whether they have to stop, unless there is only one
+        process (`is_alone`).
         """
         self._largest, self._is_alone = largest, is_alone
 

@@ -70,8 +70,8 @@ def train(
 ) -> TrainReport:
     """Train a model on a cache, evaluate it after each epoch, and write checkpoints, a history and a report to `run`.
 
-    A resumed run continues from its last checkpoint with the samples that are left of the epoch, and ends in the same
-    weights on the same backend. A finished run is not changed, and its report is returned.
+    A resumed run continues from its last checkpoint with the samples that are left of the epoch. On the same backend it
+    ends in the same weights as without the interruption. A finished run is not changed, and its report is returned.
 
     Raises UsageError when data, settings and device do not fit together, or another process trains in `run`;
     TrainingError when the loss is not finite; UnfinishedError when the time limit is reached. On SIGINT and SIGTERM a
@@ -150,7 +150,7 @@ def train(
 def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunData, name: str) -> None:
     """Write `run.json`, unless the cache is still being built: then it is written with the first checkpoint.
 
-    If images are normalised by ImageNet's values because of `open_or_build`, print a note that begins with `name`.
+    Print a note that begins with `name`, if images are normalised by ImageNet's values because the cache has none yet.
     """
     if data.is_finished:
         write_info(run, learner, data)
@@ -186,7 +186,6 @@ class _Loop:
 
 
 def _describe(learner: Learner, data: RunData, plan: StepPlan) -> str:
-    """Return one line about the run: model, device, samples, epochs and steps."""
     device, valid = learner.device, data.valid_set
     where = device.torch_device.type if device.name == "torch" else device.name
     where += f", {device.cores} cores" if device.cores > 1 else ""
@@ -302,7 +301,6 @@ def _decide_residence(run: _Loop, residence: Residence) -> bool:
 
 
 def _feeder(run: _Loop, residence: Residence) -> Feeder:
-    """Return the feeder that uploads this process's parts of the remaining batches."""
     settings, device, steps = run.learner.settings, run.learner.device, run.state.steps
     train_set, processes = run.learner.task.as_learned(run.data.train_set), device.processes
     epochs, pin_memory = run.plan.epochs, device.pin_memory
@@ -346,10 +344,7 @@ def _begin_epoch(run: _Loop) -> bool:
 
 
 def _take_steps(run: _Loop, execution: Execution) -> None:
-    """Take the optimizer steps of one execution, count them and keep their losses.
-
-    The device gets all steps of an execution as one graph.
-    """
+    """Take the optimizer steps of one execution. The device gets all of them as one graph."""
     learner, state = run.learner, run.state
     learner.resize(_size(run, state.steps))
     for batch in execution:
@@ -415,10 +410,7 @@ def _save(run: _Loop) -> None:
 
 
 def _save_place(run: _Loop) -> None:
-    """Save the run in the middle of an epoch.
-
-    While the cache is being built, nothing is saved, because a checkpoint could not describe the cache.
-    """
+    """Save a checkpoint, unless the cache is still being built: a checkpoint could not describe that cache."""
     if run.data.is_finished:
         _save(run)
     else:
@@ -451,7 +443,7 @@ def _with_ceiling(run: _Loop, pace: Pace, execution: Execution, images: int) -> 
 
 
 def _replay(run: _Loop, execution: Execution) -> None:
-    """Repeat the last steps on batches that are on the device already; the weights are no longer needed."""
+    """Repeat the last steps on batches that are on the device already. The weights change, but are no longer needed."""
     last = run.plan.steps - 1
     for batch in execution:
         run.learner.step(batch, run.learner.schedule(last), last)

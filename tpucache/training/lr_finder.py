@@ -71,7 +71,7 @@ def find_lr(
 
 
 def _known_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings | None:
-    """Return `settings` with the values that the run in the folder has decided; None if it has no checkpoint yet.
+    """Return `settings` completed by those of the run in the folder `run`; None if the run has no checkpoint yet.
 
     Raises UsageError if there is a checkpoint and `resume` is false, and the errors of `continued_settings`.
     """
@@ -132,7 +132,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
 
 
 def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:
-    """Return the losses of steps at these rates, until the loss diverges."""
+    """Stop before the last of `rates` if the loss diverges."""
     settings, device, processes = learner.settings, learner.device, learner.device.processes
     # The losses are compared, so all steps have the image size of the first epoch.
     settings = replace(settings, size=settings.sizes.at(0), grow=None, fix_res=0)

@@ -94,7 +94,6 @@ def _misfit(folder: Path, error: Exception) -> TrainingError:
 
 
 def _folds_values(folds: FoldsFiles) -> dict[str, Any]:
-    """Return the values that the page's template needs about all folds: their state, scores, curves and seconds."""
     summary = folds.summary
     done = sum(bool(score["finished"]) for score in _by_fold(folds).values())
     figures = [("folds", f"{len(folds.names):,}")]
@@ -121,10 +120,7 @@ def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
 
 
 class _Score(NamedTuple):
-    """A row of the table of scores: its title and its cells.
-
-    `part` is the number of the page's section about this fold; None if the fold's run has not begun.
-    """
+    """A row of the scores. `part` is the number of the fold's section on the page; None if its run has not begun."""
 
     title: str
     cells: Sequence[str]
@@ -132,7 +128,6 @@ class _Score(NamedTuple):
 
 
 def _scores(folds: FoldsFiles) -> dict[str, Any]:
-    """Return the table of the folds' scores, with their mean and the score over all samples."""
     scores, summary = _by_fold(folds), folds.summary
     names = list(dict.fromkeys(itertools.chain.from_iterable(score["metrics"] for score in scores.values())))
     parts = {fold: number for number, fold in enumerate(folds.runs, 1)}
@@ -166,7 +161,6 @@ def fold_inks(folds: Sequence[str]) -> dict[str, Ink]:
 
 
 def _fold_charts(folds: FoldsFiles, inks: Mapping[str, Ink]) -> list[tuple[str, Chart]]:
-    """Return the name and the chart of each metric, with a line for each fold."""
     names = dict.fromkeys(name for run in folds.runs.values() for row in run.rows for name in row if _is_metric(name))
     charts = []
     for name in names:
@@ -180,10 +174,7 @@ def _fold_charts(folds: FoldsFiles, inks: Mapping[str, Ink]) -> list[tuple[str, 
 
 
 def _run_values(run: RunFiles, samples: int, cache: str | Path | None) -> dict[str, Any]:
-    """Return the values that the page's template needs about one run; see `report_run`.
-
-    At most `samples` wrong samples are shown. Raises TrainingError for files that do not belong together.
-    """
+    """The parameters are those of `report_run`. Raises TrainingError for files that do not belong together."""
     try:
         summary, rows = run.summary, run.rows
         best = int(summary.get("best_epoch") or 0)
@@ -245,16 +236,12 @@ def _charts(run: RunFiles) -> list[tuple[list[tuple[Ink, str]], Chart | None]]:
 
 
 def _span(runs: Collection[RunFiles]) -> tuple[float, float]:
-    """Return the first and the last step that the charts of some runs show."""
     steps = [row["step"] for run in runs for row in run.rows if np.isfinite(row.get("step", np.nan))]
     return 1, max([*steps, *(len(run.summary.get("losses") or ()) for run in runs), 1])
 
 
 def _rates(run: RunFiles) -> Points:
-    """Return the learning rates by step, thinned to about 600 points.
-
-    Runs of earlier versions have only one learning rate for each epoch.
-    """
+    """Return at most about 600 points. Runs of earlier versions have only one learning rate for each epoch."""
     rates = [float(rate) for rate in run.summary.get("learning_rates") or ()]
     each = -(-len(rates) // _POINTS)
     chosen = sorted({*range(0, len(rates), each), len(rates) - 1}) if rates else []
@@ -262,12 +249,11 @@ def _rates(run: RunFiles) -> Points:
 
 
 def _points_of(rows: Sequence[Mapping[str, float]], name: str) -> Points:
-    """Return a metric's value by step, for the epochs that have it."""
     return [(row["step"], row[name]) for row in rows if name in row and "step" in row]
 
 
 def _thinned(losses: Sequence[float]) -> Points:
-    """Return at most 600 points. Each is the mean loss of some consecutive steps, drawn at the last of these steps."""
+    """Return at most 600 points: mean losses of consecutive steps, each drawn at the last of its steps."""
     each = -(-len(losses) // _POINTS)
     parts = [losses[first : first + each] for first in range(0, len(losses), each)]
     return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
@@ -321,10 +307,7 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
-    """Return the names and values of the settings in `run.json`, as texts; None without this file.
-
-    Settings that are None, False or empty are left out.
-    """
+    """Return the settings in `run.json` as texts, without those that are None, False or empty; None without it."""
     if not run.info:
         return None
     settings = dict(run.info.get("settings") or {})
@@ -395,7 +378,7 @@ def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
 
 
 def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
-    """Return the records of the validation samples. Raises TpucacheError if they are gone or have changed."""
+    """Raises TpucacheError if the records are gone or have changed."""
     described = run.info["validation"]
     place = cache or described["cache"]
     if not is_url(place) and not (folder := locate(split_version(place)[0])).exists():
@@ -489,8 +472,8 @@ class _PageTable(NamedTuple):
 class _Matrix(NamedTuple):
     """A confusion matrix.
 
-    `names` are the classes' names. `rows` has, by true and then by predicted class, the number of samples or pixels and
-    its percentage of the true class, as texts.
+    `rows` has, by true and then by predicted class, the number of samples or pixels and its percentage of the true
+    class, as texts.
     """
 
     names: Sequence[str]
@@ -498,8 +481,6 @@ class _Matrix(NamedTuple):
 
 
 class _Mistakes(NamedTuple):
-    """The section of the page about mistakes: its title, a note, tables, and a confusion matrix or None."""
-
     title: str
     note: str
     tables: Sequence[_PageTable]
@@ -566,7 +547,6 @@ def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_PageTable,
 
 
 def _multilabel_mistakes(run: RunFiles) -> _Mistakes:
-    """Return recall, precision and F1 of each class, for samples that can have several classes."""
     truth, predicted = run.arrays["labels"] > 0.5, run.arrays["values"] > 0.5
     both = (truth & predicted).sum(0)
     rows = [

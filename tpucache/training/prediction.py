@@ -127,8 +127,8 @@ def predict(
     and a probability for each class or a value for each column. Class maps are PNG files in a folder next to the CSV,
     and `prediction` names them.
 
-    Where the predictor averages ranks, a class's column is the sample's rank in that class, from 0 for the lowest to 1
-    for the highest, averaged over the runs. `prediction` and all metrics but the AUC still follow from the mean
+    If the predictor averages ranks, a class's column is the sample's rank in that class, from 0 for the lowest to 1 for
+    the highest, averaged over the runs. `prediction` and all metrics but the AUC still follow from the mean
     probabilities.
 
     If the predictor's options ask for logits and features, they are arrays next to the CSV, OUT_logits.npy and
@@ -227,10 +227,7 @@ def predict_parts(
 
 
 def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
-    """Return the samples' predictions as values, averaged over the datasets, with their texts and scores.
-
-    With several processes only the main process has the right values.
-    """
+    """With several processes only the main process has the right values."""
     dataset, names = datasets[0], value_names(predictor)
     is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
     by_run = work.by_rank or is_extended
@@ -268,10 +265,10 @@ def predict_values(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
 ) -> Array:
-    """Return probabilities or values, averaged over the datasets: float32 (samples, outputs), in the samples' order.
+    """Return probabilities or values, averaged over `datasets`: float32 (samples, outputs), in the samples' order.
 
-    `check` is called between batches. With several processes only the main process gets the values; the other processes
-    get zeros.
+    The datasets are variants of one cache. `check` is called between batches. With several processes only the main
+    process gets the values; the other processes get zeros.
     """
     work = _Work(Path(), batch_size, threads, progress, check)
     return _mean_values(predictor, datasets, work, by_run=False)[:, 0].astype(np.float32)
@@ -301,10 +298,9 @@ def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: 
 
 
 def _ranks(values: Array) -> Array:
-    """Return the rank of each value among the values of all samples, from 0 (lowest) to 1: float64, like `values`.
+    """Return the rank of each value among all samples, from 0 (lowest) to 1: float64 (samples, runs, outputs).
 
-    `values` are (samples, runs, outputs). Each output of each run is ranked by itself. Equal values share their mean
-    rank.
+    Each output of each run is ranked by itself. Equal values share their mean rank.
     """
     ranks = np.empty(values.shape)
     for run, output in np.ndindex(values.shape[1], values.shape[2]):

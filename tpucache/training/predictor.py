@@ -146,10 +146,11 @@ class Predictor:
         return height, width
 
     def resolution(self, manifest: Manifest) -> int | None:
-        """Return the resolution in which to read a cache's images; None to read them in their stored size.
+        """Return the resolution in which to read a cache's images; None for their stored size.
 
-        It is the size of the run's evaluation. With crops or sizes, it is the size that the largest view needs, at most
-        the stored size, if the images are square and can be read in any size, and the task does not predict maps.
+        It is the size of the run's evaluations. Crops and resized views may need more: if the images are square and can
+        be read in any size, and the task predicts no maps, it is the size that the largest view needs, up to the stored
+        size.
         """
         wanted = self.settings.sizes.valid
         image = next((field for field in manifest.fields if field.name == IMAGE), None)
@@ -208,7 +209,6 @@ def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
 
 
 def _flip_batch(batch: DeviceBatch) -> DeviceBatch:
-    """Return a batch whose images and masks (batch, height, width, channels) are mirrored left to right."""
     mirrored = {name: batch.fields[name].flip(2) for name in (IMAGE, MASK) if name in batch.fields}
     return dataclasses.replace(batch, fields={**batch.fields, **mirrored})
 
@@ -227,7 +227,7 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _score(run: SavedRun) -> float:
-    """Return a run's weight: the validation metric of its best epoch, or 1 over it if less is better.
+    """Return a run's weight: the validation metric of its best epoch, or its reciprocal if lower is better.
 
     Raises UsageError if there is no such metric, or it cannot be a weight.
     """
@@ -249,7 +249,6 @@ def _score(run: SavedRun) -> float:
 
 
 def _normalised(scores: Sequence[float], first: Path) -> list[float]:
-    """Return the scores divided by their sum. Raises UsageError if all are 0."""
     total = sum(scores)
     if not total > 0:
         raise UsageError(f"all scores of {first} and the other runs are 0: leave --run-weights out")

@@ -324,8 +324,8 @@ class TrainSettings:
     def steps_per_epoch(self, samples: int) -> int:
         """Return the number of steps in an epoch of `samples` samples.
 
-        Left out are samples that do not fill a batch, and steps that do not fill an execution of `steps_per_execution`
-        steps.
+        Samples that do not fill a batch are left out, and so are steps that do not fill an execution of
+        `steps_per_execution` steps.
         """
         steps = samples // self.batch
         return steps - steps % self.steps_per_execution
@@ -390,7 +390,7 @@ def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
 
 
 def _precision(given: Precision, bf16: bool) -> Precision:
-    """Return the precision to use, given two settings. Raises UsageError if the settings contradict each other."""
+    """Raises UsageError if the two settings contradict each other."""
     if bf16 and given not in ("auto", "mixed", "bf16"):
         raise UsageError(f"bf16 and the precision {given} contradict each other: leave one of them out")
     return "bf16" if bf16 else given

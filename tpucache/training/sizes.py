@@ -67,10 +67,10 @@ def _steps(grow: str) -> list[tuple[int | None, float]]:
     wrong = f"--grow is such as 128:0.4,176:0.7,224, not {grow!r:.60}: "
     parts = [_GROWING.fullmatch(part.strip()) for part in grow.split(",")]
     if not all(parts):
-        raise UsageError(f"{wrong}give each size but the last the share of the epochs at which it ends")
+        raise UsageError(f"{wrong}write SIZE:SHARE for each size but the last; it ends after this share of the epochs")
     found = [(int(part[1]), part[2]) for part in parts if part]
     if found[-1][1] is not None or any(share is None for _, share in found[:-1]):
-        raise UsageError(f"{wrong}each size but the last has a share")
+        raise UsageError(f"{wrong}each size but the last has a share, and the last has none")
     try:
         shares = [float(share) for _, share in found[:-1] if share is not None]
     except ValueError:
@@ -99,9 +99,9 @@ def own_size(dataset: CachedDataset) -> int:
 
 
 def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
-    """Return a dataset whose images have this size, in pixels; for None the dataset itself.
+    """Return a dataset whose images have `size` pixels a side; for None return `dataset` itself.
 
-    Raises UsageError for images of a codec with one size only.
+    Raises UsageError if the images' codec stores one size only.
     """
     if size is None:
         return dataset

@@ -113,6 +113,5 @@ def _five(given: Sides) -> list[tuple[int, int, int, int]]:
 
 
 def _scaled(sides: Sides, shorter: int) -> Sides:
-    """Return a height and a width in the proportion of `sides`. The shorter of the two is `shorter`."""
     height, width = sides
     return round(height * shorter / min(sides)), round(width * shorter / min(sides))

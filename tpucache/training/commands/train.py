@@ -107,7 +107,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.refit and not options.folds:
         raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
     if options.folds and options.valid is not None:
-        raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
+        raise UsageError("--folds validates on each fold in turn: leave --valid out")
     if options.resolution is not None and (options.size or options.grow or options.valid_size):
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
     options.source = _source(options)
@@ -118,10 +118,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
-    """Write the best weights of the run as files for other programs, and print the files' paths.
-
-    The user's code that --model and --eval-step name is trusted: it may be imported and called.
-    """
+    """The code of the user that `--model` and `--eval-step` name is trusted: it may be imported and called."""
     from tpucache.training.export import export_runs
 
     trust = [name for name in (options.model, options.eval_step) if name is not None]
@@ -130,7 +127,7 @@ def _export(options: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
-    """Return the report of a run that has to stop; None without a report, or if --folds does not fit the run in RUN."""
+    """Return the report of a run that has to stop; None if there is none, or `--folds` does not fit the run."""
     from tpucache.runs import FOLDS_NAME
     from tpucache.training.run.folds import read_report
     from tpucache.training.run.report import ensure_report
@@ -226,10 +223,7 @@ def _source(options: argparse.Namespace) -> SourceArguments | None:
 
 
 def _open_source(options: argparse.Namespace, memory: InMemory, source: SourceArguments) -> CachedDataset:
-    """Return the cache of a source, which is built while it is read.
-
-    Raises UsageError and the errors of `open_or_build`.
-    """
+    """The cache is built while it is read. Raises UsageError and the errors of `open_or_build`."""
     data = source.open(options.kept, memory, is_named=options.cache_of_source is not None)
     if data.cache.is_growing:
         note(f"the first epoch builds the cache of {len(data):,} samples")
@@ -287,9 +281,9 @@ def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
 
 
 def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
-    """Return the settings that the options describe; `cores` is the number of cores of all processes.
+    """`cores` is the number of cores of all processes; `lr` is None if a range test is to find it.
 
-    `lr` is None if a range test is to find the learning rate. Raises UsageError for settings that are not possible.
+    Raises UsageError for settings that are not possible.
     """
     others: dict[str, Any] = {}
     if options.lr == FIND:

@@ -34,7 +34,7 @@ class Account:
         self._earlier_wall = 0.0
 
     def take_out(self, part: Part, counter: Counter) -> None:
-        """From now on count the seconds of `counter` for `part`, and not for the part in which they are spent.
+        """Count the seconds of `counter` for `part` from now on, and not for the part in which the work is done.
 
         `counter` returns the seconds that it has counted so far.
         """
@@ -51,7 +51,7 @@ class Account:
 
     @contextlib.contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Return a context whose seconds count for the part `name`; afterwards the earlier part continues."""
+        """Return a context whose seconds count for the part `name`. Afterwards the part before it continues."""
         before = self.begin(name)
         try:
             yield

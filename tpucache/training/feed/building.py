@@ -42,7 +42,7 @@ class Building:
         self._began = None
 
     def end_epoch(self) -> None:
-        """Note that the next steps belong to another epoch."""
+        """Record that the next steps belong to another epoch."""
         self._is_new = True
 
     @property

@@ -107,7 +107,7 @@ class Feeder(Ahead[DeviceBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the loader continue at a state, before the context is entered; see CachedLoader.load_state_dict.
 
-        Raises UsageError if the context has been entered, and unless this Feeder reads a CachedLoader.
+        Raises UsageError if the context has been entered, or this Feeder does not read a CachedLoader.
         """
         loader = self._loader()
         if self.has_begun:
@@ -205,7 +205,7 @@ def local_cores(settings: TrainSettings, processes: int) -> int:
 
 
 def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:
-    """Take the batches of one execution from `stream`, and return them. Each batch is a list of its parts."""
+    """Return the next execution of `stream`: a list of steps, each a list of the batches that the step accumulates."""
     return [list(itertools.islice(stream, settings.accumulate)) for _ in range(settings.steps_per_execution)]
 
 

@@ -182,10 +182,10 @@ class PaceMeter:
         self._count(steps=steps, images=images)
 
     def resume(self, size: int | None = None, *, is_new: bool = False) -> None:
-        """Wait for the device and start the clock, unless executions that may compile are still to come.
+        """Wait for the device and start the clock, unless the next executions may compile graphs.
 
-        Such executions are expected again if the image `size` has changed, and if `is_new` says that the next steps
-        have another graph.
+        They may compile if they are the first ones, if the image `size` has changed, and if `is_new` says that the next
+        steps have another graph.
         """
         if self._building is not None:
             self._building.begin(lambda: self._feeder.waited_seconds)
@@ -198,9 +198,9 @@ class PaceMeter:
             self._from = self._now()
 
     def expect_rows(self, has_rows: bool) -> None:
-        """Note whether the next execution's batches are row numbers on the device.
+        """Record whether the batches of the next execution are row numbers on the device.
 
-        With the first such execution, another warm-up begins.
+        The first such execution begins another warm-up.
         """
         if has_rows:
             self._awaited = 0
@@ -284,8 +284,8 @@ def _share(executing: float, seconds: float) -> float:
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
     """Return how many images a second repeated calls of `execute` process; one call processes `images` images.
 
-    One call that is not measured comes first. Then `execute` is called for `seconds`, but for at most 2 s, and at least
-    5 times.
+    After one call that is not measured, `execute` is called at least 5 times, and until `seconds`, at most 2, have
+    passed.
     """
     execute()
     device.wait()

@@ -28,7 +28,7 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of a training device, as a Resident uses it."""
+    """The functions by which a Resident puts records into the memory of a training device."""
 
     device: Device
 
@@ -43,7 +43,7 @@ class DeviceMemory:
         return getattr(self.device, "tile", NO_TILE)
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Send an array or tensor of the host to the device, and return it there. `name` is not used."""
+        """Copy an array or tensor to the device, and return the copy. `name` is not used."""
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
@@ -116,9 +116,10 @@ class Residence:
         return self._decision.planned_bytes
 
     def decide(self) -> bool:
-        """Decide, for the choice "auto", whether the records fit the memory that the first steps have left free.
+        """For the choice "auto", decide whether records stay on the device, and return whether they do.
 
-        Return whether batches become row numbers. A few batches of records may be queued already, and come first.
+        They stay if they fit the memory that the first steps have left free. Then the batches become row numbers, after
+        a few batches of records that may be queued already. Without anything to decide, the result is False.
         """
         return self._decision.decide()
 
@@ -179,7 +180,7 @@ class Residence:
 
 
 def _problem(device: Device) -> str:
-    """Return the reason why a device cannot keep records; "" if it can keep them."""
+    """Return why a device cannot keep records; "" if it can."""
     if not hasattr(device, "reserve"):
         return f"the backend {device.name!r} cannot keep records"
     if device.name == "xla" and device.processes.world_size > 1:
@@ -188,7 +189,7 @@ def _problem(device: Device) -> str:
 
 
 def _problem_of_auto(device: Device) -> str:
-    """Return why the choice "auto" keeps no records on this device; "" if the free memory has to decide that."""
+    """Return why the choice "auto" keeps no records on the device; "" if its free memory will decide."""
     if device.torch_device.type == "cpu":
         return "the device's memory is the host's"
     if not hasattr(device, "free_bytes") or device.free_bytes() is None:

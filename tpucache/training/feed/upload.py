@@ -17,7 +17,7 @@ _MEASURED_SECONDS: Final = 0.5
 
 
 def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> DeviceBatch:
-    """Return a loader's batch on the device, with its random numbers `draws` if it has any.
+    """Return a loader's batch on the device, together with `draws`, the batch's random numbers, if they are given.
 
     The copies may still be under way; see `Device.put`.
     """
@@ -31,7 +31,7 @@ def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> Devic
 
 
 def measure_upload(device: Device, seconds: float = _MEASURED_SECONDS) -> float:
-    """Return the bytes a second that one thread sends to a device, in batches of 4 MB for each core."""
+    """Measure how many bytes a second one thread sends to a device, in batches of 4 MB for each core."""
     batch = torch.zeros(device.cores, _MEASURED_BYTES, dtype=torch.uint8)
     if device.pin_memory:
         batch = batch.pin_memory()

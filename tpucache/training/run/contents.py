@@ -1,4 +1,4 @@
-"""Checks the contents of a run's files, as strictly as a manifest, before they are used."""
+"""Checks the contents of a run's files before they are used."""
 
 from __future__ import annotations
 
@@ -120,8 +120,6 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Metadata:
-    """A checkpoint's metadata: the run's settings, and a description of its task and training data."""
-
     settings: Mapping[str, Any]
     task: str
     outputs: Annotated[int, Between(1, _MAX_OUTPUTS)]
@@ -137,7 +135,7 @@ class _Metadata:
 
 @dataclass(frozen=True)
 class _Learner:
-    """The checked part of a learner's state. `optimizer` and `ema` are checked when they are loaded."""
+    """`optimizer` and `ema` are checked when they are loaded."""
 
     model: dict[str, Any]
     scaler: dict[str, Annotated[float, Between(0.0, LARGEST)]] = field(default_factory=dict)
@@ -150,7 +148,6 @@ class _Last:
 
 
 def _check_metadata(content: Mapping[str, Any], where: str) -> None:
-    """Raise FormatError unless a checkpoint has valid settings and describes the run's training data."""
     check_types(content["settings"], TrainSettings, f"{where}.settings")
     check_types(content["settings"].get("augment"), AugmentSettings, f"{where}.settings.augment")
     try:
@@ -187,7 +184,7 @@ def _check_tensors(tensors: object, where: str) -> None:
         raise FormatError(f"{where} has no tensors")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise FormatError(f"{where} has something other than tensors by name")
+            raise FormatError(f"{where} has a name that is not text, or a value that is not a tensor")
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES or tensor.device.type != "cpu":
             raise FormatError(
                 f"{where}: {name[:60]!r} is a tensor of {tensor.dtype}, {tensor.layout}, as no run writes it"

@@ -100,7 +100,7 @@ def _remove_empty(run: Path) -> None:
 
 
 def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings:
-    """Return the settings; if they resume the run in the folder, undecided settings have the values of that run.
+    """Return `settings`; if they resume the run in the folder, undecided settings get the values of that run.
 
     Raises TrainingError for a checkpoint that cannot be read, UsageError for a checkpoint of another version.
     """
@@ -113,7 +113,7 @@ def open_run(
 ) -> tuple[RunState, TrainSettings, Mapping[str, Any] | None]:
     """Return the state of the run in a folder, its settings, and its learner's state, which is None for a new run.
 
-    The folder of a new run is made. Settings that are left open get the values that the run has decided.
+    The folder of a new run is made. Settings that are left open get the values of the run in the folder.
 
     Raises UsageError for a folder with a run that must not be resumed, and for settings or data that differ from the
     run's; TrainingError for a checkpoint that cannot be read.
@@ -166,7 +166,7 @@ def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
 
 
 def open_folds(run: Path, names: Sequence[str]) -> None:
-    """Make the folder of a run of all folds, and write the names of the folds to it.
+    """Make the folder of a run that trains a model for each fold, and write the folds' names to it.
 
     Call `check_folds` before. Raises the errors of `hold_run`.
     """
@@ -250,7 +250,6 @@ def _make_folder(run: Path) -> None:
 
 
 def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> list[str]:
-    """Return texts that say how the data differ from those of a checkpoint; an empty list if they do not differ."""
     train_set = data.train_set
     now = {"fingerprint": data.fingerprint, "samples": len(train_set)}
     changed = [f"{name} {content[name]}, now {value}" for name, value in now.items() if content[name] != value]
@@ -338,7 +337,7 @@ class BackgroundWriter:
         self._writes.put(write)
 
     def flush(self) -> None:
-        """Wait until all submitted writes have run. Raises the error of a write."""
+        """Wait until all submitted writes have run. Raises the error of a write that failed."""
         self._writes.join()
         self._raise()
 

@@ -27,7 +27,7 @@ class Watcher(Protocol):
     """An object that a run notifies of losses and epochs."""
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Take the losses of consecutive steps; `first` is the number of the first step, counted from 0."""
+        """Take the losses of consecutive steps. `first` is the number of the first of these steps, counted from 0."""
         ...
 
     def epoch(self, row: Row) -> None:

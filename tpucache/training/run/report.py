@@ -214,10 +214,7 @@ def _merged_report(
     account: Account,
     gathered: Sequence[tuple[Pace, int, int | None]],
 ) -> TrainReport:
-    """Return the report of a run, merged from all processes.
-
-    `gathered` has for each process its pace, and the peak bytes of its host's and of its device's memory.
-    """
+    """`gathered` has for each process its pace, and the peak bytes of its host's and of its device's memory."""
     settings, device, samples = learner.settings, learner.device, len(train_set)
     paces, host_peaks, device_peaks = zip(*gathered, strict=True)
     pace, use = Pace.slowest(paces), train_set.network

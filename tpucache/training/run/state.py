@@ -28,7 +28,8 @@ class RunState:
     def keep_best(self, value: float | None) -> bool:
         """Take the watched metric's value in the last row; return whether that epoch's weights are the best so far.
 
-        NaN is never the best value. If `value` is None, and before the first number, the newest weights are the best.
+        Until the metric has been a number, and if `value` is None, the newest weights are the best. After that, NaN is
+        never the best value.
         """
         is_best = value is None or self.best is None or value > self.best
         if is_best and value is not None and not math.isnan(value):

@@ -47,9 +47,10 @@ class InitialWeights(NamedTuple):
 
 
 def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> InitialWeights:
-    """Return the weights that a new run begins with, and its settings; its images have `channels` channels.
+    """Return the weights that a new run begins with, and the run's settings.
 
-    Raises UsageError for weights in the folder of the new run, and the errors of `find_weights` and `read_weights`.
+    `channels` is the number of channels of the run's images. Raises UsageError for weights in the folder of the new
+    run, and the errors of `find_weights` and `read_weights`.
     """
     if settings.weights is None:
         return InitialWeights(settings, None)
@@ -99,7 +100,7 @@ def find_weights(text: str, model: str) -> Path:
 
 
 def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
-    """Return the path of one of these files of a repository in the Hugging Face hub's cache on this machine.
+    """Return the path of the first of `files` that the Hugging Face hub's cache has for the repository `name`.
 
     Raises the errors of `find_weights`.
     """

@@ -88,7 +88,7 @@ def smooth(values: Sequence[float], decay: float) -> list[float]:
 def fitting_decay(steps: int) -> float:
     """Return a decay for `smooth` that suits a run of this number of steps.
 
-    It averages over 50 steps, or over a twentieth of a run of fewer than 1,000 steps.
+    The average then covers about 50 steps, or a twentieth of a run of fewer than 1,000 steps.
     """
     return 1 - 1 / min(_WINDOW, max(1.0, steps / _WINDOWS))
 

@@ -58,9 +58,9 @@ class NotebookCurves:
 
 
 def notebook_watchers() -> Sequence[Watcher]:
-    """Return the watcher that shows the curves in this notebook.
+    """Return a list with the watcher that shows the curves in this notebook.
 
-    The result is empty outside of notebooks and without matplotlib.
+    The list is empty outside of notebooks and without matplotlib.
     """
     show = _find_display()
     if show is None or importlib.util.find_spec("matplotlib") is None:
@@ -69,7 +69,7 @@ def notebook_watchers() -> Sequence[Watcher]:
 
 
 def _find_display() -> Show | None:
-    """Return a function that shows pictures in this notebook; None in any other program."""
+    """Return a function that shows pictures; None outside of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None:  # a terminal's IPython has none
         return None

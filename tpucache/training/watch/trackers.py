@@ -51,7 +51,7 @@ def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -
 class TensorBoard:
     """Writes scalars for TensorBoard: `train/loss` for each step, and the numbers of each epoch.
 
-    Of an epoch, metrics are `valid/…`, and other numbers `epoch/…`.
+    The tags of an epoch's metrics begin with `valid/`, those of its other numbers with `epoch/`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class TensorBoard:
         self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
-        """Write the numbers of an epoch's row."""
+        """Write an epoch's metrics and other numbers."""
         self._write(row["step"], [(row["step"], _tagged(row))])
         with self._forgiving():
             self._writer.flush()
@@ -111,7 +111,7 @@ class TensorBoard:
 class Tracker:
     """Sends losses and epochs to a service; if the service fails, the run continues without it.
 
-    The service begins with the first loss, so that a run that is refused leaves nothing in the service.
+    The service begins with the first loss: a run that fails its checks leaves nothing in the service.
     """
 
     def __init__(self, name: str, make: Callable[[], WandbRun | MlflowRun]) -> None:
@@ -135,7 +135,7 @@ class Tracker:
         self._send([(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
-        """Send the numbers of an epoch's row."""
+        """Send an epoch's metrics and other numbers."""
         self._send([(row["step"], _tagged(row))])
 
     def _send(self, rows: Rows) -> None:
@@ -199,7 +199,7 @@ class MlflowRun:
         _write_id(run, "mlflow", self._id)
 
     def send(self, rows: Rows) -> None:
-        """Send scalars in few requests."""
+        """Send scalars, each with its step, many in one request."""
         now = int(time.time() * 1000)
         metrics = [self._metric(key, float(value), now, step) for step, each in rows for key, value in each.items()]
         for at in range(0, len(metrics), _METRICS):
