@@ -119,7 +119,6 @@ def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
 
 
 def _nearest(named: Collection[str], known: Collection[str]) -> str:
-    """Return text that suggests a known name for the first unknown one of `named`; "" if no name is similar."""
     import difflib
 
     unknown = next((name for name in named if name not in known), "")

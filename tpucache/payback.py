@@ -33,11 +33,12 @@ _BATCH: Final = 32
 class Payback:
     """The speed of a DataLoader on a cache's source, and the number of epochs after which the cache has paid off.
 
-    A DataLoader with `workers` processes reads `images` of the cache's samples from `source`. With Pillow it decodes
-    each image, resizes it as the cache's recipe says, and makes a tensor, without augmentation. `images_per_second` is
-    its rate from the first batch on. `idle` is the share of time for which a simulated device waits for the DataLoader;
-    None without such a device. `epoch_seconds` is the time of an epoch of all samples from the source, and
-    `cache_epoch_seconds` the time of an epoch from the cache; with a device, neither is shorter than the device needs.
+    A DataLoader with `workers` processes reads from `source` as many images of the cache as `images` says. It decodes
+    each image with Pillow, resizes it as the cache's recipe says, and makes a tensor, without augmentation.
+    `images_per_second` is its rate from the first batch on. `idle` is the share of time for which a simulated device
+    waits for the DataLoader; None without such a device. `epoch_seconds` is the time of an epoch of all samples from
+    the source, and `cache_epoch_seconds` the time of an epoch from the cache; with a device, neither is shorter than
+    the device needs.
 
     `build_seconds` is the estimated time to build the cache on this machine. If it cannot be estimated, it is None, and
     the text `unknown` says why; otherwise `unknown` is "". `epochs` is the first number of epochs after which building
@@ -193,7 +194,7 @@ def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
     """Return an estimate of the seconds to build the cache on all cores of this machine, and "".
 
     A few samples are built for the estimate. If that is not possible, return None and the reason. An augmentation from
-    a file or from code is not called: the cache names it, which may come from somebody else than the user.
+    a file or from code is not called, because the cache that names it may come from somebody else than the user.
     """
     if recipe.variants and recipe.augment not in PRESETS:
         return None, f"the cache's augmentation, {recipe.augment}, is not called here"

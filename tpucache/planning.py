@@ -335,8 +335,8 @@ class _Built(NamedTuple):
 class _Pace(NamedTuple):
     """The seconds that a build takes.
 
-    `once` is for the whole build, `sample` for each sample if the cache has the smallest number of variants that is
-    compared, and `variant` for each additional variant of a sample.
+    `once` is for the whole build, `sample` for each sample with the fewest variants that are compared, and `variant`
+    for each further variant of a sample.
     """
 
     once: float

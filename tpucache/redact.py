@@ -133,8 +133,8 @@ def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
 def to_heading(name: str) -> str:
     """Return the heading of a class's column in a table of predictions: its name as a cell.
 
-    A class that has the name of one of the table's first columns gets `class:` before it, also if its name begins with
-    `class:` already.
+    A class that has the name of one of the table's first columns, perhaps with `class:` before it, gets another
+    `class:`.
     """
     return to_cell(f"{_CLASS_MARK}{name}" if _is_taken(name) else name)
 
@@ -153,8 +153,6 @@ def _is_taken(name: str) -> bool:
 
 
 class _Lines:
-    """Collects the lines that a csv.writer writes, each ended by a line feed alone."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 

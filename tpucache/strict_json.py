@@ -74,7 +74,7 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Between:
-    """An annotation that limits a field to the numbers from `low` to `high`, both included; not NaN or None."""
+    """An annotation that limits a field to the numbers from `low` to `high`, both included. NaN and None do not fit."""
 
     low: float
     high: float

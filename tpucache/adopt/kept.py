@@ -160,8 +160,8 @@ class Kept:
     def __init__(self, name: str, identity: Any, below: str | Path | None) -> None:
         """Compute the path of the folder for these caches; the folder is not made yet.
 
-        `name` is the data set's name, for the folder's name and for messages. `identity` has JSON values that no other
-        data set and recipe has. `below` is the folder for all data sets, by default `default_directory()`.
+        `name` is the data set's name, for the folder's name and for messages. `identity` (JSON values) differs for each
+        data set and recipe. `below` is the folder for all data sets, by default `default_directory()`.
         """
         base = Path(below) if below is not None else default_directory()
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

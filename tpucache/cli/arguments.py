@@ -123,7 +123,7 @@ _KINDS: Final[Mapping[type, Callable[[str], Any]]] = {Path: local_path}
 
 
 def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of those options of a dataclass that the user gave, by name."""
+    """Return the values of the options of the dataclass `settings` that the user gave, by name."""
     given = {}
     for each in options_of(settings).values():
         value = getattr(options, each.name)

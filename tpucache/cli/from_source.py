@@ -30,8 +30,6 @@ _WITHOUT_EFFECT: Final = ("jobs", "on_error", "build", "config")
 
 
 class _BuildParser(CommandParser):
-    """Parses the text of --build, which has options of warmup."""
-
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which also says how to use options that --build does not accept."""
         raise UsageError(

@@ -107,7 +107,6 @@ def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -
 
 
 def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str]) -> int:
-    """Measure a finished cache. `built` and `lines` are the results of `_bench_first_epoch`."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.record_reader import ReadingPlan
     from tpucache.machine import network_file_system

@@ -244,7 +244,6 @@ class _HelpAll(argparse.Action):
 
 
 def _flag(action: argparse.Action, given: str) -> str:
-    """Return the first flag of an option, or `given` if that is the --no-NAME of a switch."""
     return given if given.startswith("--no-") else action.option_strings[0]
 
 
@@ -260,7 +259,6 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
-    """Return text that suggests the name most similar to `word`, with `before` before it; "" if none is similar."""
     import difflib
 
     found = difflib.get_close_matches(word, names, 1)

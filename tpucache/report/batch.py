@@ -38,11 +38,11 @@ def preview_batch(
 ) -> Image.Image:
     """Return a sheet with the images of the first batch that training with the seed `seed` reads.
 
-    The batch has `samples` samples. Its images are augmented by the settings `augment`, as on the device, and shown
-    without normalisation; the longer side of each has `side` pixels. Above each image is its label after augmentation;
-    for two mixed images the label has the share of each class. Masks are moved and mixed with their image. Augmentation
-    on the device does not move boxes and keypoints, so they are drawn only if the settings neither move nor mix pixels.
-    If a cache has augmented variants, the batch shows augmented variants.
+    The batch has at most `samples` samples. Its images are augmented by the settings `augment`, as on the device, and
+    shown without normalisation; the longer side of each has `side` pixels. Above each image is its label after
+    augmentation; for two mixed images the label has the share of each class. Masks are moved and mixed with their
+    image. Augmentation on the device does not move boxes and keypoints, so they are drawn only if the settings neither
+    move nor mix pixels. If `cache` is a path, and the cache has augmented variants, the batch shows these.
 
     Raises UsageError when there is nothing to show or a setting does not fit the images, and NotACacheError,
     FormatError or DamageError for the cache.

@@ -38,8 +38,8 @@ class BenchResult:
     the rate of reading divided by that rate. `idle` is the share of the time in which a simulated accelerator waits,
     None without a device rate.
 
-    `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured; if it
-    was, the waiting in `idle` includes the upload. `bytes_per_image` is the size of a record on disk,
+    `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured. With an
+    upload, the waiting in `idle` includes it. `bytes_per_image` is the mean size of a record on disk,
     `batch_bytes_per_image` its size in a batch for the device. `reading` is the way of reading, "keep", "map" or
     "stream", with `planned_bytes` of memory (see `ReadingPlan`); `in_memory` is True for "keep".
     """

@@ -79,8 +79,8 @@ def contact_sheet(cache: str | Path) -> bytes | None:
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
     """Write a picture in the format that the suffix of `path` names, and return the path.
 
-    Raises UsageError if no format has this suffix or the file is a cache's, and TpucacheError when the picture cannot
-    be written.
+    Raises UsageError if no picture format has this suffix or the file belongs to a cache, and TpucacheError when the
+    picture cannot be written.
     """
     path = Path(path)
     check_no_cache_file(path)
