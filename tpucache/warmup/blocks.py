@@ -207,7 +207,7 @@ def new_block_numbers(manifest: Manifest) -> dict[int, int]:
 
 
 def grown_bytes(manifest: Manifest, blocks: Sequence[Block]) -> int:
-    """Return the total bytes of the shards to which retried samples, those of `blocks`, may be added."""
+    """Return the total bytes of the shards to which the retried samples in `blocks` may be added."""
     numbers, grown = new_block_numbers(manifest), {block.number for block in blocks}
     return sum(entry.bytes for entry in manifest.shards if numbers[entry.block] in grown)
 

@@ -179,9 +179,9 @@ def put_in_order(listing: Listing, order: str) -> Listing:
 
 
 def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
-    """Describe how samples differ from those in `before`, with which a build began, by their paths and sizes.
+    """Describe how the paths and sizes of samples differ from those in `before`, with which a build began.
 
-    If these are equal, the text says that the order, labels or columns differ.
+    If they are equal, the text says that the order, labels or columns differ.
     """
     sizes: Any = before[SIZE_COLUMN]
     old = dict(zip(before.paths, np.asarray(sizes).tolist(), strict=True))

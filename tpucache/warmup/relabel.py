@@ -336,10 +336,9 @@ def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each possible set of names by which a table's rows may refer to samples: a description, and the names.
+    """Yield the ways in which a table's rows may name samples: a description, and a unique name for each sample.
 
-    There is one name for each sample, and each is unique. The names are the paths, the values of `column` or of the id
-    column, and the file names.
+    The names are the paths, the values of `column` or of the id column, or the file names.
     """
     yield "path", list(samples.paths)
     for name in dict.fromkeys((column, _ID)):

@@ -98,8 +98,8 @@ def test_without_an_image_every_array_is_one_like_any_other() -> None:
         ({"x": b"1"}, "'x' is encoded bytes"),
         ({"mask": b"1"}, "'mask' is encoded bytes"),
         ({"x": np.zeros((0, 3))}, "'x' is empty"),
-        ({"image": b"", "keypoints": np.zeros((4, 3))}, "keypoints are an array"),
-        ({"image": b"", "keypoints": np.zeros((0, 2))}, "keypoints are an array"),
+        ({"image": b"", "keypoints": np.zeros((4, 3))}, "keypoints must be an array"),
+        ({"image": b"", "keypoints": np.zeros((0, 2))}, "keypoints must be an array"),
     ],
 )
 def test_what_a_record_cannot_hold_is_refused(fields: Any, reason: str) -> None:
@@ -146,8 +146,8 @@ _GOOD: dict[str, Any] = {
         ({"boxes": np.array([[0, 0, 1, 1], [5, 1, 4, 2]])}, "box 1 has a negative width or height"),
         ({"boxes": np.array([[1, 5, 4, 2]])}, "box 0 has a negative width or height"),
         ({"boxes": np.ones((2, 3))}, r"boxes must have the shape \(n, 4\) or \(n, 5\)"),
-        ({"boxes": np.array(["a"])}, "boxes are an array of numbers"),
-        ({"boxes": b"1"}, "boxes are an array of numbers"),
+        ({"boxes": np.array(["a"])}, "boxes must be an array of numbers"),
+        ({"boxes": b"1"}, "boxes must be an array of numbers"),
         ({"boxes": np.tile([1.0, 1, 5, 5], (4, 1))}, "holds 4 boxes, more than --max-boxes 3"),
         ({"keypoints": np.ones((2, 2))}, r"'keypoints' has the shape \(2, 2\), in other samples \(1, 2\)"),
         ({"keypoints": np.ones((1, 3))}, "'keypoints' has the shape"),

@@ -172,7 +172,7 @@ def _check_alike(image: Array, field: Field, path: str) -> None:
 
 def _points(value: bytes | Array) -> int:
     if isinstance(value, bytes) or value.ndim != 2 or value.shape[1] != 2 or not len(value):
-        raise SourceError(f"keypoints are an array (n, 2) of x, y, not {_kind(value)}")
+        raise SourceError(f"keypoints must be an array (n, 2) of x, y, not {_kind(value)}")
     return len(value)
 
 
@@ -239,7 +239,7 @@ def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> t
 def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
     """Return boxes or keypoints as float64. Raises SampleError for numbers that are not finite or too large."""
     if isinstance(value, bytes) or value.dtype.kind not in "iuf":
-        raise SampleError(path, f"{name} are an array of numbers, not {_kind(value)}")
+        raise SampleError(path, f"{name} must be an array of numbers, not {_kind(value)}")
     numbers = value.astype(np.float64)
     if not (np.abs(numbers) <= _FARTHEST).all():
         raise SampleError(

@@ -238,7 +238,6 @@ def check_size(size: tuple[int, int], path: str, what: str, max_pixels: int | No
 
 
 def _bits_of_bmp(data: bytes) -> int:
-    """Return the number of bits for each pixel of a BMP."""
     (length,) = struct.unpack_from("<I", data, 14)
     (bits,) = struct.unpack_from("<H", data, 24 if length == 12 else 28)
     return int(bits)

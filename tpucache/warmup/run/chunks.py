@@ -226,7 +226,7 @@ def read_records(
 
 
 def stored_bytes(work: Path) -> int:
-    """Return the bytes of the records of all chunks on disk."""
+    """Return how many bytes the records of all chunks take on disk."""
     return sum(path.stat().st_size for path in work.glob("chunk-*.bin"))
 
 

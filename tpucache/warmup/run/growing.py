@@ -474,7 +474,6 @@ class _Built(NamedTuple):
     records: list[_Record]
 
     def keep(self, number: int, records: Sequence[bytes]) -> None:
-        """Add the records of the sample `number`, in the order of the parts."""
         self.records.extend(_Record(part, number, record) for part, record in enumerate(records))
 
 

@@ -72,8 +72,8 @@ class KagglePlace:
     def resume(self) -> Cache | None:
         """Find out which of the sent files Kaggle still keeps. The other files will be built again.
 
-        Returns the finished cache in the dataset. Returns None if there is no dataset, or if this build has made its
-        version of the dataset or has asked Kaggle for it. Raises UsageError for a dataset without a cache,
+        Returns the finished cache in the dataset, or None if there is no dataset. Returns None, too, if this build has
+        made its version of the dataset or has asked Kaggle for it. Raises UsageError for a dataset without a cache,
         PublishError, BuildError.
         """
         draft = self._open_draft()
@@ -190,7 +190,6 @@ class KagglePlace:
                 (self._folder / MANIFEST_NAME).unlink()
 
     def _check_listed(self, manifest: Manifest) -> None:
-        """Raise PublishError if the dataset has this manifest, but lacks some of its files."""
         listed = self._dataset.files()
         if missing := [entry.name for entry in manifest.files if listed.get(entry.name) != entry.bytes]:
             raise PublishError(

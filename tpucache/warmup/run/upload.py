@@ -39,7 +39,7 @@ _CLEANING_SECONDS: Final = 10.0  # a finished build removes its work folder with
 
 
 class Place(Protocol):
-    """The place to which a cache is sent while it is built."""
+    """Where a cache is sent while it is built: a URL or a dataset at Kaggle."""
 
     #: The place's name in messages.
     shown: str
