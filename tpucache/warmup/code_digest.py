@@ -91,7 +91,7 @@ def _files(module: str) -> dict[str, Path]:
 
 
 def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the file of each module that a dotted name contains, as long as it is the user's own.
+    """Yield the name and the file of each module that a dotted name contains, as long as the module is the user's own.
 
     For `a.b.c`, these are `a`, `a.b` and `a.b.c`.
     """

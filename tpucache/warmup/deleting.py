@@ -127,7 +127,6 @@ def _undone(folder: Path, now: Manifest) -> Manifest:
 
 
 def _positions(cache: Cache, paths: Sequence[str]) -> Positions:
-    """Return the ascending positions of the samples with these paths: int64 (n,). Raises SourceError."""
     places = {path: at for at, path in enumerate(cache.samples.paths)}
     if unknown := [path for path in paths if path not in places]:
         gone = {each.path for each in cache.manifest.deleted}

@@ -71,7 +71,7 @@ class Estimate:
 
 
 class _TrialSample(NamedTuple):
-    """What encoding one sample gave: mean bytes of a record, mean bytes that a record takes in a shard, and seconds."""
+    """The result of encoding one sample: the mean bytes of a record, its mean bytes in a shard, and the seconds."""
 
     bytes: float
     on_disk: float

@@ -108,7 +108,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
 
 
 def _history(cache: Path, plan: BuildPlan) -> History | None:
-    """Return the history of the new version, and keep the manifest of the version before it. Raises OSError.
+    """Return the history of the new version, and save the manifest of the version before it. Raises OSError.
 
     A new cache has no history: None. A retry changes the newest version and adds none: its history is returned, and
     nothing is saved.

@@ -56,7 +56,7 @@ def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> A
 
 
 def _to_colours(image: Image.Image, white: int | None) -> Image.Image:
-    """Return an image of any Pillow mode as RGB, or as L if its mode is L without transparency, I or F."""
+    """Return an image of any Pillow mode as RGB; as L for the modes I and F, and for L without transparency."""
     if image.mode in ("L", "RGB") and "transparency" not in image.info:
         image.load()
         return image
@@ -170,7 +170,7 @@ def _deep_colours(image: Image.Image, data: bytes) -> Array:
 
 
 def bits_of(image: Image.Image, data: bytes) -> int:
-    """Return the bits of a channel in a file; 8 for formats for which Pillow does not state them."""
+    """Return how many bits a channel has in a PNG or TIFF file; 8 for other formats."""
     if image.format == "PNG":
         return data[_PNG_BITS_AT]
     if isinstance(image, TiffImagePlugin.TiffImageFile):

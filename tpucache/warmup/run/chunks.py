@@ -152,7 +152,7 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Add up numbers of annotations, by field and by place: `IN_SOURCE`, or the number of a variant.
+    """Add up numbers of annotations by field and, in each field, by `IN_SOURCE` or the number of a variant.
 
     A field that one of the `parts` lacks is left out.
     """

@@ -210,7 +210,7 @@ class Executor(WorkerOptions):
                 running += itertools.islice(submitted, len(done))
 
     def _run_spark(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Run one Spark job for each group of tasks. If a worker dies, Spark runs its tasks again, a few times."""
+        """Spark runs the tasks of a dead worker again, a few times."""
         with self._reaching_cluster():
             from pyspark.sql import SparkSession
 
@@ -344,7 +344,6 @@ class _Failure:
 
 
 def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Run a task in a cluster's worker. Return its result, or its error as a `_Failure`."""
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001  # it is raised again where the run was started

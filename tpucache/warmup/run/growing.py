@@ -162,7 +162,7 @@ class GrowingScheduler:
         return Remaining([chunk for chunk in left if chunk.samples], unsealed, spooled, is_read=True)
 
     def build(self, executor: Executor) -> list[BuiltShard]:
-        """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
+        """Build the missing shards, and return the shards of all blocks. Raises UnfinishedError when the time is up."""
         self._on_progress(self._progress())
         self._workers = executor.workers
         (self._context.work / FAILURE_NAME).unlink(missing_ok=True)

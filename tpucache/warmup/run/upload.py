@@ -90,7 +90,7 @@ def local_folder(url: str) -> Path:
 
 
 def open_place(url: str, folder: Path, companions: Companions | None = None) -> Place:
-    """Return the place at a URL, or at kaggle:owner/slug, for a cache that is built in a folder.
+    """Return the Place at `url`, a URL or kaggle:owner/slug, for the cache that is built in `folder`.
 
     This opens no connection. Raises UsageError for a place that cannot be written, DependencyError.
     """
