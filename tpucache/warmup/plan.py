@@ -322,7 +322,7 @@ def saved_unused_labels(source: Mapping[str, Any]) -> list[str]:
 
 
 def _label_candidates(columns: Mapping[str, Column], item: Item) -> list[str]:
-    """Return the columns and keys that may be labels: those with usual names, if there are any.
+    """Return the columns and keys that may be labels: those with usual names of labels, if there are any.
 
     Otherwise, these are the columns with repeated values, and the keys of the first sample whose values are whole
     numbers.
@@ -337,10 +337,7 @@ def _sounds_like_label(name: str) -> bool:
 
 
 def _repeats(column: Column) -> bool:
-    """Return whether a column has values as labels do: floats, or at least two values that repeat.
-
-    They repeat if each of them occurs twice or more on average.
-    """
+    """Return whether a column may be labels: floats, or several values, each of them twice or more on average."""
     if isinstance(column, np.ndarray) and column.dtype.kind == "f":
         return True
     values = list(map(str, column))

@@ -63,7 +63,7 @@ def relabel_cache(
     without folders. Every sample needs a row; a warning names rows without a sample. Labels stay as they are without
     `label_cols`, folds without `fold_col`, and so do columns that are not in the table.
 
-    With `corrections`, the table has rows for some samples only, with other labels out of the same classes, or other
+    With `corrections`, the table has rows for some samples only, with new labels: names of the same classes, or
     numbers. All other samples keep their labels, and classes and other columns do not change. If no option is given, a
     table that a page of findings or `suspects` has written counts as corrections.
 

@@ -100,7 +100,7 @@ class _Group:
 
 
 class _Made(NamedTuple):
-    """The result of a task: the `groups` of samples that were built. `is_whole` says whether they are all of the task.
+    """The result of a task: the `groups` of built samples. `is_whole` says whether these are all samples of the task.
 
     `samples_a_task` is how many samples a task should have, given the storage's delay that the worker has measured.
     """
