@@ -406,7 +406,6 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
 
 
 def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapping[str, Any]) -> None:
-    """Raise RecipeError if the augmentation returns other arrays when it is called again on the same samples."""
     if not image_fields(record):
         return
     noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8).astype(record[IMAGE].dtype)

@@ -221,10 +221,10 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
-    """Return the joined info of the blocks of new samples.
+    """Return the joined info of the blocks that have new samples.
 
-    `shards` also has new variants of blocks that are in the existing cache: their samples are in its tables already,
-    and are left out. `before` is its manifest, or None.
+    Other `shards` have new variants of the existing cache's blocks: their samples are in its tables already, and are
+    left out. `before` is its manifest, or None.
     """
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}

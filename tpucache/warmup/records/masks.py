@@ -49,7 +49,7 @@ def decode_mask(data: bytes | Array, path: str, recipe: Recipe | None = None) ->
 
 
 def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[Mask, int]:
-    """Return the same as `decode_mask`, and the mask's EXIF orientation, 1 to 8. Raises SampleError."""
+    """Return what `decode_mask` returns, and the mask's EXIF orientation, 1 to 8. Raises SampleError."""
     if isinstance(data, np.ndarray):
         return _from_array(data, path, recipe), 1
     with opened(data, path, _WHAT, recipe.max_pixels) as image:
@@ -166,7 +166,6 @@ def _to_classes(numbers: _Numbers, recipe: Recipe, path: str) -> Mask:
 
 
 def _by_colours(pixels: Array, recipe: Recipe, path: str) -> Mask:
-    """Return the position of each pixel's colour in the recipe's `mask_colours`."""
     codes = (pixels[..., 0].astype(np.int32) << 16) | (pixels[..., 1].astype(np.int32) << 8) | pixels[..., 2]
     known = np.array([int(colour, 16) for colour in recipe.mask_colours or ()], np.int32)
     order = np.argsort(known)

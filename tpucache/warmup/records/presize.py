@@ -9,7 +9,7 @@ An image goes through these steps:
 - orient: the image is turned by its EXIF tag.
 
 cykooz_resizer resizes if it is installed, with the same result on all processors; else Pillow does, which takes several
-times as long. Both resize one axis after the other, and round to 0..255 in between, but not always the same axis first.
+times as long. Both resize one axis after the other, and round to 0..255 in between, but may begin with different axes.
 So their results differ by at most 2 levels where an image is smooth. Near edges between black and white, as in line
 drawings, they differ by up to 61 levels (measured; more are possible). Images that are not uint8 with one or three
 channels are resized by Pillow as float32, channel by channel, which is exact for 16 bits. Integers are then rounded and

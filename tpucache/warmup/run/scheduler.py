@@ -88,7 +88,7 @@ class Scheduler:
             self._find_shards(block)
 
     def check_unchanged(self, changed: Sequence[Sample]) -> None:
-        """Raise SourceError if one of the samples `changed`, whose size has changed, has records already."""
+        """Raise SourceError if an earlier run made records of a sample in `changed`, whose size has changed."""
         if found := [sample for sample in changed if sample.number in self._kept]:
             raise SourceError(
                 f"{len(found):,} samples have another size than when their records were made, such as "

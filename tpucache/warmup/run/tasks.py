@@ -324,7 +324,7 @@ def temporary_shard(context: BuildContext, block: int, part: Part) -> Path:
 
 
 def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
-    """Return a WrittenShard for the verified file `aside`. `infos` are those of the block's chunks."""
+    """Return a WrittenShard for the verified file `aside`, which `sealed` describes, from its chunks' `infos`."""
     entry = ShardEntry(
         name=shard_name(part, block),
         bytes=sealed.bytes,
