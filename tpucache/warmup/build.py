@@ -183,7 +183,6 @@ def build_cache(
 
 
 def _check_addition(plan: BuildPlan, cache: Path, upload: CacheUpload | None) -> None:
-    """Raise BuildError if the plan adds to a finished cache at a URL or at Kaggle, and this is not possible there."""
     existing = plan.existing
     if existing is None or not plan.blocks:
         return

@@ -44,8 +44,9 @@ class Remaining:
     """The remaining work of a build.
 
     `chunks` are the chunks to build, and `spooled` is the number of bytes of finished chunks on disk. `unsealed` has a
-    pair for each block with unfinished shards: the number of their records, and the largest number of records of a
-    chunk. If readers follow the build (`is_read`), the chunks of all blocks stay on the disk until the end.
+    pair for each block with unfinished shards: the number of their records, and the largest number of records in one of
+    the block's chunks. If readers follow the build (`is_read`), the chunks of all blocks stay on the disk until the
+    end.
     """
 
     chunks: Sequence[Chunk]

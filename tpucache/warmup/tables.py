@@ -205,7 +205,10 @@ def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest 
 
 
 def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the manifest's description of labels, as JSON values. `asked` is the user's option --labels."""
+    """Return the description of labels for a manifest, as JSON values. `asked` is the user's option --labels.
+
+    `labels` is the column of labels, or None. `unused` are names of columns that look like labels but are not used.
+    """
     read: dict[str, Any] = {"asked": asked}
     if labels is None:
         read |= {"kind": "none", "unused": list(unused)}

@@ -185,7 +185,7 @@ class Executor(WorkerOptions):
                 running.update(itertools.islice(submitted, max(1, most - running.count())))
 
     def _most_of(self, cores: int) -> int:
-        """Return how many tasks a cluster with this number of cores is given at once: it may run all of them."""
+        """Return how many tasks to submit to a cluster at once: at most `jobs`, as it may run all of them."""
         return self.jobs or _AHEAD * cores
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:

@@ -264,7 +264,7 @@ class GrowingScheduler:
         return [Chunk(block, 0, tuple(some), tuple(self._parts)) for block, some in chunks.items()]
 
     def _take(self, result: Any, log: FileIO, infos: Any) -> None:
-        """Save the result of a task: first the `info` of its groups, then their rows of the log that readers follow."""
+        """Save the result of a task: first the `info` of its groups, then their rows in the log that readers follow."""
         if isinstance(result, WrittenShard):
             self._add_shard(install_shard(self._context, result))
             return
@@ -378,7 +378,6 @@ class GrowingScheduler:
 
 
 def _open_log(work: Path) -> FileIO:
-    """Return the log that readers follow, opened to append rows. Raises OSError."""
     return FileIO(work / ARRIVED_NAME, "ab")
 
 
@@ -497,8 +496,8 @@ def _spool(work: Path, _run: str) -> _Spool:
 def _run_samples(context: BuildContext, chunks: Sequence[Chunk], samples: int, then: Sequence[Sample]) -> _Made:
     """Build the records of the samples of `chunks`, and append them to the spool file of this process.
 
-    `parts` are the parts of each chunk, and `samples` is the number of samples of the cache. `then` are the samples
-    with which this worker's next task probably begins. They are read ahead.
+    `samples` is the number of samples of the cache. `then` are the samples with which this worker's next task probably
+    begins. They are read ahead.
     """
     keep_freed_memory()
     groups: list[_Group] = []

@@ -178,7 +178,6 @@ class UrlPlace:
         self._send_files(entries, others)
 
     def _check_sent(self) -> None:
-        """Raise StoreError if a file that this process sent was replaced at the URL."""
         for name, version in self._versions.items():
             if self._remote.version(name) != version:
                 raise StoreError(
