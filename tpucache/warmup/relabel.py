@@ -88,7 +88,9 @@ def relabel_cache(
     if soft.soft_labels and (options.label_cols or options.fold_col is not None or corrections):
         raise UsageError("soft labels are targets of train only: leave --label-col, --fold-col and --corrections out")
     if corrections and (not options.label_cols or labels != "auto" or names):
-        raise UsageError("corrections change only labels: name their column with --label-col; leave --classes out")
+        raise UsageError(
+            "corrections change only labels: name their column with --label-col; leave --labels and --classes out"
+        )
     content = read_table(table)
     is_plain = options == TableOptions() and labels == "auto" and not (names or missing_label or soft.soft_labels)
     if is_plain and tuple(content.columns) in CORRECTION_COLUMNS:

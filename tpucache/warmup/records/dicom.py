@@ -150,7 +150,7 @@ def _refusing(path: str) -> Iterator[None]:
 
 
 def _first(value: Any) -> float:
-    """Return an element of a file, such as its WindowWidth, as a number; its first value if there are several."""
+    """Return an element such as WindowWidth as a float; the first of its values if there are several."""
     return float(value[0] if isinstance(value, (list, tuple)) or hasattr(value, "insert") else value)
 
 

@@ -183,7 +183,7 @@ class KagglePlace:
         return of_file(self._folder, entry)
 
     def _reopen(self) -> None:
-        """Remove the manifest if a shard is neither at Kaggle nor on this machine, so that the next run builds it."""
+        """Remove the manifest if a shard is neither at Kaggle nor on this machine: then the next run builds it."""
         if (self._folder / MANIFEST_NAME).exists() and has_plan(self._work):
             shards = Manifest.load(self._folder).shards
             if not all(self.has(entry) or (self._folder / entry.name).exists() for entry in shards):

@@ -222,7 +222,7 @@ class Scheduler:
         return small[: len(small) // executor.workers * executor.workers]
 
     def _context_for(self, block: Block) -> BuildContext:
-        """Return the context of a block's tasks. If the cache already has its samples, none of them may be skipped."""
+        """Return the context of a block's tasks. If the cache has the block's samples already, none may be skipped."""
         added = 0 not in block.variants
         return dataclasses.replace(self._context, skip_errors=False) if added else self._context
 

@@ -292,10 +292,10 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
 
 
 def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> WrittenShard | None:
-    """Write the shard of one part of a block from its `chunks` chunks on disk, under a temporary name.
+    """Write the shard of one part of a block from the block's chunks on disk, under a temporary name.
 
-    Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails or a chunk
-    is damaged.
+    `chunks` is their number. Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when
+    the disk fails or a chunk is damaged.
     """
     check_run(context)
     found = [load_chunk(context.work, block.number, chunk, block.parts) for chunk in range(chunks)]
