@@ -139,10 +139,7 @@ def _positions(cache: Cache, paths: Sequence[str]) -> Positions:
 
 
 def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
-    """Write a version without the samples at the positions `chosen`, and return its manifest.
-
-    `command` is the command that makes the version. Raises OSError, DamageError, UsageError.
-    """
+    """Write a version without the samples at the positions `chosen`. `command` is the command that makes it."""
     folder, before = cache.directory, cache.manifest
     is_kept = np.ones(before.samples, np.bool_)
     is_kept[chosen] = False
@@ -190,8 +187,8 @@ def without_numbers(
 def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) -> Statistics:
     """Return the statistics of a cache after the deletion of the samples at the positions `chosen`.
 
-    `columns` are those of the remaining samples. Clean images of deleted samples are decoded, to subtract their pixels
-    from the sums. Raises UsageError if the cache has images, but no clean variant.
+    Clean images of deleted samples are decoded, to subtract their pixels from the sums. Raises UsageError if the cache
+    has images, but no clean variant.
     """
     before, manifest = cache.manifest.statistics, cache.manifest
     counts = class_counts(np.asarray(columns[LABEL]), manifest.classes) if before.class_counts else ()

@@ -156,7 +156,6 @@ def spread(samples: Sequence[_Item], count: int) -> list[_Item]:
 
 
 def _upper(sizes: Sequence[float], margin: float) -> float:
-    """Return the mean of `sizes` plus `margin` standard errors."""
     deviation: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
     return statistics.fmean(sizes) + margin * deviation / math.sqrt(len(sizes))
 

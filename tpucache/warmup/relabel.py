@@ -221,7 +221,6 @@ def _class_column(table: CsvTable, name: str) -> str:
 
 
 def _cells(table: CsvTable, column: str, rows: Sequence[int], most: float = math.inf) -> npt.NDArray[np.float64]:
-    """Return the numbers of a column in some rows. Raises SourceError for a value that is not from 0 to `most`."""
     cells = table.column(column)
     numbers = [to_number(cells[row]) for row in rows]
     for row, number in zip(rows, numbers, strict=True):
@@ -378,8 +377,8 @@ def _warn_of_others(cache: Cache, table: CsvTable, keys: Sequence[str], names: s
 def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any], command: str) -> Manifest:
     """Write the tables and the manifest of a new version, and return its manifest. Raises OSError.
 
-    `columns` are the columns of the new samples table, `changes` other new values of the manifest by key, and `command`
-    is the command that makes the version. If nothing changes, nothing is written, and the present manifest is returned.
+    `changes` has new values of the manifest by key. If nothing changes, nothing is written, and the present manifest is
+    returned.
     """
     folder, before = cache.directory, cache.manifest
     data = encode_columns(columns)

@@ -119,7 +119,6 @@ def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage]
 
 
 def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:
-    """Raise DamageError if files of earlier versions are damaged: they cannot be built again."""
     if lost:
         raise DamageError(
             f"the newest version of {folder} is sound, but files of earlier versions are damaged: "
@@ -172,7 +171,7 @@ def load_manifest(cache: Path) -> Manifest:
 
 
 def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: str | None) -> _Case:
-    """Return what to repair. Raises an error if the files cannot be built again with the same bytes. Writes no file."""
+    """Raises an error if the files cannot be built again with the same bytes. Writes no file."""
     manifest = cache.manifest
     entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
     for damage in damages:

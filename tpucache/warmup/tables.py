@@ -298,7 +298,6 @@ def label_column(
 
 
 def _plain_column(values: Sequence[Any]) -> Column:
-    """Return values as int64, as float64, or, if some are not numbers, as text. None becomes NaN or ""."""
     if all(isinstance(value, (int, np.integer)) for value in values):
         return np.array(values, np.int64)
     if all(value is None or isinstance(value, (int, float, np.number)) for value in values):

@@ -237,7 +237,6 @@ def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> t
 
 
 def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
-    """Return boxes or keypoints as float64. Raises SampleError for numbers that are not finite or too large."""
     if isinstance(value, bytes) or value.dtype.kind not in "iuf":
         raise SampleError(path, f"{name} must be an array of numbers, not {_kind(value)}")
     numbers = value.astype(np.float64)

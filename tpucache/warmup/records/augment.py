@@ -143,7 +143,6 @@ def build_function(
 
 
 def _classes(definition: Any) -> set[str]:
-    """Return the names of all classes and callables in a definition."""
     if isinstance(definition, list):
         return {name for part in definition for name in _classes(part)}
     if not isinstance(definition, dict):

@@ -68,7 +68,6 @@ def _to_colours(image: Image.Image, white: int | None) -> Image.Image:
 
 
 def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
-    """Return grey of more than 8 bits as uint8. Raises UncertainRangeError."""
     scaled_by_pillow = image.format == "PPM" and image.mode == "I"  # a PGM states its white level
     values = np.asarray(image)
     grey = to_8_bits(values, WHITE_16 if scaled_by_pillow else white)

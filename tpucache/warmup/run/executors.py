@@ -357,7 +357,6 @@ def _result(outcome: Any) -> Any:
 
 
 def _run_here(tasks: Iterator[Task], seconds: float | None) -> Iterator[Any]:
-    """Run tasks in this process, one after the other. Start no task after `seconds`, if given."""
     began = time.monotonic()
     for function, arguments in tasks:
         yield function(*arguments)

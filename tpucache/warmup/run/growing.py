@@ -441,7 +441,6 @@ def _are_right(work: Path, rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def _in_order(info: ChunkInfo) -> ChunkInfo:
-    """Return the info of a block, with its values sorted by sample number."""
     order = np.argsort(info.numbers).tolist()
 
     def sort(values: list[Any]) -> list[Any]:

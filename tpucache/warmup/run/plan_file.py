@@ -140,7 +140,6 @@ def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _encode(plan: BuildPlan) -> bytes:
-    """Return a plan as JSON. `before` is the `identity` of the existing cache's manifest, or "" for a new cache."""
     content = {
         "recipe": plan.full_recipe,
         "source": plan.source,

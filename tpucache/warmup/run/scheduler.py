@@ -227,7 +227,6 @@ class Scheduler:
         return dataclasses.replace(self._context, skip_errors=False) if added else self._context
 
     def _find_shards(self, block: Block) -> None:
-        """Find the shards and chunks of a block that an earlier run has built."""
         context = self._context
         receipts = [load_receipt(context.shards, context.work, block.number, part) for part in block.parts]
         # An earlier run may have skipped samples that this one must not skip, or may have retried other samples.
@@ -253,7 +252,6 @@ class Scheduler:
         self._done[block, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
 
     def _find_chunk(self, block: Block, chunk: Chunk) -> None:
-        """Take over a chunk, or the beginning of one, if an earlier run has built it."""
         context = self._context
         stored = load_chunk(context.work, block.number, chunk.number, block.parts)
         if stored is None or (stored.info.skipped and not context.skip_errors):
@@ -308,10 +306,7 @@ class Scheduler:
 
 
 def _found(stored: StoredChunk, whole: bool = True) -> ChunkResult:
-    """Return the result of a chunk that an earlier run or task has stored.
-
-    If not `whole`, only the chunk's beginning is stored. The result counts no bytes, because nothing was built now.
-    """
+    """The result counts no bytes, because nothing was built now. If not `whole`, `stored` is a chunk's beginning."""
     return ChunkResult(len(stored.info.numbers), len(stored.info.skipped), 0, whole)
 
 

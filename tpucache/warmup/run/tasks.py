@@ -156,8 +156,8 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
     """Decode, resize, augment and encode the samples of a chunk, and write their records into the work folder.
 
     `items` loads the samples. If the deadline cuts a chunk short, its finished records are written, and the next call
-    for the same chunk continues with the samples after them. Raises SampleError when a sample cannot be used and errors
-    are not skipped, BuildError when a clean record differs from that of the cache, or when the disk fails.
+    for the same chunk continues with the samples after them. Raises SampleError for a sample that cannot be used,
+    unless `context.skip_errors`, BuildError when a clean record differs from that of the cache, or when the disk fails.
     """
     keep_freed_memory()
     info, records = _resume(context, chunk)
@@ -406,10 +406,7 @@ def add_samples(
 
 
 def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) -> dict[str, list[list[float]]]:
-    """Return what `measure_frequencies` finds in a sample's image, with the sample's number as key.
-
-    The result is empty unless the image is stored in bands.
-    """
+    """Return what `measure_frequencies` finds in an image, by sample number; {} unless it is stored in bands."""
     fields = [field for field in context.encoder.fields if field.bands is not None]
     return {str(sample.number): measure_frequencies(field, encoded.clean[field.name]) for field in fields}
 
