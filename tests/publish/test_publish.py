@@ -104,7 +104,7 @@ def test_a_client_that_fails_is_reported(bundle, kaggle, mode, reason):
 def test_signed_out_uploads_nothing_and_tells_the_command(bundle, kaggle, capfd):
     kaggle.mode("signed-out")
     announced = []
-    with pytest.raises(PublishError, match=f"not signed in.* then `{re.escape(command_of(bundle))}`"):
+    with pytest.raises(PublishError, match=f"not signed in.* then run `{re.escape(command_of(bundle))}`"):
         send(bundle, announce=announced.append)
     assert announced == [command_of(bundle)]
     assert kaggle.calls == ["datasets, status, ann/noise-at-16"]

@@ -73,11 +73,11 @@ class Addition:
 
 
 def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition:
-    """Ask Kaggle which files of a cache are in its datasets, and return an add-on with all other files of the cache.
+    """Ask Kaggle which files of a cache are already published, and return an add-on with all other files of the cache.
 
     An add-on is a dataset of its own. `notes` is the text about the version in the add-on's card. Raises PublishError
-    if there is no dataset yet, if another version has the add-on's name, or if Kaggle does not answer; DependencyError
-    without kagglesdk; DamageError or FormatError for the cache's earlier manifests.
+    if the cache is not published yet, if the add-on's name is taken by another cache or version, or if Kaggle does not
+    answer; DependencyError without kagglesdk; DamageError or FormatError for the cache's earlier manifests.
     """
     opened = Cache.open(folder_path(cache))
     folder, manifest = opened.directory, opened.manifest
@@ -144,7 +144,7 @@ def send_addition(
     options: PublishOptions,
     advance: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Upload an add-on, the dataset at Kaggle with a version's new files, and wait until Kaggle lists them.
+    """Upload an add-on, a Kaggle dataset with the new files of a version, and wait until Kaggle lists these files.
 
     `advance` is called with the number of bytes done so far. A journal next to the cache records what was sent, so that
     the next call continues after a kill. Raises PublishError, UnfinishedError, BuildError for a journal that cannot be

@@ -89,8 +89,8 @@ def make_bundle(
     The folder gets hard links to the cache's files, or verified copies where the file system has no links. If an
     earlier call made the folder from this cache, or from an earlier version of it, the folder is updated.
 
-    Raises UsageError if the folder holds other files, or if one of folder and cache contains the other; PublishError if
-    Kaggle does not accept the cache, or pip cannot find a wheel; StoreError when the folder cannot be written.
+    Raises UsageError if the folder holds other files or overlaps with the cache's folder; PublishError if Kaggle does
+    not accept the cache, or pip cannot find a wheel; StoreError when the folder cannot be written.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
@@ -217,7 +217,6 @@ def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
 
 
 def _claim_bundle(manifest: Manifest, files: Sequence[FileEntry], written: Mapping[str, bytes]) -> Claim:
-    """Return the claim of a folder to upload: it lists the cache's files and the files that `publish` writes itself."""
     claim = Claim.of(_COMMAND, manifest, files)
     return dataclasses.replace(claim, files={**claim.files, **{name: _digest(data) for name, data in written.items()}})
 
@@ -230,7 +229,7 @@ def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
 
 
 def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
-    """Return the files that are in `folder` now. They may be replaced or removed, because `publish` wrote all of them.
+    """Return the files in `folder`. The caller may replace or remove them, because `publish` wrote all of them.
 
     Raises UsageError unless the folder is empty, or `publish` made it, completely or in part, from this cache or an
     earlier version of it. A file that was changed since then raises UsageError, too. `claim` lists the files that this
@@ -287,7 +286,7 @@ def _covers(claim: Claim, name: str) -> bool:
 def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
     """Return whether a file has the SHA-256 that a claim states, or is a hard link to the cache's file.
 
-    Returns True for a file that no claim lists: this is the file of the claim, or an unfinished file.
+    Returns True for a file that no claim lists: such a file is unfinished, or holds the claim itself.
     """
     written = {claim.files.get(path.name) for claim in claims}
     if written == {None}:

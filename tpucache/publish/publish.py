@@ -110,7 +110,7 @@ def send(
         new = client.state(bundle.metadata.dataset_id) is None
     except PublishError as error:
         announce(shlex.join(command))
-        raise PublishError(f"{error}; then `{shlex.join(command)}`") from error
+        raise PublishError(f"{error}; then run `{shlex.join(command)}`") from error
     if not new:
         command = version_command(bundle.folder, options.message or _message(Manifest.load(bundle.folder)))
     announce(shlex.join(command))
@@ -124,7 +124,7 @@ def _message(manifest: Manifest) -> str:
 
 
 def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new: bool) -> None:
-    """Wait until Kaggle lists all files of a folder with the right sizes. `new` is whether the dataset is new.
+    """Wait until Kaggle lists all files of a bundle with the right sizes.
 
     Raises PublishError, which names the files that differ, if that takes longer than `patience` seconds, if Kaggle
     cannot process the dataset, or if it has processed the dataset and still lists other files after a short time.

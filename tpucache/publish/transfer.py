@@ -76,10 +76,10 @@ def fetch_cache(
     cache's frequency bands, only these bands are copied, of this version alone. Hashes of pictures are copied if the
     URL has them.
 
-    Raises NotACacheError or FormatError where there is no cache, DamageError for a file that differs twice, StoreError
-    when the URL cannot be read or the disk has no room, DependencyError without fsspec or the store's own library.
-    Raises UsageError if the folder holds other files, if it is the folder at the URL or one contains the other, and for
-    a version or a resolution that the cache does not have.
+    Raises NotACacheError or FormatError if there is no cache at the URL, DamageError for a file that differs twice,
+    StoreError when the URL cannot be read or the disk has no room, DependencyError without fsspec or the store's own
+    library. Raises UsageError if the folder holds other files, if it overlaps with the folder at the URL, and for a
+    version or a resolution that the cache does not have.
     """
     target = folder_path(directory)
     url, number = split_version(url)
@@ -122,7 +122,7 @@ def push_cache(
     *,
     hashes: bool = False,
 ) -> Manifest:
-    """Copy a cache to a URL that holds nothing, or an earlier copy of it, and return its manifest.
+    """Copy a cache to a URL that is empty or has an earlier copy of the cache, and return the cache's manifest.
 
     Each file's SHA-256 is checked before it is sent. Files that an earlier call sent are read back, and not sent again
     if they are right. `on_progress` is called with the number of bytes done and the number of all bytes.
@@ -134,8 +134,8 @@ def push_cache(
 
     Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, DependencyError without
     fsspec or the store's own library, and the errors of `Manifest.load`. Raises UsageError if the URL is a web server
-    or holds other files, if it is the cache's folder or one contains the other, and for a version or a resolution that
-    the cache does not have.
+    or holds other files, if it overlaps with the cache's folder, and for a version or a resolution that the cache does
+    not have.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
@@ -240,7 +240,7 @@ def _fetch_files(
 
 
 def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the file with the times of versions, if the URL has one. No manifest lists it."""
+    """Add the times of versions that the URL states, if it states any, to the file with these times in `target`."""
     if not manifest.parents:
         return
     try:
@@ -254,9 +254,9 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the file with the hashes of pictures, if the URL has one. No manifest lists it; later readers check it.
+    """Copy the file of perceptual hashes, if the URL has one. No manifest lists it, so whoever reads it checks it.
 
-    If the URL does not answer whether it has the file, nothing is copied: hashes are computed when they are needed.
+    If the URL does not answer, nothing is copied: hashes are computed when they are needed.
     """
     name = hashes_name(manifest)
     if (target / name).exists():

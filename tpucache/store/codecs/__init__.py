@@ -42,7 +42,7 @@ __all__ = [
 
 
 def _make_codec(name: str, part: Any) -> Codec:
-    """Return an instance of the class `part`, to which another package's entry point `name` leads.
+    """Return an instance of the class `part`, which another package registered as the entry point `name`.
 
     Raises TypeError if `part` is not a subclass of Codec, or if the codec's name is not the entry point's name.
     """
@@ -104,10 +104,9 @@ def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray
 
 
 def decode_luma(field: FieldSpec, records: Sequence[Sequence[memoryview]], out: npt.NDArray[Any]) -> None:
-    """Decode only the luma of n colour images into `out`, uint8 (n, height, width).
+    """Decode only the luma (brightness) of n colour images. `Codec.decode_luma` describes `records` and `out`.
 
-    Luma is the brightness. `records` has, for each image, its encoded bytes: one piece per frequency band. Raises what
-    `decode_into` raises, and UsageError for a codec without `has_luma`.
+    Raises what `decode_into` raises, and UsageError for a codec without `has_luma`.
     """
     CODECS[field.codec].decode_luma(field, records, out)
 

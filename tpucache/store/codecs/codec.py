@@ -190,9 +190,9 @@ class Codec(ABC):
     def decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
         """Decode only the luma (brightness, ITU-R BT.601, 0 to 255) of n colour images into `out`.
 
-        `out` is uint8 (n, height, width). If `has_half_luma` is true and the images' height and width are even, `out`
-        may have half of both. `records` has, for each image, its encoded bytes: one piece per frequency band. Raises
-        DamageError, and UsageError for a codec without `has_luma`.
+        `out` is uint8 (n, height, width), or (n, height / 2, width / 2) if `has_half_luma` is true and both sides are
+        even. `records` has each image's encoded bytes, one item per frequency band. Raises DamageError, and UsageError
+        for a codec without `has_luma`.
         """
         if not self.has_luma:
             raise UsageError(f"{self.name} does not decode luma alone: decode whole images")
@@ -226,7 +226,7 @@ class PackedCodec(Codec):
         """Return the length in bytes of every packed array of the field."""
 
     def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
-        """Decode `packed`, the packed form uint8 (packed_bytes,) of an array, into `out`, the array of the field.
+        """Decode the packed form of an array, uint8 (packed_bytes,), into `out`, the array of the field.
 
         Raises DamageError, and UsageError for a codec whose packed form only a device decodes.
         """

@@ -236,10 +236,9 @@ def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Piec
 
 
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
-    """Return the local folder and the manifest of the cache at a URL.
+    """Read the manifest from the URL, or its local copy if that was read from the URL less than `max_age` s ago.
 
-    If this machine read the manifest less than `max_age` seconds ago, the local copy is used. Otherwise the manifest is
-    read from the URL, by one process of this machine at a time.
+    Returns the local folder and the manifest. Only one process of this machine at a time reads from the URL.
     """
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     own_folder(note.parent, below)
@@ -264,10 +263,10 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
 
 
 def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) -> tuple[Path, Manifest]:
-    """Return the local folder of version `number` of the cache at a URL, and the version's manifest.
+    """Return the local folder and the manifest of version `number` of the cache at a URL.
 
-    `newest` is the manifest of the newest version. The folder is below `below`, and is made if it does not exist.
-    Raises UsageError if there is no such version, DamageError or FormatError if its manifest is missing or damaged,
+    `newest` is the manifest of the newest version. The folder is made below `below` if it does not exist. Raises
+    UsageError if there is no such version, DamageError or FormatError if its manifest is missing or damaged,
     StoreError, and OSError.
     """
     if number < newest.number and (found := _local_manifest(below, newest.parents[number - 1])):
@@ -305,7 +304,6 @@ def check_own(directory: Path, below: Path) -> None:
 
 
 def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
-    """Return the local folder and the manifest of the cache with this identity; None if there is no local copy."""
     try:
         manifest = Manifest.from_json(read_file(below / identity / MANIFEST_COPY))
     except (OSError, StoreError):

@@ -56,8 +56,8 @@ class _Note:
 class Copies(Mapping[str, Path]):
     """The local paths of copied files by their names at the URL.
 
-    While this object exists, the folder with the copies is not removed. A pickled copy of the object does not prevent
-    that.
+    While this object exists, the folder with the copies is not removed. A pickled copy of the object does not protect
+    it.
     """
 
     def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:

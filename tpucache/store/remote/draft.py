@@ -86,9 +86,9 @@ class Draft:
         return file is not None and file.is_whole and file.sha256 == sha256
 
     def as_asked_for(self, name: str, content: Content) -> Content:
-        """Return a file's content, but with the size and SHA-256 that the file had when a version was requested.
+        """Return `content` with the size and SHA-256 that the file had when Kaggle was asked to make a version.
 
-        Size and SHA-256 may differ: the dataset's card may have changed since then. If no version was requested, or the
+        They may differ from `content`: the dataset's card may have changed since then. If Kaggle was not asked, or the
         file was not uploaded, `content` is returned unchanged.
         """
         file = self._files.get(name)
@@ -102,7 +102,7 @@ class Draft:
         return sum(file.bytes for file in self._files.values() if file.is_whole)
 
     def forget_expired(self) -> list[str]:
-        """Remove files that Kaggle no longer keeps from the journal. Return their names. Raises PublishError."""
+        """Remove from the journal files that Kaggle no longer keeps, and return their names. Raises PublishError."""
         expired = [name for name, file in sorted(self._files.items()) if self._has_expired(name, file)]
         self.forget(expired)
         return expired
@@ -160,7 +160,9 @@ class Draft:
         version in time. Raises PublishError if Kaggle refuses the version or shows other files.
         """
         if missing := [name for name, content in contents.items() if not self.sent(name, content.sha256)]:
-            raise PublishError(f"no version can be made, because files were not sent: {_some(missing)}")
+            raise PublishError(
+                f"no version can be made, because files were not sent: {_some(missing)}. Run the same command again"
+            )
         now = self.dataset.version()
         if self.asked_after is not None:
             if not self._differences(contents):
@@ -312,7 +314,7 @@ class Draft:
 
 
 def of_file(folder: Path, entry: FileEntry) -> Content:
-    """Return the Content for a file of the cache in a folder."""
+    """Return the Content for the file `entry` of the cache in `folder`."""
     return Content(entry.bytes, entry.sha256, partial(_open, folder / entry.name))
 
 

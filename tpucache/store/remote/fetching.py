@@ -49,7 +49,6 @@ class Fetcher:
     """Fetches records for one process. It starts its threads when the first record is needed."""
 
     def __init__(self, link: Link, local: LocalCopy, pieces: Pieces) -> None:
-        """Store the link, which reads records from the URL, the local copy, which stores them, and the pieces."""
         self.process = os.getpid()
         self._link, self.local, self._pieces = link, local, pieces
         self.statistics = link.statistics
@@ -113,9 +112,10 @@ class Fetcher:
                 self._wake()
 
     def _wait(self, records: NeededRecords, first_of: FetchPlan | None = None) -> dict[int, FetchRequest]:
-        """Wait until records are on this machine. Return the requests that hold records in memory, by their positions.
+        """Wait until records are on this machine. Return the requests that hold records in memory.
 
-        If `first_of` is given, the records are the first records of this plan, and are fetched first.
+        The requests are by the records' positions in `records`. If `first_of` is given, the records are the first ones
+        of this plan, and are fetched first.
         """
         found, own = dict[int, FetchRequest](), list[FetchRequest]()
         began = time.monotonic()
@@ -162,7 +162,7 @@ class Fetcher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether pieces are being fetched to the disk, so early that readers seldom wait for them."""
+        """Whether pieces are being fetched to the disk while readers wait less than half of the time."""
         return bool(self._working) and not self.local.is_full and self.statistics.keeps_up
 
     def close(self, patience: float = 0.0) -> None:
@@ -219,7 +219,6 @@ class Fetcher:
         return self._requests.next_asked() or self._next_planned()
 
     def _next_planned(self) -> FetchRequest | None:
-        """Begin the next request for a piece that a plan needs, and return it; None if none can begin now."""
         self._plans.drop_those_without_owner()
         for plan in self._plans:
             while (needed := plan.peek()) is not None:

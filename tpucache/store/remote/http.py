@@ -115,11 +115,11 @@ class HttpFolder:
             yield from answer.blocks(stop - start, stop - start)
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Fill `target` with bytes from `start` on of a file with `size` bytes, by one request.
+        """Fill `target` with a file's bytes from `start` on, by one request. The file must have `size` bytes.
 
         All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
-        and the size in the answer are compared. Weak ETags are ignored, because they may differ for equal bytes.
-        Raises ChangedError for another version, and what `read` raises.
+        and the size in the answer are compared. Weak ETags are ignored, because they may differ for equal bytes. Raises
+        ChangedError for another version, and what `read` raises.
         """
         stop = start + len(target)
         with self._answer(name, len(target), (start, stop), self._tags.get(name)) as answer:
@@ -204,7 +204,6 @@ class HttpFolder:
     def _ask(
         self, url: SplitResult, headers: dict[str, str], asked: int
     ) -> tuple[_Connection, http.client.HTTPResponse]:
-        """Send a request for `asked` bytes. Returns the connection, and the answer with its headers read."""
         origin = _origin_of(url)
         words = quote(url.path or "/", _SAFE) + (f"?{quote(url.query, _SAFE)}" if url.query else "")
         if origin == self._origin:
@@ -268,7 +267,7 @@ class _Connection:
 
 
 class _WatchedSocket:
-    """The methods of a socket that `http.client` uses. An answer may have at most `most` bytes."""
+    """A socket for `http.client`. Reading raises OSError after more than `most` bytes of an answer."""
 
     def __init__(self, connected: socket.socket, silence: float) -> None:
         self._socket, self._silence = connected, silence
@@ -315,7 +314,7 @@ class _WatchedFile(io.RawIOBase):
 
 
 class _Answer:
-    """An answer whose headers have arrived."""
+    """An HTTP response whose headers have arrived."""
 
     def __init__(self, response: http.client.HTTPResponse, block: int) -> None:
         self._response = response

@@ -116,9 +116,9 @@ class KaggleDataset:
         return Blob(answer.token, answer.create_url)
 
     def send(self, blob: Blob, name: str, file: BinaryIO, size: int, advance: Callable[[int], None]) -> None:
-        """Upload the rest of a file, and resume after connection errors.
+        """Upload the bytes of a file that Kaggle does not have yet, and resume after connection errors.
 
-        `advance` is called with the number of bytes that have arrived. Raises ExpiredError, PublishError.
+        `advance` is called with the number of bytes that have arrived in all. Raises ExpiredError, PublishError.
         """
         failures, reached = 0, -1
         while True:

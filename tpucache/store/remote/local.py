@@ -217,8 +217,8 @@ class LocalCopy:
     def note_compared(self, shard: int, numbers: Numbers, rows: Rows, is_right: Bools, before: Moment) -> None:
         """Note which records of a shard had the right checksum (`is_right`, bool) when they were read from its file.
 
-        `before` is the file's status before the reading. Right records are proven from then on, unless the file is on a
-        network file system, or `before.is_settled` is false. The pieces of wrong records will be fetched again.
+        `before` is the file's status before the reading. Right records need not be compared again, unless the file is
+        on a network file system, or `before.is_settled` is false. The pieces of wrong records will be fetched again.
         """
         if self._is_local and before.is_settled:
             with self._files_lock:
@@ -345,7 +345,7 @@ class LocalCopy:
     def _prepare(self, *, is_alone: bool) -> None:
         """Read the file `state`. If it is new or does not fit this cache, write an empty state. Raises OSError.
 
-        The caller has locked the header.
+        Without a usable state, the shards' files are removed if `is_alone`. The caller has locked the header.
         """
         size = _HEADER + len(self._kept) + len(self._there)
         is_right = os.fstat(self._number).st_size == size and os.pread(self._number, len(_MAGIC), 0) == _MAGIC
@@ -422,7 +422,6 @@ class LocalCopy:
             self._note_full(error)
 
     def _forget_pieces(self, numbers: Numbers, rows: Rows) -> None:
-        """Mark the pieces of these damaged records as missing, so that they are fetched again."""
         for piece in np.unique(self._pieces.of(rows)[1]).tolist():
             self._note(self._pieces.run(piece).numbers, is_there=False)
         self._note(numbers, is_there=False)
@@ -448,9 +447,9 @@ class LocalCopy:
         self.is_full = True
 
     def _make_room(self, piece: int) -> bool:
-        """Count a piece as kept if the limit of bytes allows it. Returns whether the piece is kept now.
+        """Count a piece as kept, and return True. If the limit of bytes forbids it, set `is_full`, and return False.
 
-        If not, the folder is full from then on. The caller has locked the header.
+        The caller has locked the header of the file `state`.
         """
         size = self._pieces.bytes_of(piece)
         if not self._kept[piece]:
@@ -463,7 +462,7 @@ class LocalCopy:
     def _remove(self, piece: int) -> bool:
         """Remove a piece from the disk. Returns False if the file system cannot free parts of files.
 
-        The caller has locked the header.
+        The caller has locked the header of the file `state`.
         """
         run = self._pieces.run(piece)
         there = run.numbers[self._there[run.numbers]]
@@ -490,7 +489,7 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def _locked_header(self) -> Iterator[None]:
-        """Lock the header and read it. Each process holds this lock only briefly. Raises StoreError."""
+        """Lock and read the header of the file `state`. Each process holds the lock only briefly. Raises StoreError."""
         until = time.monotonic() + _PATIENCE
         with self._lock:
             while not _try_lock(self._number, 0, fcntl.F_WRLCK):

@@ -67,7 +67,9 @@ class ObjectFolder:
         self._tags: dict[str, str] = {}  # the ETag of each file at its first partial read
         self._lock = threading.Lock()
         if not url.partition("://")[2].partition("/")[0]:
-            raise UsageError(f"{shown} names no bucket: give the URL of a folder: {self._scheme}://bucket/cache")
+            raise UsageError(
+                f"{shown} names no bucket: give the URL of a folder, such as {self._scheme}://bucket/cache"
+            )
         self._store = self._open()
 
     def names(self) -> set[str]:
@@ -113,7 +115,7 @@ class ObjectFolder:
         yield bytes(data)
 
     def read_into(self, name: str, start: int, target: memoryview, size: int | None) -> None:
-        """Fill `target` with bytes from `start` on of a file with `size` bytes, by one request.
+        """Fill `target` with a file's bytes from `start` on, by one request. The file must have `size` bytes.
 
         All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
         and the size in the answer are compared. Raises EOFError if the answer is shorter.
@@ -164,8 +166,8 @@ class ObjectFolder:
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
 
-        This is atomic (If-None-Match). A store that does not support that is asked whether the file exists, and after
-        writing, whether another process has replaced it meanwhile.
+        This is atomic (If-None-Match). If a store does not support that, the file is written if it does not exist, and
+        read afterwards, because another process may have replaced it.
         """
         import obstore
         from obstore import exceptions as refused
@@ -271,7 +273,7 @@ class _Use:
 
 
 def _interruptible(call: Callable[[], Any]) -> Any:
-    """Return the result of a call. In the main thread, another thread makes the call, so that Ctrl-C works."""
+    """Return the result of `call`. The main thread runs it in another thread, and waits, so that Ctrl-C works."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -290,7 +292,10 @@ def _interruptible(call: Callable[[], Any]) -> Any:
 
 
 def _profile_keys() -> Any:
-    """Return an object that reads keys from a profile of AWS's tools; None without a profile or without boto3."""
+    """Return obstore's reader of keys from a profile of AWS's tools.
+
+    Returns None without a profile, without boto3, or if AWS_ACCESS_KEY_ID is set.
+    """
     files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
     is_wanted = "AWS_PROFILE" in os.environ or any(Path(name).expanduser().exists() for name in files)
     if "AWS_ACCESS_KEY_ID" in os.environ or not is_wanted or importlib.util.find_spec("boto3") is None:

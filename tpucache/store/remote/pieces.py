@@ -68,7 +68,7 @@ class Pieces:
         return int(self._first[-1])
 
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
-        """Return the number of each index row, and the number of the piece with its record: two arrays, int64 (n,).
+        """Return the number of each index row, and that of the piece with its record. Both arrays are int64 (n,).
 
         A row may also point at a part of a record. Raises DamageError for a row outside of all records.
         """
@@ -82,7 +82,7 @@ class Pieces:
         return self._run(shard, table, slice(first, first + each))
 
     def part(self, piece: int, start: int, stop: int) -> RecordRun:
-        """Return the records of a piece between the offsets `start` and `stop` in its shard. Raises DamageError."""
+        """Return a piece's records between two offsets in its shard. Raises DamageError for a damaged index."""
         run = self.run(piece)
         first, last = np.searchsorted(run.rows["offset"], [start, stop]).tolist()
         return self._run(run.shard, _ShardRows(run.rows, run.numbers), slice(first, last))

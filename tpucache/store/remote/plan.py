@@ -28,8 +28,8 @@ _FIRST_SECONDS: Final = 0.5  # how long a plan waits for the request for its fir
 class Window(NamedTuple):
     """A few thousand records that a loader reads one after the other.
 
-    `runs` has pairs of a piece with such records and the run to read in this piece, in the order in which they are
-    needed. `counts` has the number of these records by piece. `first` is the index row of the first record; None if
+    `runs` has a pair for each piece with such records, in the order in which they are needed: the piece, and the run to
+    read in it. `counts` has the number of these records by piece. `first` is the index row of the first record; None if
     there are no records.
     """
 
@@ -39,7 +39,7 @@ class Window(NamedTuple):
 
 
 class FetchPlan:
-    """The pieces that one loader will need, in order. The loader gives this order one window of records at a time.
+    """The pieces that one loader will need, in order. The order comes from the loader, one window of records at a time.
 
     `read` runs the loader's code, which is slow: one thread at a time calls it, without the fetcher's lock. All other
     methods are fast, and are called with the lock held.
@@ -103,7 +103,7 @@ class FetchPlan:
         return self.is_starting or (not self.has_begun and time.monotonic() < self._made + _FIRST_SECONDS)
 
     def begins_with(self, rows: Rows) -> bool:
-        """Return whether these index rows include that of the plan's first record."""
+        """Return whether `rows` include the index row of the plan's first record."""
         first = self._first
         return first is not None and bool(
             ((rows["shard"] == first["shard"]) & (rows["offset"] == first["offset"])).any()
@@ -118,12 +118,12 @@ class FetchPlan:
         self._next.popleft()
 
     def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
-        """Return a planned run in a piece that has all records with these row numbers; None if there is no such run."""
+        """Return a planned run that is in this piece and has all records with these row numbers, or None."""
         runs = (run for each, run in self._next if each == piece)
         return next((run for run in runs if np.isin(numbers, run.numbers).all()), None)
 
     def take(self, forecast: Forecast) -> None:
-        """Use a forecast that was made from `further`, and move it to the window that was read last."""
+        """Use a new forecast, made from `further`, and move it on to the window that was read last."""
         forecast.go_to(self._windows_read)
         self.forecast = forecast
 
@@ -147,7 +147,10 @@ class FetchPlan:
 
 
 class FetchPlans:
-    """The plans of all owners that still exist, the newest first. Callers hold the fetcher's lock."""
+    """The plan of each owner that still exists, the newest first. Callers hold the fetcher's lock.
+
+    An owner is an object that reads records, such as a loader.
+    """
 
     def __init__(self) -> None:
         self._plans: list[tuple[weakref.ref[Any], FetchPlan]] = []
@@ -182,7 +185,7 @@ class FetchPlans:
         return any(plan.needed.get(piece, 0) > 0 for plan in self)
 
     def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
-        """Return a planned run in a piece that has all records with these row numbers; None if there is no such run."""
+        """Return a planned run that is in this piece and has all records with these row numbers, or None."""
         return next((run for plan in self if (run := plan.run_of(piece, numbers)) is not None), None)
 
     def note_read(self, pieces: Numbers) -> None:

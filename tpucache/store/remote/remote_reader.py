@@ -81,12 +81,12 @@ class RemoteReader(ShardReader):
 
     @property
     def arriving(self) -> RemoteReader:
-        """This reader: its records come over the network."""
+        """This reader, to which loaders announce the records that they will read."""
         return self
 
     @property
     def is_busy(self) -> bool:
-        """Whether records are being fetched to the disk, so early that readers seldom wait for them."""
+        """Whether records are being fetched to the disk while readers wait less than half of the time."""
         return self._fetcher is not None and self._fetcher.is_busy
 
     def expect(
@@ -159,10 +159,9 @@ class RemoteReader(ShardReader):
     ) -> bool:
         """Read whole records from the disk into `views`, then compare those that are not proven with their checksums.
 
-        This saves a copy of each record: a part of a record can be read only after the whole record was compared.
-        Returns False if these records must be compared before they are read, too: some are in memory, the disk is full,
-        a file is too short, or there are too many files. Raises _ChangedError for wrong records; the next attempt
-        fetches them again.
+        Comparing in `views` saves a copy of each record; it needs whole records. Returns False if this cannot be done:
+        some records are in memory, the disk is full, a file is too short, or there are too many files. Raises
+        _ChangedError for wrong records; the next attempt fetches them again.
         """
         shards, local = np.unique(rows["shard"]), self.fetcher.local
         if local.is_full or len(shards) > MAX_OPEN:
@@ -255,8 +254,8 @@ class RemoteReader(ShardReader):
     def _unchanged(self, rows: Rows, since: Mapping[int, Moment]) -> Iterator[tuple[Numbers, Rows]]:
         """Open the files of proven records. The context returns each record's file descriptor and its row.
 
-        `since` has the status of each shard's file when its records were proven. At the end of the context,
-        _ChangedError is raised if a file has another status then.
+        Proven records were compared with their checksums. `since` has the status of each shard's file at that time; if
+        a file has another status when the context ends, _ChangedError is raised.
         """
         since = dict(since)
         opened = self._open_files(rows)
@@ -331,7 +330,8 @@ class RemoteReader(ShardReader):
         """After every 64th read, check which shards are complete, so that their records need not be looked up any more.
 
         `are_here` says whether the records of the last read were all on the disk. If there is a plan, shards are
-        checked only when an epoch begins: the statistics do not count reads from shards that are known to be complete.
+        checked only when an epoch begins: reads from shards that are known to be complete are missing in the
+        statistics.
         """
         self._reads += 1
         if are_here and self._reads % _COUNT_EVERY == 0 and not self.fetcher.follows_a_plan:

@@ -101,8 +101,8 @@ class FetchRequests:
     ) -> None:
         """Request the records at the positions `missing` of `records`, and add the requests to the caller's list `own`.
 
-        Single records arrive sooner, but whole pieces have a higher rate. So only the first records of a plan
-        (`is_first`), and small numbers of records that no plan needs, are requested alone.
+        Single records arrive sooner, but whole pieces have a higher rate. So records are requested without the rest of
+        their piece only if they are the first of a plan (`is_first`), or if they are few and no plan needs the piece.
         """
         already = {request.piece for request in own}
         waited = list[FetchRequest]()
@@ -191,7 +191,7 @@ class FetchRequests:
     def _begin(self, request: FetchRequest) -> bool:
         """Begin a request; if nothing is missing, end it at once. Returns False if another process reads its piece.
 
-        With the piece's lock, the records that other processes have fetched meanwhile are removed from the request.
+        Once the piece is locked, records that other processes have fetched meanwhile are removed from the request.
         """
         piece = request.piece
         if not any(each.has(request.run) for each in self._in_memory.get(piece, ())):

@@ -104,7 +104,6 @@ class Remote:
         self._files = self._web or self._open_store(url, silence)
 
     def _open_store(self, url: str, silence: float | None) -> FsspecFolder | ObjectFolder:
-        """Open a folder that is not on a web server. Raises DependencyError, UsageError."""
         inner = next((part for part in url.split("::")[1:] if part.partition("://")[0].lower() in SCHEMES), None)
         if inner is not None:
             raise UsageError(
@@ -231,7 +230,8 @@ class Remote:
     def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
         """Write `files` in their order, then remove the files named in `remove`. Raises StoreError.
 
-        `files` has the bytes of each file, or the path of a local file, by name. If `is_atomic`, all is one step.
+        `files` has the bytes of each file, or the path of a local file, by name. If `is_atomic`, all changes are one
+        commit.
         """
         if isinstance(self._files, FsspecFolder) and self._files.has_commits:
             if files or remove:
@@ -326,7 +326,6 @@ class Remote:
 
 @functools.cache
 def _say_slow(scheme: str) -> None:
-    """Log once that a store is read by the slower of two libraries."""
     _log.warning("%s:// is read by fsspec, which is slower than obstore: `pip install obstore`", scheme)
 
 

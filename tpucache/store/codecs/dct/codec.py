@@ -187,7 +187,7 @@ class DctCodec(PackedCodec):
 
     @abstractmethod
     def _compress(self, form: Sparse) -> bytes:
-        """Compress the two parts of a sparse form into one piece of bytes."""
+        """Compress a sparse form's masks and values, and return both as one piece of bytes."""
 
     @abstractmethod
     def _decompress(self, data: memoryview, most: int) -> bytes:
@@ -261,7 +261,7 @@ def _check_rows(out: Array, rows: Numbers, records: int) -> None:
     """Raise IndexError unless `rows` has one row number of `out` per record, and these rows are contiguous memory."""
     are_contiguous = out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2 or not out.size)
     if not (are_contiguous and records == len(rows)):
-        raise IndexError(f"{records:,} records need as many rows, each of contiguous memory, to unpack into")
+        raise IndexError(f"there must be one row of contiguous memory for each of the {records:,} records")
     if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(out):
         raise IndexError(f"a row number is negative, or is not below {len(out):,}, the number of rows")
 

@@ -85,7 +85,7 @@ class Plane(NamedTuple):
         return frequencies * self.block_rows, frequencies * self.block_columns
 
     def low(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the coefficients of the band from frequency `first` to below `last` lie in the matrix.
+        """Return where the matrix has the coefficients of the frequency band from `first` to below `last`.
 
         The band is an L-shape: the columns to the right of the lower frequencies, then the rows below these.
         """
@@ -94,7 +94,7 @@ class Plane(NamedTuple):
         return [*([right] if first else []), Submatrix(slice(rows, all_rows), slice(0, all_columns))]
 
     def high(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the coefficients of a band lie that are stored with more than 8 bits.
+        """Return where the matrix has the coefficients of a band that are stored with more than 8 bits.
 
         The band is from frequency `first` to below `last`. There is at most one submatrix for each vertical frequency,
         the lowest frequency first.
@@ -202,7 +202,7 @@ def layout_of(
 ) -> CoefficientLayout:
     """Return the layout of images with the shape (height, width, channels). A `chroma` of None means "420".
 
-    Layouts are cached.
+    `quality` and `bands` are those of CoefficientLayout.
     """
     height, width, channels = shape
     return CoefficientLayout(height, width, channels, quality, chroma or "420", bands)
@@ -240,7 +240,7 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
 
 
 def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: int = 1) -> npt.NDArray[np.uint8]:
-    """Return the luma (brightness), uint8 (n, height / step, width / step), of packed images, uint8 (n, N).
+    """Return the luma (brightness), uint8 (n, height / step, width / step), of packed images, uint8 (n, bytes).
 
     With a `step` of 2, each value is the mean of 2x2 pixels. Then only the lower half of the frequencies is used: the
     higher half adds little to a mean.
@@ -253,7 +253,7 @@ def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: 
 
 
 def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return packed images, uint8 (n, N), packed in other bands, uint8 (n, M).
+    """Return packed images in other frequency bands. The parameter `packed` and the result are uint8 (n, bytes).
 
     `bands` has the upper frequency limits of the new bands. The last limit may be lower than in `layout`, so that
     higher frequencies are left out.
@@ -262,7 +262,7 @@ def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tupl
 
 
 def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Join the matrices of each plane into packed bytes, uint8 (n, N).
+    """Join the matrices of each plane into packed bytes, uint8 (n, bytes).
 
     `matrices` has a pair for each plane: the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows,
     columns).
@@ -283,10 +283,10 @@ def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uin
 
 
 def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int | None = None) -> Matrices:
-    """Split packed bytes, uint8 (n, N), into two matrices for each plane, or for each of the first `planes` planes.
+    """Split packed bytes, uint8 (n, bytes), into a pair of matrices for each of the first `planes` planes (None: all).
 
-    The first has the low 8 bits of the coefficients, the second the bits 8 to 11. Both are uint8 (n, rows, columns), up
-    to the layout's highest frequency.
+    A pair has the low 8 bits of the coefficients and their bits 8 to 11, both as uint8 (n, rows, columns), up to the
+    layout's highest frequency.
     """
     images = len(packed)
     shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes[:planes]]
@@ -377,9 +377,10 @@ def _quantise(transformed: Floats, plane: Plane) -> npt.NDArray[np.int32]:
 
 
 def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32]:
-    """Return the coefficients (n, u, i, v, j), given their low 8 bits, `low`, and their bits 8 to 11, `high`.
+    """Return the coefficients (n, u, i, v, j) of the frequencies u, v in the blocks i, j.
 
-    Coefficients of frequency 0 are stored as differences from the block to the left, which are summed here.
+    `low` has their low 8 bits, `high` their bits 8 to 11. Coefficients of frequency 0 are stored as differences from
+    the block to the left, which are summed here.
     """
     count = low.shape[1] // plane.block_rows
     matrix = low.view(np.int8).astype(np.int32)

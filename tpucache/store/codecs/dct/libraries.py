@@ -123,7 +123,7 @@ def longest_record(size: int, sparse_bytes: int) -> int:
 
 
 def _spreads(found: Array, out: Array, packing: str) -> bool:
-    """Write the bytes that the sparse form `found` stands for to `out`. Returns False if the sparse form is damaged."""
+    """Call `spread`, and return whether the sparse form `found` is undamaged."""
     try:
         spread(found, out, packing)
     except ValueError:

@@ -65,7 +65,7 @@ def squeeze(plain: bytes, packing: str) -> Sparse:
 
 
 def spread(sparse: Array, out: Array, packing: str) -> None:
-    """Write the bytes that the sparse form `sparse` stands for to `out`; both are uint8 (any length,).
+    """Write to `out` the bytes that the sparse form `sparse` stands for; both are uint8 (any length,).
 
     Raises ValueError if the sparse form is damaged.
     """
@@ -84,7 +84,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
 
 
 def most_bytes(size: int, packing: str) -> int:
-    """Return the maximal length in bytes of the sparse form of `size` bytes."""
+    """Return how many bytes the sparse form of `size` bytes has at most. `packing` is "sparse" or "nibbles"."""
     values = _GROUP + _GROUP // 2 if packing == NIBBLES else _GROUP
     return -(-size // _GROUP) * (1 + _GROUP // 8 + values)
 
@@ -113,7 +113,7 @@ def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
 
 
 def narrow(values: Array) -> bytes:
-    """Return values, uint8 (n,) without 0, as nibbles (two's complement), followed by the values that need 8 bits.
+    """Return `values`, uint8 (n,) without zeros, as nibbles (two's complement), followed by those that need 8 bits.
 
     The nibble of a value that needs 8 bits is 0.
     """
