@@ -118,9 +118,8 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
     where `batch` is the size of the global batch. The default is a sharding over all devices. Processes whose devices
     need the same samples have the same rank: this happens if the mesh has an axis that does not divide the batch.
 
-    Raises UsageError unless the samples of each process are consecutive in the batch, and the slices of two processes
-    are equal, or of one size and without a common sample. It also raises UsageError if the sharding has no device of
-    this process.
+    Raises UsageError if the samples that a process needs are not consecutive in the batch, or if these slices overlap
+    without being equal or differ in size. It also raises UsageError if the sharding has no device of this process.
     """
     sharding = of_first_axis(sharding or _all_devices())
     count = len(sharding.device_set)
@@ -207,7 +206,7 @@ class Feed:
         return self._epochs.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin where `state`, from a loader or a Feed, was taken.
+        """Let the next iteration begin where the loader or Feed was when it returned `state`.
 
         An iteration that `next` has begun ends. Raises UsageError if data or order differ; see
         CachedLoader.load_state_dict.
@@ -216,7 +215,7 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """End the iteration that `next` began, with its thread."""
+        """End the iteration that `next` began, and its thread."""
         if self._current is not None:
             self._current.close()
             self._current = None
@@ -282,7 +281,6 @@ class _Epochs:
         return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
 
     def _finished(self, fields: Any, labels: Any, draws: Any) -> tuple[dict[str, Any], Any]:
-        """Return an uploaded batch's fields and labels, decoded, normalised and augmented by the devices."""
         if not isinstance(labels, _SentRows):
             return self._finish(fields, labels, draws)
         resident, sent = labels
@@ -322,7 +320,7 @@ class _Epochs:
         return None, _SentRows(resident, sent), self._put_draws(number, len(read.slots)), is_sample
 
     def _upload_together(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
-        """Send several batches that have only row numbers by one call; return what `_upload` returns for each batch.
+        """Send the row numbers of several batches by one call; return what `_upload` returns for each batch.
 
         `number` is the number of the first of these batches, counted from the first epoch.
         """
@@ -335,7 +333,7 @@ class _Epochs:
         return [(None, *parts) for parts in zip(rows, draws, are_samples, strict=True)]
 
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
-        """Return a batch of row numbers; if batches are padded, fill it up to the loader's batch size.
+        """Return `read`, filled up to the loader's batch size if batches are padded.
 
         The padding is a row number beyond the table, for which the devices give zeros. Raises UsageError if the labels
         cannot be mixed by mixup or cutmix.
@@ -347,7 +345,7 @@ class _Epochs:
         return read._replace(slots=np.concatenate([read.slots, padding]))  # a slot after all rows gives zeros
 
     def _arrays(self, batch: Any) -> tuple[dict[str, Array], Array]:
-        """Return a loader's batch as arrays for JAX: its fields by name, and its labels."""
+        """Return the fields by name and the labels, with JAX's dtypes; images have their channels last."""
         named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
         arrays = {name: to_jax_dtype(name, np.asarray(value)) for name, value in named.items()}
         labels = arrays.pop(LABEL)
@@ -361,7 +359,6 @@ class _Epochs:
         return self._put(np.repeat(np.arange(self.loader.batch_size) < count, self._views))
 
     def _put_draws(self, number: int, rows: int) -> jax.Array | None:
-        """Draw the random numbers for this process's rows of a batch, and send them; None if none are needed."""
         if self._draws is None:
             return None
         drawn = draw(self._draws, self._seed, number, rows * self.loader.world_size, self._size)
@@ -375,7 +372,7 @@ class _Epochs:
 
 
 class _SentRows(NamedTuple):
-    """A batch whose row numbers in a Resident were sent."""
+    """A batch of which only the row numbers in a Resident were sent."""
 
     resident: Resident
     sent: SentBatch
@@ -389,7 +386,6 @@ def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:
 
 
 def _pad(array: Array, rows: int) -> Array:
-    """Return an array with rows of zeros appended, up to `rows` rows; the array itself if it has that many."""
     if len(array) == rows:
         return array
     padded = np.zeros((rows, *array.shape[1:]), array.dtype)
@@ -414,14 +410,12 @@ def _options(loader: CachedLoader, augment: AugmentSettings | None, dtype: _Dtyp
 
 
 def _all_devices() -> jax.sharding.Sharding:
-    """Return a sharding of the first axis over all devices of all processes."""
     # The axes of a Mesh are automatic. With the explicit axes of jax.make_mesh, gathers in a loss raise.
     mesh = jax.sharding.Mesh(np.array(jax.devices()), (_AXIS,))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
 
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
-    """Raise UsageError if the loader's slice of a batch, batch sizes or options do not fit `sharding` or `pad_last`."""
     if not isinstance(loader, BatchLoader):
         raise UsageError(f"feed takes a CachedLoader, not {type(loader).__name__}")
     needed = process_slice(sharding)
@@ -458,8 +452,8 @@ class FinishOptions:
 
     `image` is the field of images, None for records without images. `is_packed` is whether images are sent packed.
     `augment` is None if images are neither normalised nor augmented. `mean` and `std` are those of each channel, in the
-    units of the stored images. `classes` is the length of the vectors to which mixup and cutmix turn class numbers.
-    `dtype` is that of normalised images.
+    units of the stored images. mixup and cutmix turn class numbers into vectors of length `classes`. `dtype` is that of
+    normalised images.
     """
 
     image: Field | None
@@ -473,7 +467,7 @@ class FinishOptions:
 
 @functools.lru_cache(maxsize=16)
 def make_finish(options: FinishOptions) -> Finish:
-    """Return the jitted function, as `Finish` describes it, that finishes a batch by these options.
+    """Return a jitted function, described by `Finish`, that finishes a batch as `options` say.
 
     Images are (batch, height, width, channels), or packed, uint8 (batch, n): the function decodes packed images. With
     `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by mean and std. Raises
@@ -488,8 +482,8 @@ def make_finish(options: FinishOptions) -> Finish:
 def make_rows_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]) -> Finish:
     """Return a jitted function that gathers a batch from tables on the devices, and then does what `options` say.
 
-    The function takes the tables' rows by field name, the batch's row numbers, and its random numbers. `forms` has each
-    field's name and the layout of its table; the labels are a field, too.
+    The function takes the rows of each table by field name, and the row numbers and random numbers of a batch. `forms`
+    has the name of each field and the layout of its table; the labels are a field, too.
     """
     plain = _make_plain_finish(options)
 

@@ -20,10 +20,9 @@ from tpucache.types import Array
 
 
 class JaxMemory:
-    """The memory of a sharding's devices, for tables of records.
+    """Stores tables of records in the memory of a sharding's devices.
 
-    Along the mesh axis that divides batches, each device has a part of the rows of a table. Devices along other axes
-    have copies.
+    The mesh axis that divides batches also divides the rows of a table. Devices along other axes have copies.
     """
 
     tile = XLA_TILE
@@ -31,8 +30,8 @@ class JaxMemory:
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
         """Store `sharding`, which divides the first axis of a batch over devices of this process.
 
-        Raises UsageError if it also divides other axes, has devices of other processes, or divides a batch and is not a
-        NamedSharding.
+        Raises UsageError if it also divides other axes, or has devices of other processes, and if it divides batches
+        without being a NamedSharding.
         """
         self.sharding = of_first_axis(sharding)
         count = len(self.sharding.device_set)
@@ -72,10 +71,10 @@ class JaxMemory:
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
-        """Return the most bytes that a table may have, divided over the devices, to fit into their free memory.
+        """Return the most bytes that a table may have, so that its parts fit into the devices' free memory.
 
-        This is the least free memory of any device, times the number of parts into which batches are divided.
-        Returns None if a device does not report its memory.
+        This is the least free memory of any device, times the number of parts into which batches are divided. Returns
+        None if a device does not report its memory.
         """
         found = [device.memory_stats() for device in self.sharding.device_set]
         if not all(each and "bytes_limit" in each and "bytes_in_use" in each for each in found):
@@ -110,7 +109,7 @@ class JaxTable:
         self.rows = _writer(self.form, self._chunk)(self.rows, number, chunk)
 
     def take(self, slots: jax.Array) -> jax.Array:
-        """Return the rows in these slots, divided over the devices like a batch."""
+        """Return the rows with the numbers `slots`, divided over the devices like a batch."""
         return _taker(self.form)(self.rows, slots)
 
 
@@ -150,11 +149,9 @@ class TableForm:
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
-        """Return the table's `rows` after `chunk` was written as the chunk with this number.
+        """Return `rows`, the rows of a table, with `chunk` written over those of chunk `number`.
 
-        `each` is the number of the chunk's rows on each core. `rows` are the rows before.
-
-        This is called in a jitted function.
+        `each` is the number of the chunk's rows on each core. This is called in a jitted function.
         """
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
         if self._row:
@@ -169,9 +166,10 @@ class TableForm:
         return self._on_each(write)(rows, number, bits)
 
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
-        """Return the rows in these slots, with the shape and dtype of the records. This is called in a jitted function.
+        """Return the rows with the numbers `slots`, with the shape and dtype of the records.
 
-        A slot after the last row gives zeros, unless each of several cores takes only its own rows.
+        A number after the last row gives zeros, unless each of several cores takes only its own rows. This is called in
+        a jitted function.
         """
 
         def take_own(own: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -216,7 +214,6 @@ def _taker(form: TableForm) -> Callable[..., jax.Array]:
 
 
 def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpec) -> Callable[..., jax.Array]:
-    """Return a function that calls `function` on each core, with this core's part of all arguments."""
     mapped: Callable[..., jax.Array]
     if hasattr(jax, "shard_map"):
         mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -228,7 +225,6 @@ def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpe
 
 
 def _axes(sharding: NamedSharding) -> Sequence[str]:
-    """Return the names of the mesh's axes that divide the first axis of a batch."""
     names = sharding.spec[0]
     return (names,) if isinstance(names, str) else tuple(names)
 

@@ -95,16 +95,15 @@ class KeptRecords:
 
 
 def table_bytes_of(loader: CachedLoader, memory: JaxMemory) -> int:
-    """Return the bytes of all records of a loader in the devices' memory, without copies on several devices.
+    """Return the bytes that all records of a loader take in the devices' memory; copies do not count.
 
-    Images count in the form that the loader reads: packed or as pixels.
+    Images count as the loader reads them: packed or as pixels.
     """
     dataset = loader.dataset
     return rows_of(dataset.records, loader.batch_size, memory.cores, memory.tile) * bytes_a_row(dataset, memory)
 
 
 def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
-    """Return the reason why the devices cannot keep a loader's records; "" if they can."""
     if not getattr(loader.dataset, "is_finished", True):
         return "the cache is not built yet"
     if not sharding.is_fully_addressable:
@@ -115,7 +114,7 @@ def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
 
 
 def _problem_of_auto(memory: JaxMemory | None) -> str:
-    """Return the reason why "auto" keeps no records on the devices; "" if that depends on the free memory."""
+    """Return why "auto" never keeps records on the devices; "" if that depends on the free memory."""
     if memory is None or all(device.platform == "cpu" for device in memory.sharding.device_set):
         return "the devices' memory is the host's"
     if memory.free_bytes() is None:

@@ -62,7 +62,6 @@ _MORE_KINDS: Final = "`tpucache warmup --help` names the other kinds of sources"
 
 
 def _check_kind(_name: str, part: Any) -> SourceKind:
-    """Return `part`, which another package offers as a kind of source. Raises TypeError if it is not a SourceKind."""
     if not isinstance(part, SourceKind):
         raise TypeError(f"{part!r} is not a tpucache.warmup.sources.SourceKind")
     return part
@@ -87,7 +86,7 @@ _KINDS: Final = PartTable[SourceKind](
 
 
 def to_source(source: str | Path | Source | Items) -> Source:
-    """Return the source of a path, a pattern, a name or a dataset; a source is returned in a CheckedSource.
+    """Return the source of a path, a pattern, a name or a dataset; a source is wrapped in a CheckedSource.
 
     Raises the errors of `open_source`.
     """
@@ -127,7 +126,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
 
 
 def _nearest(path: Path) -> str:
-    """Return text for a message: in which folder a missing path was looked for, and a similar name there."""
+    """Return the end of a message: in which folder a missing path was looked for, and a similar name there."""
     folder = path.absolute().parent
     if not folder.is_dir():
         while not folder.is_dir():

@@ -18,15 +18,15 @@ _UNKNOWN_BYTES: Final = 2 << 20
 
 @functools.lru_cache(maxsize=1)
 def lateness_of(_work: Path, latency: float = 0.0) -> Lateness:
-    """Return this process's measurements of the storage, for the build with this work folder.
+    """Return this process's measurements of how late the storage answers, for the build with this work folder.
 
-    The measurements begin with `latency`, the seconds that the storage took for an earlier answer.
+    The first measurement is `latency`, the seconds that the storage took for an earlier answer.
     """
     return Lateness(latency)
 
 
 class LoadAhead(ReadAhead[Sample, Item]):
-    """Returns the items of samples in order. Its threads end with the `with` block, or when it is closed."""
+    """Loads samples ahead, and returns their items in order; the end of its `with` block ends its threads."""
 
     def __init__(
         self, load: Callable[[Sample], Item], source: Source, samples: Iterable[Sample], lateness: Lateness
@@ -41,7 +41,7 @@ class LoadAhead(ReadAhead[Sample, Item]):
         super().__init__(load, ahead, lambda sample: sample.bytes or _UNKNOWN_BYTES, lateness)
 
     def follow(self, samples: Iterable[Sample]) -> None:
-        """Load `samples` from now on, in this order, in place of the samples before.
+        """Load `samples` from now on, in this order, instead of the samples that were still to be loaded.
 
         If `samples` begins with samples that are being read already, these are not read again. Samples with the same
         number are the same.

@@ -58,7 +58,7 @@ class MemberFiles(Protocol):
 
     @property
     def inside(self) -> str:
-        """The folder in the archives that names are relative to; "" for all of the archive."""
+        """The folder in the archives that names are relative to; "" for the whole archive."""
         ...
 
     def list(self) -> dict[str, Member]:
@@ -78,8 +78,9 @@ class ArchiveSource:
     """The samples in one archive or several.
 
     If any image has a `.cls` file, or if options name labels, files with the same key (the path up to the first dot of
-    the name) are one sample, as in WebDataset. If there are no folders that could be classes, a JSON or text file of an
-    image is enough. Otherwise images are listed as in `FolderSource`; a folder that contains all images is not a class.
+    the name) are one sample, as in WebDataset. If there are no folders that could be classes, a `.json` or `.txt` file
+    of any image is enough. Otherwise images are listed as in `FolderSource`; a folder that contains all images is no
+    class.
     """
 
     loads_in_threads = True
@@ -138,7 +139,7 @@ def _own_folder(places: Mapping[str, PurePosixPath]) -> str:
 
 
 def _hollow_folders(places: Mapping[str, PurePosixPath], visible: Collection[str]) -> set[PurePosixPath]:
-    """Return the folders with ignored files, and the folders above them. An archive need not list folders."""
+    """Return the folders of ignored files, and the folders above; an archive need not list them as entries."""
     ignored = (place.parts for name, place in places.items() if name not in visible)
     above = (tuple(itertools.takewhile(lambda part: not is_ignored(part), parts)) for parts in ignored)
     return {PurePosixPath(*parts) for parts in above if parts}
@@ -167,10 +168,10 @@ KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files",
 
 
 def are_groups(names: Sequence[str]) -> bool:
-    """Return whether files with the same key are one sample, as in WebDataset.
+    """Return whether files with the same key are one sample, as in WebDataset; `names` are their paths.
 
-    They are if the key of any image also has a `.cls` file. If no file is in a folder, so that no folder can be a
-    class, a `.json` or `.txt` file with the key of an image is enough.
+    This is so if an image and a `.cls` file have the same key. If no file is in a folder, so that no folder can be a
+    class, an image and a `.json` or `.txt` file are enough.
     """
     kinds: dict[str, set[str]] = {}
     for name in names:
@@ -186,7 +187,7 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     As in WebDataset, files belong to one group if their paths are equal up to the first dot of the name: the group's
     key. `read` reads a file. `options` name the labels: keys of the samples' .json files, or `cls` or `txt`. `where`
     names the source in errors. Raises SourceError if there are no samples, if there is no such label, or if labels have
-    several kinds.
+    types that are not read.
     """
     groups: dict[str, dict[str, str]] = {}
     left_out: Counter[str] = Counter()
@@ -236,7 +237,9 @@ def read_group(sample: Sample, read: Read) -> Item:
         kind = _kind(ending)
         if kind in (IMAGE, MASK):
             if kind in fields:
-                raise SampleError(sample.path, f"has more than one {kind}: give each file a key of its own")
+                raise SampleError(
+                    sample.path, f"has more than one {kind}: give each file a name of its own before the first dot"
+                )
             fields[kind] = read(member, sample.path)
         elif kind == _ARRAY:
             arrays[ending.removesuffix(_ARRAY).rstrip(".") or "array"] = _array(read(member, sample.path), sample.path)
@@ -245,7 +248,7 @@ def read_group(sample: Sample, read: Read) -> Item:
     safe = field_names(arrays)
     fields |= {safe[name]: array for name, array in arrays.items()}
     if not fields:
-        raise SampleError(sample.path, "has no image and no .npy array among the files with its key")
+        raise SampleError(sample.path, "has no image and no .npy array among its files")
     return Item(fields)
 
 
@@ -282,10 +285,7 @@ def _metadata(kind: str, data: bytes, path: str) -> dict[str, Any]:
 
 
 def _class_column(texts: Sequence[Any]) -> Sequence[Any]:
-    """Return the contents of .cls files as numbers, or as texts if one of them is a name, as in a table.
-
-    The content of an empty file becomes None.
-    """
+    """Return the contents of .cls files as numbers, or as texts if one of them is a name; None for an empty file."""
     texts = [text or None if isinstance(text, str) else text for text in texts]
     known = {text for text in texts if isinstance(text, str)}
     if are_names(known) or not all(isinstance(to_number(text), int) for text in known):

@@ -117,7 +117,7 @@ class ArchiveFiles:
 
 
 def find_archive(source: str | Path) -> ArchiveFiles | None:
-    """Return the files of a path into archives, such as `a.zip`, `a.zip/folder` or `part-*.tar`, or None."""
+    """Return the files that a path such as `a.zip`, `a.zip/folder` or `part-*.tar` names, or None for other paths."""
     path = Path(source)
     for end in (path, *path.parents):
         if _NAMES.search(end.name) and (end.is_file() or (has_wildcard(str(end)) and not end.exists())):
@@ -157,7 +157,6 @@ def _plain_folder(name: str) -> str:
 
 
 def _plain(name: str, path: str) -> str:
-    """Return an entry's name without `./` and a leading slash. Raises SourceError if it leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name or not parts:
         raise SourceError(f"{path}: entry {name!r} leads out of the archive, which is damaged or made to do harm")

@@ -47,7 +47,7 @@ class CsvTable:
         return self.columns[name]
 
     def wrong(self, row: int, column: str, reason: str) -> SourceError:
-        """Return the SourceError for a cell: its line, its column and the `reason`."""
+        """Return a SourceError that names the line and the column of a cell, and gives the `reason`."""
         return SourceError(f"{self.path}, line {self.lines[row]}, column {column!r}: {reason}")
 
 
@@ -86,7 +86,7 @@ def read_table(path: str | Path) -> CsvTable:
 
 
 def _plain_columns(text: str) -> list[list[str]]:
-    """Return the columns of a simple text without quotes; an empty list if the text needs a parser.
+    """Split a text without quotes into its columns; return an empty list if the text needs a parser.
 
     This takes a fifth of the parser's time, which matters for tables of millions of rows.
     """
@@ -120,12 +120,11 @@ def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
         csv.field_size_limit(limit)
     for row, start in zip(rows, lines, strict=True):
         if len(row) != len(rows[0]):
-            raise SourceError(f"{path}, line {start}: the line has {len(row)} cells, and the first one {len(rows[0])}")
+            raise SourceError(f"{path}, line {start}: the line has {len(row)} cells, the first line {len(rows[0])}")
     return [list(cells) for cells in zip(*rows, strict=True)], lines
 
 
 def _read(path: Path) -> bytes:
-    """Return the bytes of a file on disk, or of a file in an archive."""
     files = find_archive(path)
     if files is None:
         return read_file(path)

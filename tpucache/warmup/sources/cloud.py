@@ -57,7 +57,6 @@ class CloudFolder:
     loads_in_threads = True
 
     def __init__(self, url: str) -> None:
-        """Take a URL; read nothing yet."""
         self._url = url.rstrip("/")
 
     def __repr__(self) -> str:
@@ -98,7 +97,6 @@ class CloudZip:
     inside = ""
 
     def __init__(self, url: str) -> None:
-        """Take a URL; read nothing yet."""
         self._url = url
         self._folder, self._name = _split(url)
 
@@ -142,7 +140,7 @@ class CloudZip:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file at a URL, read by ranges."""
+    """A file at a URL that zipfile can read: each read fetches a range of bytes."""
 
     def __init__(self, remote: Remote, name: str, size: int) -> None:
         self._remote, self._name, self._size, self._at = remote, name, size, 0
@@ -173,8 +171,8 @@ class _RemoteFile(io.RawIOBase):
 def copy_parquet(url: str) -> Copies:
     """Copy parquet files to this machine: the file at a URL, those that match a pattern, or those in a folder.
 
-    Raises SourceError if there are no such files, StoreError if the network or the disk fails, and DependencyError on a
-    system without file locks.
+    Return the copies. Raises SourceError if there are no such files, StoreError if the network or the disk fails, and
+    DependencyError on a system without file locks.
     """
     from tpucache.store.remote.copies import copy_files
 
@@ -232,7 +230,6 @@ def _is_at_url(source: str | Path) -> bool:
 
 
 def _open_source(source: str | Path, options: TableOptions | None) -> Source:
-    """Return the source at a URL. Raises SourceError, and UsageError for options that do not fit the source."""
     url = as_url(source)
     path = PurePosixPath(urlsplit(url).path)
     suffix = path.suffix.lower()

@@ -65,7 +65,7 @@ class _Coco:
 
 
 def box_source(source: Source, path: str | Path) -> Source:
-    """Return a source with only the images that a COCO JSON file lists, and their boxes."""
+    """Return a source of the samples that the COCO JSON file at `path` lists, with their boxes."""
     return BoxSource(source, Path(path).absolute())
 
 
@@ -86,7 +86,7 @@ class BoxSource(DerivedSource):
     def list(self) -> Listing:
         """Return the samples that the file lists; other samples are counted as left out. Raises SourceError.
 
-        A warning counts the boxes that reach beyond their image, and a column counts them for each image.
+        Boxes that reach beyond their image are counted in a warning, and for each image in the column `boxes_outside`.
         """
         listing, coco = self.source.list(), _coco_of(self.path)
         names = _names([sample.path for sample in listing.samples], coco)
@@ -155,7 +155,7 @@ class BoxSource(DerivedSource):
 
 
 def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
-    """Return the file name in the JSON for each path, without paths that the JSON does not list.
+    """Return the file name in the JSON for each path that the JSON lists.
 
     Raises SourceError if two paths have the same file name in the JSON.
     """
@@ -180,10 +180,7 @@ def _coco_of(path: Path) -> _Coco:
 
 @functools.lru_cache(maxsize=2)
 def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
-    """Read a COCO JSON file. Raises SourceError.
-
-    `_size` and `_changed`, its modification time, only make `lru_cache` read the file again after a change.
-    """
+    """Read a COCO JSON file; `_size` and `_changed` only make `lru_cache` read it again after a change."""
     try:
         content = parse_json(read_file(path))
         _check_ids(content)
@@ -225,7 +222,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
 
 
 def _check_ids(content: Mapping[str, Any]) -> None:
-    """Raise ValueError for a repeated id: boxes would go to another image or class."""
+    """Raise ValueError if an id is repeated: boxes would go to another image or class."""
     for part in ("images", "categories"):
         twice = [value for value, count in Counter(item["id"] for item in content[part]).items() if count > 1]
         if twice:
@@ -240,7 +237,6 @@ def _category_names(categories: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
 
 
 def _annotation(item: Mapping[str, Any], number: int) -> str:
-    """Return the name of an annotation in messages: its id, or its position in the file."""
     return f"annotation {item['id']!r:.60}" if "id" in item else f"the annotation at position {number}"
 
 
@@ -259,7 +255,7 @@ def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:
 
 
 def _box(value: Any) -> tuple[float, float, float, float]:
-    """Return a box's left, top, width and height. Raises ValueError for anything else, and for impossible sizes."""
+    """Return left, top, width and height of a `bbox`. Raises ValueError unless it has these, of possible sizes."""
     is_box = isinstance(value, list) and len(value) == 4 and all(map(_is_length, value))
     if not is_box or min(value[2:]) < 0:
         raise ValueError(
@@ -274,7 +270,6 @@ def _is_length(value: Any) -> bool:
 
 
 def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the (width, height) of an image, or None if the file does not state both."""
     width, height = item.get("width"), item.get("height")
     if not all(isinstance(side, (int, float)) and 1 <= side <= _LARGEST for side in (width, height)):
         return None

@@ -83,7 +83,10 @@ class DatasetSource:
     """
 
     def __init__(self, dataset: str | Items) -> None:
-        """Take `module:callable`, without importing it yet, or a dataset. Raises UsageError."""
+        """Take a dataset, or `module:callable`, which is not imported yet.
+
+        Raises UsageError for a dataset that cannot be sent to workers.
+        """
         self._name = dataset if isinstance(dataset, str) else f"the {type(dataset).__name__}"
         self._stream = dataset if not isinstance(dataset, str) and is_stream(dataset) else None
         self._dataset: str | bytes = b""
@@ -100,10 +103,10 @@ class DatasetSource:
     def list(self) -> Listing:
         """Return all items as samples.
 
-        A sample's path is its item's text in the dataset's attribute `paths`. In a stream, or without this attribute,
-        the path is the item's number. The class names are the dataset's attribute `classes`; without it, they come from
-        the label column of a Hugging Face dataset. Raises UsageError if `module:callable` cannot be imported, and
-        SourceError if the callable fails or returns no dataset, or if the dataset cannot be listed.
+        The dataset's attribute `paths` has the samples' paths. In a stream, or without this attribute, the path is the
+        item's number. The class names are the dataset's attribute `classes`; without it, they come from the label
+        column of a Hugging Face dataset. Raises UsageError if `module:callable` cannot be imported, and SourceError if
+        the callable fails or returns no dataset, or if the dataset cannot be listed.
         """
         dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
         if is_stream(dataset):
@@ -148,10 +151,6 @@ class DatasetSource:
         return self.load(sample).label
 
     def _items(self, stream: Any) -> Iterator[Item | SampleError]:
-        """Yield each item of a stream, or the SampleError of an item that cannot be stored.
-
-        Raises SourceError if the stream fails.
-        """
         done = 0
         try:
             for done, value in enumerate(stream, 1):
@@ -185,19 +184,19 @@ def _pickled(dataset: Items, name: str) -> bytes:
         data = pickle.dumps(dataset)
     except Exception as error:  # a user's dataset raises anything
         raise UsageError(
-            f"{name} cannot be sent to workers ({type(error).__name__}: {error}): give module:callable of a function "
+            f"{name} cannot be sent to workers ({type(error).__name__}: {error}): give module:callable, a function "
             "that makes the dataset"
         ) from error
     if len(data) > _MOST_BYTES:
         raise UsageError(
-            f"{name} takes {len(data):,} bytes to send to each worker: give module:callable of a function that makes it"
+            f"{name} takes {len(data):,} bytes to send to each worker: give module:callable, a function that makes it"
         )
     return data
 
 
 @functools.cache
 def _dataset(made_by: str | bytes, name: str) -> Any:
-    """Return the dataset that a callable, given as `module:callable`, returns, or that pickled bytes contain.
+    """Return the dataset that `made_by` makes: a `module:callable`, or a pickled dataset.
 
     Each process makes the dataset once. Raises UsageError if the callable cannot be imported, and SourceError if the
     dataset cannot be made.
@@ -216,11 +215,10 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
 
 
 def _undecoded(dataset: Any) -> Any:
-    """Let a Hugging Face dataset return images as the bytes of their files. Return any other dataset unchanged.
+    """Make a Hugging Face dataset return images as the bytes of their files. Return any other dataset unchanged.
 
-    A Hugging Face dataset that has a format or a transform is returned unchanged, too. A single column of images is
-    renamed to `image`, and a single column of classes to `label`, as in parquet. Raises SourceError for several columns
-    of classes.
+    A Hugging Face dataset with a format or a transform is returned unchanged, too. A single column of images is renamed
+    to `image`, and a single column of classes to `label`. Raises SourceError for several columns of classes.
     """
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "cast_column"):
@@ -237,7 +235,7 @@ def _undecoded(dataset: Any) -> Any:
         return dataset
     if len(classes) > 1:
         raise SourceError(
-            f"the dataset has several columns of classes, {', '.join(classes)}: call the one that is meant label, "
+            f"the dataset has several columns of classes, {', '.join(classes)}: rename the one that is the label, "
             f"`dataset.rename_column({classes[0]!r}, 'label')`"
         )
     return dataset.rename_column(*classes, "label")
@@ -245,7 +243,7 @@ def _undecoded(dataset: Any) -> Any:
 
 @functools.cache
 def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
-    """Return the number of each item by its path; empty if the dataset of `_dataset` has no attribute `paths`."""
+    """Return the number of each item by its path; empty if the dataset has no attribute `paths`."""
     dataset = _dataset(made_by, name)
     paths = _texts(dataset, "paths", name)
     if paths and len(paths) != len(dataset):
@@ -254,7 +252,6 @@ def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
 
 
 def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
-    """Return the texts of a dataset's attribute; () if the dataset has no such attribute."""
     values = getattr(dataset, attribute, None)
     if values is None:
         return ()
@@ -264,7 +261,7 @@ def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
 
 
 def _names_of(feature: Any) -> tuple[str, ...]:
-    """Return the class names of a feature, or of the items of a list feature; () for any other feature."""
+    """Return the class names of a Hugging Face feature, or of the items of a list feature; () if it has none."""
     is_list = isinstance(feature, list) and len(feature) == 1
     inner = getattr(feature, "feature", None) or (feature[0] if is_list else feature)
     return tuple(getattr(inner, "names", None) or ())
@@ -280,10 +277,7 @@ def _feature_names(dataset: Any) -> tuple[str, ...]:
 
 
 def _label_column(dataset: Any) -> list[Any] | None:
-    """Return all labels of a Hugging Face dataset that has no transform and has a column with a usual name of labels.
-
-    Returns None for any other dataset.
-    """
+    """Return the column of labels of a Hugging Face dataset that has one, and has no transform; else None."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
         return None
@@ -304,7 +298,7 @@ KIND: Final = SourceKind("module:callable of a dataset", _is_callable, lambda so
 
 
 def is_saved(source: str | Path) -> bool:
-    """Return whether a path is a folder that save_to_disk of Hugging Face's datasets wrote."""
+    """Return whether `source` is a folder that `save_to_disk` of Hugging Face's datasets wrote."""
     path = Path(source)
     return (path / _SAVED_SPLITS).is_file() or all((path / name).is_file() for name in _SAVED)
 
@@ -327,7 +321,9 @@ def load_saved(source: str | Path) -> Any:
     try:
         from datasets import load_from_disk
     except ImportError as error:
-        raise DependencyError("a folder of save_to_disk needs datasets: `pip install datasets`") from error
+        raise DependencyError(
+            "reading a folder that save_to_disk wrote needs the package datasets: `pip install datasets`"
+        ) from error
     try:
         return load_from_disk(str(path))
     except Exception as error:  # the library may raise anything
@@ -377,7 +373,7 @@ def _field(value: Any, key: str, path: str) -> bytes | Array:
 
 
 def _is_encoded(value: Mapping[Any, Any]) -> bool:
-    """Return whether a dictionary is an undecoded image in Hugging Face's form."""
+    """Return whether a dictionary is an encoded image in Hugging Face's form."""
     return {"bytes"} <= set(value) <= {"bytes", "path"}
 
 
@@ -396,7 +392,7 @@ def _is_pil_image(value: Any) -> bool:
 
 
 def _pixels(image: Image, key: str, path: str) -> bytes | Array:
-    """Return an image's pixels: an array for plain grey or RGB, or else the bytes of a PNG or TIFF."""
+    """Return an array, or the bytes of a PNG or TIFF for modes that an array alone does not describe."""
     if image.mode not in (*_PNG_MODES, *_TIFF_MODES, _YCBCR):
         known = ", ".join((*_PNG_MODES, *_TIFF_MODES, _YCBCR))
         raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {known}")
@@ -417,7 +413,6 @@ def _pixels(image: Image, key: str, path: str) -> bytes | Array:
 
 
 def _array(value: Any, key: str, path: str) -> Array:
-    """Return numbers as an array of their own dtype, little-endian; a single number has no dimensions."""
     numpy = getattr(value, "numpy", None)  # of a tensor
     like_array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
     if not (callable(numpy) or like_array or isinstance(value, (list, tuple, int, float))):
@@ -436,7 +431,7 @@ def _scalar(array: Array) -> int | float:
 
 
 def to_label(value: Any, key: str, path: str) -> Any:
-    """Return a label: the number or name of a class, numbers, names, or None. Raises SampleError for anything else."""
+    """Return a label: a class number or name, a tuple of numbers or names, or None. Raises SampleError otherwise."""
     if value is None or isinstance(value, str):
         return value if value is None or value.strip() else None
     if isinstance(value, (list, tuple)) and value and all(isinstance(part, str) for part in value):
@@ -450,10 +445,10 @@ def to_label(value: Any, key: str, path: str) -> Any:
 
 
 def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:
-    """Return a source whose sequences all have the length `pad`; None: the length of the longest one, found by reading.
+    """Return a source that pads all sequences to the length `pad`; None: to that of the longest, found by reading.
 
-    `truncate` cuts longer sequences; without it, their samples do not load. A source of images is returned unchanged
-    if `pad` is None. Raises UsageError for a `pad` below 1, and for `truncate` without `pad`.
+    `truncate` cuts longer sequences; without it, their samples do not load. A source of images is returned unchanged if
+    `pad` is None. Raises UsageError for a `pad` below 1, and for `truncate` without `pad`.
     """
     if pad is not None and pad < 1:
         raise UsageError(f"pad is at least 1, not {pad}")
@@ -465,7 +460,7 @@ def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PaddedSource(DerivedSource):
-    """The samples of another source, with zeros at the end of their sequences if they have no image.
+    """The samples of another source; if they have no image, zeros are appended to their sequences.
 
     The main sequence is `input_ids`, `ids`, `tokens` or the first array of one dimension; all arrays of the same length
     are padded. A padded sample also has a column `length`, and a mask `attention_mask`, uint8 (length,) of 1 and 0,
@@ -488,7 +483,10 @@ class PaddedSource(DerivedSource):
         return dataclasses.replace(listing, asked={**listing.asked, "pad": self.pad, "truncate": self.truncate})
 
     def load(self, sample: Sample) -> Item:
-        """Load a sample from `source`, and return its padded item. Raises SampleError if a sequence is too long."""
+        """Load a sample from `source`, and return its padded item.
+
+        Raises SampleError if a sequence is missing or too long.
+        """
         item = self.source.load(sample)
         names, length = self._shape
         if not names:

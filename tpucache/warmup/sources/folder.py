@@ -192,7 +192,7 @@ def shared_folders(paths: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _doubt(where: str, classes: Sequence[str]) -> str:
-    """Return why class folders are probably parts of a data set, judged by their names, or ""."""
+    """Return why folders are probably parts of a data set and not classes, judged by their names, or ""."""
     train = [name for name in classes if name.lower() in _TRAIN]
     held_out = [name for name in classes if name.lower() in _HELD_OUT]
     if not train or not held_out:
@@ -220,13 +220,13 @@ def is_ignored(name: str) -> bool:
 
 
 def tell_of_ignored(where: object, names: Iterable[str]) -> None:
-    """Warn of folders and files that are ignored because of their names, except hidden files."""
+    """Warn that the folders and files `names` are ignored; the warning begins with `where`."""
     if shown := {*names}:
         _log.warning("%s: ignored, because hidden or made by systems: %s", where, _some(shown))
 
 
 def without_ignored(where: object, names: Iterable[str]) -> list[str]:
-    """Return the paths that are not ignored, with slashes. Warn of ignored names, not of hidden files."""
+    """Return the paths, written with slashes, that are not ignored. Warn of ignored ones, except hidden files."""
     kept, ignored = [], set[str]()
     for name in names:
         *folders, last = name.split("/")
@@ -271,9 +271,9 @@ def _advice(path: Path) -> str:
 
 
 def _padded(path: Path) -> Path | None:
-    """Return the file whose name is that of the missing file `path` with leading zeros added, or None.
+    """Return the file that is named like the missing file `path`, with leading zeros added, or None.
 
-    If the name of the missing file has no suffix, the file may have any suffix of images.
+    If `path` has no suffix, the file may have any suffix of images.
     """
     if not path.stem.isdecimal():
         return None
@@ -285,9 +285,9 @@ def _padded(path: Path) -> Path | None:
 
 
 def find_below(root: Path, name: str) -> str | None:
-    """Return the path of a file that a table names, or None if it is not inside `root`, an absolute path.
+    """Return the path of the file `name` in `root`, an absolute path, or None if it would be outside of `root`.
 
-    The table may come from somebody else, so it must not be able to name files outside of `root`. Links are followed.
+    A table from somebody else must not name such files. Links are followed, also those that lead out of `root`.
     """
     top = os.path.normpath(root)
     path = os.path.normpath(os.path.join(top, name))
@@ -308,7 +308,7 @@ def read_below(root: Path, name: str, sample: str) -> bytes:
 
 
 def _type(path: PurePath) -> str:
-    """Return a file's suffix, or `NO_SUFFIX` if that is too long or a number, as in many names of DICOM files."""
+    """Return a file's suffix, or `NO_SUFFIX` if the suffix is too long or a number, as in many names of DICOM files."""
     name = path.suffix[1:].lower()
     named = len(name) <= _LONGEST_SUFFIX and name.isascii() and name.isalnum() and not name.isdecimal()
     return f".{name}" if named else NO_SUFFIX
@@ -316,8 +316,6 @@ def _type(path: PurePath) -> str:
 
 @dataclass
 class _Walk:
-    """What a walk through folders finds besides files: empty folders, and ignored names."""
-
     empty: list[PurePath] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)
 
@@ -362,19 +360,16 @@ def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
 
 
 def _is_folder(source: str | Path) -> bool:
-    """Return whether a path is a folder, except one of parquet files, which is another kind of source."""
     return Path(source).is_dir() and next(Path(source).glob("*.parquet"), None) is None
 
 
 def _is_pattern(source: str | Path) -> bool:
-    """Return whether a text is a pattern for images, such as `photos/*.jpg` or `photos/*/*.{jpg,png}`."""
     if not has_wildcard(str(source)) or Path(source).exists():
         return False
     return {Path(each).suffix.lower() for each in expand_braces(str(source))} <= SUFFIXES
 
 
 def _open(source: str | Path, _: object) -> FolderSource:
-    """Return the source of a folder. Raises SourceError if the folder is a cache."""
     folder = Path(source)
     if (folder / WORK_NAME).is_dir() or ((folder / MANIFEST_NAME).is_file() and any(folder.glob("*.lmdb"))):
         raise SourceError(

@@ -75,7 +75,7 @@ def keeping_listings(work: Path) -> Iterator[KeptListings]:
 
 
 def kept_listings() -> KeptListings | None:
-    """Return the listings of the build that lists its source now, or None outside of a build."""
+    """Return the listings of the build that is listing its source now, or None outside of a build."""
     return _kept.get()
 
 

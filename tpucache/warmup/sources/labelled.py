@@ -53,10 +53,11 @@ def label_source(
     missing: Sequence[str] | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Return a source whose labels are read as a `kind`, with the given classes. The texts `missing` mean no label.
+    """Return `source` with labels that are read as `kind`, and converted to `classes` if these are given.
 
-    `before` is the result of `labels_before` for a finished cache; labels are then read as they were for the cache.
-    Raises UsageError for an unknown kind, for classes of labels that are numbers, and if `missing` is a single text.
+    The texts `missing` mean no label. `before` is the result of `labels_before` for a finished cache; labels are then
+    read as they were for the cache. Raises UsageError for an unknown kind, for `classes` of labels that are numbers,
+    and if `missing` is a single text.
     """
     check_kind(kind, classes)
     return LabelledSource(source, kind, classes, _missing_texts(missing), before)
@@ -77,14 +78,13 @@ def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
 
 
 def _missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Return the texts that mean no label, or None for the default. Raises UsageError for a single text."""
     if isinstance(missing, str):
         raise UsageError(f"missing_label must be a list of values, such as [{missing!r:.60}], not one text")
     return tuple(str(value).strip() for value in missing) if missing else None
 
 
 def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
-    """Raise UsageError for an unknown kind, and if classes are given for labels that are numbers."""
+    """Raise UsageError for an unknown kind, and if `classes` are given for labels that are numbers."""
     if kind not in get_args(LabelKind):
         raise UsageError(f"labels must be one of {', '.join(get_args(LabelKind))}, not {kind!r}")
     if classes and kind == "numbers":
@@ -180,7 +180,7 @@ def _read_all(
     """Return labels, their classes, and the reasons why some labels cannot be read, by position in `values`.
 
     `own` are the source's classes, and `classes` the user's. The texts `missing` mean no label. `may_index` says
-    whether a list of whole numbers may be a list of class numbers. `where` names the source in messages.
+    whether a list of whole numbers may be class numbers. `where` names the source in messages.
     """
     given, stated = values, missing
     numbers = () if are_names(own) else [to_number(name) or 0 for name in own]
@@ -240,8 +240,8 @@ def _without_missing(
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
     """Return `values` and the classes `own` without the classes whose names mean no label.
 
-    Their samples get the label None. If the remaining names are whole numbers, the classes are in numerical order. If
-    they are other numbers, they become values to regress, and there are no classes.
+    Samples of these classes get the label None. If the remaining names are whole numbers, the classes are in numerical
+    order. If they are other numbers, they become values to regress, and there are no classes.
     """
     gone = {number for number, name in enumerate(own) if missing and name.strip() in missing}
     if not gone or not all(value is None or isinstance(value, int) for value in values):
@@ -260,10 +260,7 @@ def _without_missing(
 
 
 class UnreadLabelError(SampleError):
-    """A sample has no label, or its label cannot be converted to the kind that the source's labels have.
-
-    Such a kind is, for example, a class or a number.
-    """
+    """A sample has no label, or one that cannot be converted to the kind of the other labels, such as a class."""
 
 
 class LabelledSource:
@@ -401,7 +398,6 @@ def _has_lists(values: Sequence[Any], kind: LabelKind) -> bool:
 
 
 def _are_single_floats(values: Sequence[Any]) -> bool:
-    """Return whether some values are tuples of one float, and none are longer tuples."""
     lengths = {len(value) for value in values if isinstance(value, tuple)}
     return lengths == {1}
 
@@ -411,7 +407,7 @@ def _has_text(value: Any) -> bool:
 
 
 class _Conversion:
-    """Converts class numbers of the source (`known` are its class names) to those of the user's `classes`.
+    """Converts labels of the source, whose classes are `known`, to the user's `classes`.
 
     If `known` is empty, class numbers stay as they are.
     """
@@ -422,7 +418,6 @@ class _Conversion:
         self._places = [places.get(name) for name in known]
 
     def __call__(self, label: Label) -> Label:
-        """Return `label` converted to the user's classes. Raises LabelFault if its class is not among them."""
         if label is None:
             return None
         if isinstance(label, int):

@@ -37,11 +37,11 @@ class TableLabels(NamedTuple):
 def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) -> TableLabels:
     """Return the labels of a table's rows.
 
-    A single column of whole numbers has classes in numerical order; of other numbers, values to regress; of other
-    texts, such as 007, classes in alphabetical order. Several columns are a vector: of classes if all numbers are 0 or
-    1, else of values. With a separator, a single column has several class names in each cell; its labels are vectors of
-    classes, all 0 for an empty cell. Raises SourceError for a column without labels, and for one of several columns in
-    which no cell is a number.
+    In a single column, whole numbers are classes in numerical order, other numbers are values to regress, and other
+    texts, such as 007, are classes in alphabetical order. Several columns are a vector: of classes if all numbers are 0
+    or 1, else of values. With a separator, a single column has several class names in each cell; its labels are vectors
+    of classes, all 0 for an empty cell. Raises SourceError for a column without labels, and for one of several columns
+    in which no cell is a number.
     """
     if not columns:
         return TableLabels([None] * len(table.lines), (), {})
@@ -79,13 +79,13 @@ def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tupl
 
 
 def check_any(labels: Sequence[Label], columns: Sequence[str], where: str) -> None:
-    """Raise SourceError if columns of labels are named and no sample has a label. The message begins with `where`."""
+    """Raise SourceError if label `columns` are named and no sample has a label; the message begins with `where`."""
     if columns and all(label is None for label in labels):
         raise SourceError(f"{where} has no label in any row of {', '.join(map(repr, columns))}")
 
 
 def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
-    """Warn of the columns `others`, which are named like labels but are not used, as `used` is the label.
+    """Warn that the columns `others` are named like labels, but `used` is the label.
 
     The warning begins with `where`.
     """
@@ -141,11 +141,10 @@ def split_names(
 
 
 def _numbers(table: CsvTable, name: str, faults: dict[int, str]) -> list[int | float | None]:
-    """Return the numbers of a label column, None for a cell without a number. Add wrong cells to `faults`.
+    """Return the numbers of a label column, None for a cell without a number.
 
-    `faults` gets the reason by the number of the row. Empty cells and words such as NA are not wrong.
-
-    Raises SourceError for a column in which no cell is a number.
+    `faults` gets the reason for each wrong cell, by row. Empty cells and words such as NA are not wrong. Raises
+    SourceError if there are wrong cells and no number.
     """
     cells = table.column(name)
     numbers: dict[str, int | float | None] = {}
@@ -200,10 +199,9 @@ def labels_of_values(
 
 
 def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
-    """Return numbers and texts unchanged, and lists of numbers as vectors.
+    """Return numbers and texts unchanged, and lists of numbers as vectors. Raises SourceError for other values.
 
-    If most values have one kind, each other value later counts as a fault of its sample. Raises SourceError for values
-    that are none of these.
+    `find_reading` decides later which kind is right; samples with another kind then do not load.
     """
     known = [value for value in values if value is not None]
     vectors = {id(value) for value in known if isinstance(value, (list, tuple)) and all(map(_is_float, value))}
@@ -216,7 +214,7 @@ def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
 
 
 def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return labels that consist of one value in each of several columns, and the columns as classes if all are 0 or 1.
+    """Return a vector of the columns' values for each sample, and the columns as classes if all values are 0 or 1.
 
     A sample that lacks a value has no label. Raises SourceError for a value that is not a number; the message begins
     with `where`.
@@ -233,10 +231,10 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
 
 
 def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Convert lists of class numbers or names to a 0 or 1 for each class. Raises SourceError for other values.
+    """Return lists of class numbers or names as a 0 or 1 for each class, and the names of the classes.
 
     With `classes`, the class number -1 means no class. Without `classes`, the classes are all texts in alphabetical
-    order.
+    order. Raises SourceError for other values.
     """
     texts = {part for value in values if isinstance(value, (list, tuple)) for part in value if isinstance(part, str)}
     names = tuple(classes) or tuple(sorted(texts))
@@ -263,7 +261,6 @@ def _plain_number(value: Any) -> Label:
 
 
 def _is_nothing(value: Any) -> bool:
-    """Return whether a value counts as an empty cell: None, NaN or blank text."""
     return (
         value is None
         or (isinstance(value, float) and math.isnan(value))

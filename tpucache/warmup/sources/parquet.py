@@ -158,7 +158,6 @@ class ParquetSource:
             )
 
     def _encoded(self, cell: Any, column: str, path: str) -> bytes:
-        """Return the bytes of an image, which are in the cell or in a file that the cell names. Raises SampleError."""
         if isinstance(cell, Mapping):
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, bytes) and cell:
@@ -236,10 +235,10 @@ KIND: Final = SourceKind(
 
 @dataclass(frozen=True)
 class Roles:
-    """The names of columns by their meaning: `image` and `mask` ("" if there is none), `labels`, `arrays` and others.
+    """The names of columns by their meaning; `image` and `mask` are "" if there is none.
 
-    `kept` are the columns that go into the samples table. `classes` are the names of the classes, if the metadata has
-    them. `unread` are columns of types that are not kept.
+    `kept` are the columns that go into the samples table. `unread` are columns of types that are not kept. `classes`
+    are the names of the classes, if the metadata has them.
     """
 
     image: str
@@ -287,7 +286,6 @@ def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """Return Hugging Face's metadata of each column; empty if there are no readable metadata."""
     try:
         features = json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
@@ -296,7 +294,7 @@ def _features(schema: Any) -> Mapping[str, Any]:
 
 
 def _is_image(kind: Any) -> bool:
-    """Return whether a column holds encoded images: bytes, or Hugging Face's struct of bytes and a path."""
+    """Return whether an Arrow type is that of encoded images: bytes, or Hugging Face's struct of bytes and a path."""
     from pyarrow import types
 
     is_struct = types.is_struct(kind) and "bytes" in [kind.field(number).name for number in range(kind.num_fields)]
@@ -329,7 +327,6 @@ def _class_names(features: Mapping[str, Any], labels: Sequence[str]) -> tuple[st
 
 
 def _names_of(feature: Any) -> tuple[str, ...]:
-    """Return the class names of a feature, or of the items of a list feature."""
     for part in _parts(feature):
         names = part.get("names")
         if (
@@ -365,7 +362,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _is_numbers(kind: Any) -> bool:
-    """Return whether a column holds lists of numbers, or lists of such lists."""
+    """Return whether an Arrow type is that of lists of numbers, or of lists of such lists."""
     from pyarrow import types
 
     kind = getattr(kind, "storage_type", kind)  # Hugging Face's arrays have an extension type
@@ -437,7 +434,10 @@ class ParquetRows:
 
 
 def open_rows(path: Path) -> ParquetRows:
-    """Return an open file. Each process opens a file once, and again when it changes. Raises SourceError."""
+    """Return the open parquet file at `path`. Raises SourceError.
+
+    Each process opens a file once, and again when it changes.
+    """
     try:
         status = path.stat()
     except OSError as error:
@@ -456,7 +456,7 @@ def _open(path: Path) -> Any:
 
 
 def _checked(path: Path, read: Any) -> Any:
-    """Return the result of a pyarrow function. Raises SourceError for any error: the file is probably broken."""
+    """Return `read()`. Raises SourceError for any error of pyarrow: the file is probably broken."""
     try:
         return read()
     except TpucacheError:

@@ -28,7 +28,7 @@ _NAMED: Final = 8
 
 
 def class_range(classes: int) -> str:
-    """Describe the valid class numbers for a number of classes; 0: the number of classes is unknown."""
+    """Return text that states the valid class numbers if there are `classes` classes; 0: their number is unknown."""
     if classes:
         return f"the {classes:,} classes are 0 to {classes - 1:,}"
     return (
@@ -48,8 +48,8 @@ class Reading:
     `form` is the form of a label: a class, a number, a vector of numbers or of marks (a 0 or 1 for each class), or a
     list of class numbers (`indices`). `names` are the class names, () if classes are only numbers. `length` is the
     length of a vector. `missing` are texts that mean no label; None stands for the default: -1 if labels are class
-    numbers. With `by_value`, a number means the class with that number as its name, not the position of the class. With
-    `is_int`, a float is not a class.
+    numbers. With `by_value`, a number means the class of that name, not the class at that position. With `is_int`, a
+    float is not a class.
     """
 
     form: Form
@@ -195,11 +195,11 @@ def find_reading(
 def _text_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
 ) -> Reading:
-    """Return how to read the labels `known`: all or some of them are texts.
+    """Return how to read the labels `known`, of which some are texts.
 
-    Without `names`, they are read as the cells of a table, see `labels_of_texts`; if `missing` is None, -1 means no
-    label if 0 is there and no number is below -1. With `names`, a label is one of these classes: a text by its name, a
-    number by its position. The texts `missing` mean no label.
+    With `names`, a text is the name of a class, and a number its position in `names`. Without `names`, labels are read
+    as `labels_of_texts` reads the cells of a table; if `missing` is None, -1 may mean no label: see
+    `are_counted_from_minus_one`.
     """
     if names:
         return Reading("class", names, missing=missing, kind=kind)
@@ -305,7 +305,7 @@ def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None
 def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) -> bool:
     """Return whether a vector means that the sample has no label.
 
-    All of its numbers must be missing, or one of them must be listed in `missing`. A NaN among other numbers is only an
+    This is so if all of its numbers are missing, or one is listed in `missing`. A NaN among other numbers is only an
     unknown value.
     """
     if not value or not all(isinstance(part, (int, float)) for part in value):
@@ -316,7 +316,7 @@ def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) 
 
 
 def is_one_hot(labels: Sequence[Label]) -> bool:
-    """Return whether each of several vectors of 0 and 1 has exactly one 1, not always at the same position."""
+    """Return whether all vectors among `labels` have one 1 and otherwise 0, not always at the same position."""
     known = [label for label in labels if isinstance(label, tuple)]
     return len(set(known)) > 1 and _are_marks(known) and all(sum(label) == 1 for label in known)
 
@@ -333,7 +333,7 @@ def _are_marks(values: Sequence[Any]) -> bool:
 
 
 def _position(value: Any, classes: int) -> int | None:
-    """Return a whole number from 0 and below `classes` as an int, or None for any other value."""
+    """Return a class number below `classes` as an int, or None for any other value."""
     return int(value) if isinstance(value, (int, float)) and _is_whole(value) and 0 <= value < classes else None
 
 

@@ -81,13 +81,12 @@ class SelectedSource(DerivedSource):
 
 
 def _is_meant(path: str, pattern: str) -> bool:
-    """Return whether a path equals a pattern or matches it, ignoring `./` at its beginning."""
     path, pattern = path.removeprefix("./"), pattern.removeprefix("./")
     return path == pattern or fnmatch.fnmatchcase(path, pattern)
 
 
 def _few(kept: Sequence[int], paths: Sequence[str], limit: int | None) -> Sequence[int]:
-    """Return at most `limit` positions: those whose paths have the lowest hashes, in order."""
+    """Return at most `limit` positions, in order: those whose paths have the lowest hashes, which are spread evenly."""
     if limit is None or limit >= len(kept):
         return kept
     hashes = {at: hashlib.sha256(os.fsencode(paths[at])).digest() for at in kept}

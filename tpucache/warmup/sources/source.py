@@ -72,11 +72,10 @@ class Sample:
 class Listing:
     """All samples of a source, numbered from 0 in a stable order, and everything that is known without loading them.
 
-    `classes` are the names of the class numbers, or of the labels' columns (empty: no names). `columns` go into the
-    samples table unchanged, with one item for each sample. `left_out` counts files that are not samples, by suffix.
-    `asked` are the user's options as JSON values: patterns, a limit, whether classes were given. `doubt` says why the
-    folders are probably not classes; it is ignored if the user names the classes. Raises SourceError for two classes
-    with the same name.
+    `classes` are the names of the class numbers, or of the positions in vectors of 0 and 1 (empty: no names). `columns`
+    go into the samples table unchanged, with one item for each sample. `left_out` counts files that are not samples, by
+    suffix. `asked` are the user's options as JSON values. `doubt` says why the folders are probably not classes; it is
+    ignored if the user names the classes. Raises SourceError for two classes with the same name.
     """
 
     samples: Sequence[Sample]
@@ -100,7 +99,7 @@ class Item:
     (channels, height, width); `mask` of the image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of
     left, top, right, bottom in the image's pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and
     arrays of any other name, stored unchanged, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the
-    image as displayed or as stored, which the recipe's `coordinates` states.
+    image as displayed or as stored: the recipe's `coordinates` says which.
 
     `label` and `columns` are known only once the sample is read; a label may also be the name of a class, or a tuple of
     names. `mask_runs` can replace the field `mask`: rows of class, first pixel and length, int64 (n, 3), down the
@@ -148,7 +147,7 @@ class Source(Protocol):
 
 
 def loads_in_threads(source: Source) -> bool:
-    """Return whether a source's `loads_in_threads` says that threads may load several of its samples at once."""
+    """Return the attribute `loads_in_threads` of a source as a bool; False if it has none."""
     return bool(getattr(source, "loads_in_threads", False))
 
 
@@ -186,7 +185,7 @@ class CheckedSource(DerivedSource):
         if not isinstance(listing, Listing):
             raise SourceError(f"{self._where('list')} returned a {type(listing).__name__}, not a Listing")
         if any(sample.number != number for number, sample in enumerate(listing.samples)):
-            raise SourceError(f"{self._where('list')} does not number the samples from 0 in steps of 1, in their order")
+            raise SourceError(f"{self._where('list')} does not number the samples 0, 1, 2, … in their order")
         paths = Counter(sample.path for sample in listing.samples)
         if twice := next((path for path, count in paths.items() if count > 1), None):
             raise SourceError(f"{self._where('list')} has two samples with the path {twice!r}: give each its own path")
@@ -222,7 +221,7 @@ def left_out_text(left_out: Mapping[str, int]) -> str:
 
 
 def source_name(source: Source) -> str:
-    """Return the name of a source in messages. It is the name of the class if the source has no `__repr__`."""
+    """Return how messages name a source: its `repr`, or its class if it has no `__repr__` of its own."""
     return f"the {type(source).__name__}" if type(source).__repr__ is object.__repr__ else repr(source)
 
 
@@ -241,7 +240,7 @@ class SourceKind(NamedTuple):
 
 
 def column_names(names: Iterable[str]) -> dict[str, str]:
-    """Return, by the name in the source, the name of each column in the samples table.
+    """Return the name of each column in the samples table, by its name in the source.
 
     A name in the samples table has only letters, digits, `_` and `-`, is unique, and is not one that tpucache itself
     uses.
@@ -256,7 +255,7 @@ def column_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def field_names(names: Iterable[str]) -> dict[str, str]:
-    """Return, by the name in the source, the name of each array in a record.
+    """Return the name of each array in a record, by its name in the source.
 
     A name that no field can have is replaced by a similar, unique one of small letters, digits and `_`. The new name is
     not one that has a meaning of its own, such as `image` and `mask`.
@@ -293,7 +292,7 @@ def has_wildcard(text: str) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the patterns without braces for which a pattern with braces stands, in order. Numbers keep their zeros.
+    """Return all patterns that a pattern with braces stands for, in order: `a{08..10}` for a08, a09 and a10.
 
     Raises SourceError for more than 100,000 patterns, and for braces that stand for nothing, such as `{5..1}`.
     """
@@ -318,9 +317,9 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def split_pattern(pattern: str | Path) -> tuple[Path, str]:
-    """Return the folder above the first wildcard, or above the file, and the rest of the pattern.
+    """Split a pattern into the folder above the first wildcard, or above the file, and the rest.
 
-    A part that names an existing file or folder is not a pattern, whatever it contains. File names relative to that
+    A part that names an existing file or folder is not a wildcard, whatever it contains. File names relative to that
     folder do not change when files are added.
     """
     path = Path(pattern).absolute()

@@ -41,7 +41,6 @@ class Copy:
     """The copied items of a stream, numbered from 0. Unless a build keeps the copy, it is removed with this object."""
 
     def __init__(self, name: str) -> None:
-        """Set the name of the stream. `make` copies it."""
         self._name = name
         self._folder = Path()
 
@@ -71,7 +70,7 @@ class Copy:
             ) from error
 
     def load(self, number: int, path: str) -> Item:
-        """Return the item with a number. `path` is the item's name in errors.
+        """Return the item `number`; errors name it `path`.
 
         Raises SampleError if this item of the stream could not be copied, SourceError if the file of copies is damaged.
         """
@@ -151,7 +150,7 @@ def _add_crc(crc: int, data: bytes) -> int:
 
 
 def _head(first: bytes, read: Callable[[int, int], bytes], path: str) -> Any:
-    """Return the JSON head of an item, given its first bytes.
+    """Return the JSON head of an item that begins with `first`; `read(at, size)` reads more of the item.
 
     Raises the SampleError that was stored in place of the item, and ValueError if the head is damaged.
     """

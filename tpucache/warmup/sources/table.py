@@ -114,8 +114,8 @@ class TableOptions:
 class TableSource:
     """The rows of a CSV file, in order.
 
-    If several rows have the same path, `#2`, `#3` … is appended to all but the first. A row without a path, label or
-    mask is a sample that does not load.
+    If masks are run lengths, rows with the same path are one sample. Otherwise `#2`, `#3` … is appended to all of these
+    paths but the first. A row without a path, label or mask is a sample that does not load.
     """
 
     loads_in_threads = True
@@ -219,12 +219,11 @@ class _Files:
         return [column[number] for column in (self.images, self.masks) if column]
 
     def run_bytes(self, number: int) -> int:
-        """Return the length of a row's run lengths in bytes."""
         return 0 if self.runs is None else self.runs.bytes(number)
 
 
 def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member, ...]:
-    """Return a row's files in an archive, or () if the archive lacks one of them."""
+    """Return the members with these names, or () if one of them is missing."""
     members = [found.get(posixpath.normpath(name)) for name in names]
     known = tuple(member for member in members if member is not None)
     return known if len(known) == len(names) else ()
@@ -251,12 +250,12 @@ def _files(table: CsvTable, options: TableOptions) -> _Files:
 
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Return a table's data for loading. `size` and `changed`, the state of the file, only serve the `lru_cache`."""
+    """Read a table. `size` and `changed` only make `lru_cache` read it again after a change."""
     return _read(path, options)[1]
 
 
 def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Files, TableOptions]:
-    """Return a table with one row for each sample, the data that loading needs, and the options as completed.
+    """Return a table with one row for each sample, the data that loading needs, and the options.
 
     If `options` name no labels, the returned options name the label column that `with_found_labels` finds.
     """
@@ -292,7 +291,10 @@ def path_column(table: CsvTable, options: TableOptions) -> str:
     others = {*options.label_cols, options.mask_col, options.fold_col, *options.rle_cols, options.rle_class_col}
     free = [name for name in table.names if name not in others]
     if not free:
-        raise SourceError(f"{table.path} has no column of paths: there are {', '.join(map(repr, table.names))}")
+        raise SourceError(
+            f"{table.path} has no column left for the paths of images: other options name all of "
+            f"{', '.join(map(repr, table.names))}"
+        )
     return next((name for known in PATH_NAMES for name in free if name.lower() == known), free[0])
 
 
@@ -318,7 +320,6 @@ def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
 
 
 def _column(cells: Sequence[str]) -> Column:
-    """Return cells as int64 or float64 if that loses nothing, else as text."""
     known = {cell: to_number(cell) for cell in set(cells)}
     numbers = [number for number in known.values() if number is not None]
     if len(numbers) < len(known) or any(re.match(r"\s*[+-]?0\d", cell) for cell in known):  # 007 is a name
@@ -354,7 +355,7 @@ class RunTable:
     runs: list[list[Runs]]
 
     def bytes(self, row: int) -> int:
-        """Return the total length, in characters, of the run-length encoded masks of a row, over all its classes."""
+        """Return how many characters the run lengths of a row have, over all its classes."""
         return sum(len(runs.text) for runs in self.runs[row])
 
 
@@ -363,10 +364,10 @@ def join_rows(
 ) -> RunTable:
     """Return a table with one row for each path, and the run lengths of all rows of that path.
 
-    A single column of run lengths is class 1, or the class that `class_col` has in its row; several columns are the
-    classes 1, 2, … in order. Class names in `class_col` are numbered from 1 in alphabetical order. Other columns that
-    differ between the rows of an image are left out, with a warning. Raises SourceError if one of the columns `labels`
-    differs between them, and if class numbers are not from 1 to 255.
+    A single column of run lengths is class 1, or the class that its row has in the column `class_col`; several columns
+    are the classes 1, 2, … in order. Class names in `class_col` are numbered from 1 in alphabetical order. Other
+    columns that differ between the rows of an image are left out, with a warning; if `labels` names such a column,
+    SourceError is raised. It is also raised if class numbers are not from 1 to 255.
     """
     paths = table.column(path_col)
     rows: dict[str, list[int]] = {}
@@ -418,10 +419,6 @@ def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray
 
 
 def _class_numbers(table: CsvTable, name: str) -> Sequence[int]:
-    """Return the class of each row: whole numbers unchanged; names are numbered from 1 in alphabetical order.
-
-    Raises SourceError for numbers that are not from 1 to 255.
-    """
     cells = [cell.strip() for cell in table.column(name)]
     known: Mapping[str, Any] = {cell: to_number(cell) for cell in set(cells)}
     if not all(isinstance(number, int) for number in known.values()):

@@ -148,7 +148,7 @@ class TFRecordSource:
         return self._options.label_cols if found and all(found) else ()
 
     def _tell_of_others(self, samples: Sequence[Sample]) -> None:
-        """Warn if records have more than one feature with a usual name of labels."""
+        """Warn if more than one feature could be the label by its name."""
         found, used = set[str](), set[str]()
         for sample in samples[:: max(1, len(samples) // _NAMES_LOOKED_AT)]:
             with contextlib.suppress(SampleError):
@@ -164,7 +164,6 @@ class TFRecordSource:
             )  # fmt: skip
 
     def _data(self, name: str) -> bytes:
-        """Return the verified data of the record with this name. Raises SampleError."""
         file_name, _, record = name.rpartition("#")
         path, number = self._root / file_name, int(record)
         try:
@@ -183,10 +182,6 @@ class TFRecordSource:
 
 
 def _find(root: Path, pattern: str) -> list[str]:
-    """Return the names, relative to `root`, of the files that match `pattern`, sorted by the bytes of the names.
-
-    Raises SourceError if no file matches, or if a file that matches does not have a usual suffix of TFRecord files.
-    """
     names = find_files(root, pattern)
     for name in names:
         if not _NAMES.search(name.name):
@@ -198,9 +193,10 @@ def _find(root: Path, pattern: str) -> list[str]:
 
 
 def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: None) -> npt.NDArray[np.int64]:
-    """Return the offsets at which the records of a file begin, and the end: int64 (records + 1,). Raises SourceError.
+    """Return where the records of a file begin, and where the last one ends: int64 (records + 1,), in bytes.
 
     Each process scans a file once, and again when it changes. During the scan, `advance` is called for each record.
+    Raises SourceError.
     """
     try:
         status = path.stat()
@@ -216,7 +212,6 @@ def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: No
 
 
 def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
-    """Return the offsets at which the records of a file begin, and the end, by following the records' lengths."""
     bounds = [0]
     with open_file(path) as file:
         while (start := bounds[-1]) < size:
@@ -381,7 +376,7 @@ def _text(value: bytes, name: str, path: str) -> str:
 
 
 def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequence[str], path: str) -> Any:
-    """Remove the features `names`, or by default the one of `_found_label`, and return their values as the label.
+    """Remove the features `names`, or the default label, and return their values as the label.
 
     Returns None if there is no label. Raises SampleError if a feature is missing or empty, or has too many values.
     """
@@ -405,17 +400,18 @@ def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequ
 
 
 def _found_label(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array]) -> list[str]:
-    """Return a list with the name of the feature that is the label by default; an empty list if there is none."""
     return [name for name in _LABELS if name in numbers][:1] or [name for name in _LABELS if texts.get(name)][:1]
 
 
 def _text_label(texts: dict[str, list[bytes]], names: Sequence[str], path: str) -> Any:
     """Remove the feature `names[0]` from `texts`, and return it as the label: the name of a class, or a tuple of names.
 
-    Returns None if all its texts are blank. Raises SampleError for several `names`, and for bytes that are not text.
+    Returns None if all texts are blank. Raises SampleError for several `names`, and for bytes that are not text.
     """
     if len(names) > 1:
-        raise SampleError(path, f"feature {names[0]!r} or another is text: several label features must hold numbers")
+        raise SampleError(
+            path, f"feature {names[0]!r} or another label feature is text: if there are several, all must be numbers"
+        )
     values = texts.pop(names[0])
     labels = tuple(_text(value, names[0], path) for value in values)
     if not any(label.strip() for label in labels):
