@@ -226,7 +226,7 @@ def test_what_is_no_sampler_of_samples_is_refused(cache: Path, sampler: Any, mes
         (Given([np.array([1, 2])]), "gives batches"),
         (Given([np.array([1, 2]), np.array([3])]), "gives batches"),
         (Given([0.5]), "whole numbers"),
-        (Given([1, 2], 3), "gives 2 indices in epoch 0, and its length is 3"),
+        (Given([1, 2], 3), "gives 2 indices in epoch 0, but its __len__ returns 3"),
     ],
 )
 def test_indices_that_do_not_fit_are_refused(cache: Path, sampler: Any, message: str) -> None:

@@ -72,10 +72,6 @@ class Ahead(Generic[Prepared]):
         return self
 
     def _begin(self) -> Iterator[Any]:
-        """Return an iterator over the batches.
-
-        The batches of a loader come as `Uncounted`: the loader's position moves when `confirm` is called.
-        """
         batches = self._batches
         return batches.iterate_ahead() if isinstance(batches, BatchLoader) else iter(batches)
 
@@ -157,10 +153,7 @@ class Ahead(Generic[Prepared]):
 
 
 def _shared(batch: Any) -> Hashable:
-    """Return a key: consecutive batches with equal keys may be prepared together.
-
-    Returns None for a batch that must be prepared alone, such as one that uploads records.
-    """
+    """Return a key: consecutive batches with equal keys may be prepared together. With None, a batch is alone."""
     if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch) and not batch[1].uploads:
         return id(batch[0]), len(batch[1].slots)
     return None

@@ -32,7 +32,7 @@ _FLOATS: Final = "<f4"
 class HostCrop:
     """Reads random crops of a batch's images, or whole images.
 
-    The boxes are those that a device would crop for the same random numbers. If crops have the size of the images,
+    With the same random numbers, a device would crop the same boxes. If crops have the size of the images,
     their pixels are also exactly those that a device would compute. If normalising is all that is left to do, the crops
     are normalised, too.
     """
@@ -134,7 +134,6 @@ def _why_not_images(settings: AugmentSettings, dataset: CachedDataset) -> str | 
 
 
 def _crops_planes(settings: AugmentSettings, dataset: CachedDataset) -> bool:
-    """Return whether images are cropped straight from the planes of yuv420 in their records, without a copy."""
     return settings.crop and isinstance(packed_or_pixels(_image(dataset)), Yuv420Decoder)
 
 

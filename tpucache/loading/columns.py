@@ -71,7 +71,7 @@ class Columns:
     def encode(self, table: SampleTable, positions: Array) -> Array:
         """Return the encoded columns of the samples at `positions`, float32 (n, width).
 
-        Raises UsageError like `Column.encode`.
+        Raises UsageError for a value that is missing, has another type, or is a name that no training sample has.
         """
         return np.concatenate([part.encode(table, positions) for part in self.parts], 1)
 
@@ -88,7 +88,7 @@ def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
 def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> Columns:
     """Fit the encoding of the columns `names` to the training samples at `positions`, and return it.
 
-    Raises UsageError like `read_column`.
+    Raises UsageError if a column does not exist or lacks a value.
     """
     parts = []
     for name in names:
@@ -103,7 +103,7 @@ def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> C
 def read_column(table: SampleTable, name: str, positions: Array) -> Array | list[str]:
     """Return a column of the samples at `positions`: numbers, float64 (n,), or a list of names.
 
-    Raises UsageError if there is no such column, or if a value is missing (NaN, infinite or empty).
+    Raises UsageError if there is no such column of one value per sample, or if a value is missing (NaN, infinite, "").
     """
     if name not in table or name in ("number", "path", "label"):
         kept = [each for each in table if each not in ("number", "path", "label")]

@@ -229,7 +229,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def maps(self) -> Mapping[str, int]:
-        """The number of shards that this process has mapped, by method, and that it could not map, by reason.
+        """The number of shards that this process mapped, by method, and of those that it could not map, by reason.
 
         Only shards that were read are counted. The methods are "lease" and "read_only". The reasons are "other_owner",
         "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back", "no_maps" and "being_fetched".
@@ -566,7 +566,7 @@ class CachedDataset(Dataset[Item]):
         return {**columns, LABEL: self.labels_of(indices)}
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Item:
-        """Make the batch that users get: the fields in `arrays` with the labels of these samples."""
+        """Make the batch that users get: the fields in `arrays` with the labels, and any columns, of these samples."""
         return self.join(arrays, self.values_of(indices))
 
     def join(self, arrays: Sequence[Array], values: Mapping[str, torch.Tensor]) -> Item:
@@ -582,7 +582,6 @@ class CachedDataset(Dataset[Item]):
         return to_tensor(array.transpose(0, 3, 1, 2) if name == IMAGE and array.ndim == 4 else array)
 
     def _derive(self, selection: Selection, reader: RecordReader) -> CachedDataset:
-        """Return a copy of this dataset with another selection and reader, and with its own epoch."""
         derived = object.__new__(type(self))
         derived.__dict__.update(self.__getstate__())
         derived._selection, derived._digest, derived._reader = selection, None, reader
@@ -604,7 +603,6 @@ class CachedDataset(Dataset[Item]):
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
     def _warn_of_one_variant(self, read: int) -> None:
-        """Warn once if all workers together have read more samples than an epoch has, but the epoch was never set."""
         before = self._unset_reads.get()
         if before == _UNCOUNTED:
             return

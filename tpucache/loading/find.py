@@ -199,9 +199,9 @@ class Search:
 
 
 def _wanted(name: str) -> list[tuple[str, ...]]:
-    """Return sequences of nested folder names: a cache is called `name` if its path contains one of them.
+    """Return tuples of nested folder names. A cache is called `name` if its path contains one of these tuples.
 
-    "" as the first folder name stands for the root of the search. Raises UsageError for an invalid `name`.
+    A first folder name "" stands for the root of the search. Raises UsageError for an invalid `name`.
     """
     text = name.removeprefix(KAGGLE)
     parts = tuple(text.split("/"))
@@ -231,10 +231,6 @@ def _latest(found: Sequence[Found]) -> list[Found]:
 
 
 def _folders(directory: Path) -> list[str]:
-    """Return the sorted names of the folders among a directory's first entries, without hidden folders.
-
-    Returns [] if the directory cannot be read.
-    """
     try:
         with os.scandir(directory) as entries:
             few = [entry for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False)]

@@ -78,7 +78,7 @@ class BatchFinish:
     """Turns a loader's batches into the input of a model, on the device."""
 
     def __init__(self, settings: FinishSettings, dataset: Fields, crop: HostCrop | None = None) -> None:
-        """Upload the constants to the device. Raises UsageError if the records lack a field that the settings need.
+        """Upload the constants to the device. Raises UsageError if the records' fields do not fit the settings.
 
         If `crop` is given, the batches have the images that `crop` reads: already decoded and cropped, and normalised
         if nothing else is left to do.

@@ -65,7 +65,7 @@ def to_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positi
 
 
 def integer_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positions:
-    """Convert integers to positions, like `to_positions`. Raises UsageError for masks and slices, too."""
+    """Convert integers to positions as `to_positions` does, but raise UsageError for masks and slices."""
     array = to_array("indices", indices)
     if array.ndim != 1:
         raise UsageError(f"samples are chosen by a list or array of one dimension, not of {array.ndim}")

@@ -1,8 +1,8 @@
 """Joins a version of a cache from several mounted datasets, by a folder of links to their files.
 
 `publish --version-notes` publishes only the new files, as an add-on dataset `owner/slug-v2` of `owner/slug`. A folder
-belongs to the same cache if its manifest is that of the version or of an earlier version, or of a later one that was
-made from the version. Manifests are compared by `Manifest.identity`.
+belongs to the same cache if its manifest is that of the version, of an earlier version, or of a later version that was
+made from this one. Manifests are compared by `Manifest.identity`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
 
 
 def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: Sequence[str]) -> tuple[Manifest, Path]:
-    """Return the manifest of version `number` and a folder that has it. Raises NotACacheError or UsageError."""
     versions: dict[str, tuple[Manifest, Path]] = {}
     for folder, manifest in mounted:
         with contextlib.suppress(DamageError, UsageError):  # an add-on may lack the manifests of earlier versions
@@ -137,9 +136,8 @@ def _what_to_attach(
 ) -> str:
     """Return an error message that says which datasets to attach, because files of a version are in no mounted folder.
 
-    `name` is the cache's name, such as "kaggle:owner/slug", and `missing` are the names of the files that were not
-    found. `folders` are the mounted folders of this cache; some of them say which dataset has which file. `faults` are
-    the reasons why other folders cannot be used.
+    `missing` are the names of these files, `folders` the mounted folders of the cache, and `faults` the reasons why
+    other folders cannot be used.
     """
     where: dict[str, str] = {}
     for folder in folders:
@@ -155,12 +153,12 @@ def _what_to_attach(
 
 
 def to_parents(where: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of the file PARENTS_NAME; `where` says, by file name, which dataset contains the file."""
+    """Return the content of the file PARENTS_NAME. `where` has, by file name, the dataset that contains the file."""
     return {"format": _FORMAT, "files": dict(sorted(where.items()))}
 
 
 def read_parents(folder: Path) -> dict[str, str]:
-    """Return, by file name, the datasets with the files that an add-on lacks; {} if the add-on does not name them.
+    """Return which dataset has each file that an add-on lacks, by file name; {} if the add-on does not say.
 
     The names of the datasets come from outside: use them in messages only.
     """

@@ -181,8 +181,6 @@ class BatchLoader(Generic[AnySamples]):
         samples.prepare(options.threads)
 
     def _begin_reading(self) -> threading.Thread:
-        """Start a thread that asks the kernel to read the first records ahead, and return the thread."""
-
         def begin() -> None:
             self._begun = _Iteration(self, 0, 0, 0, False, None).begin()
 
@@ -214,11 +212,11 @@ class BatchLoader(Generic[AnySamples]):
         return self._begin(is_counted=False).batches()
 
     def iterate_records(self, slots: RecordSlots) -> Generator[Uncounted, None, None]:
-        """Begin an iteration like `iterate_ahead` whose batches are `RecordBatch`.
+        """Begin an iteration as in `iterate_ahead`, whose batches are `RecordBatch`.
 
         A `RecordBatch` has the rows of its records in the device's memory, which `slots` assigns. Only records without
-        a row are read. Once all records have a row, nothing is read and no thread is started. Raises UsageError like
-        `iterate_ahead`.
+        a row are read. Once all records have a row, nothing is read and no thread is started. Raises UsageError for a
+        loader with `augment`, `normalise` or `device`.
         """
         self._refuse_finishing()
         return self._begin(is_counted=False, slots=slots).batches()
@@ -377,7 +375,6 @@ class BatchLoader(Generic[AnySamples]):
         return (epoch, position) if any(self._bounds(position)) else (epoch + 1, 0)
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of each global batch (of all ranks together) in an epoch's order, from position `start`."""
         return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
     def _finished(self, settings: FinishSettings, batch: Any, *drawn: Any) -> Any:
@@ -450,10 +447,7 @@ class _Iteration:
             yield from self._placed_batches(slots, rest)
 
     def begin(self) -> _Begun:
-        """Ask the kernel to read the first records ahead, and return which samples' records these are.
-
-        Errors of the storage are ignored here.
-        """
+        """Ask the kernel to read the first records ahead, and return which samples' records these are."""
         end = self._start
         for parts in self._parts_ahead(self._start):
             ahead = np.concatenate([self._positions[part] for part in parts])
@@ -467,7 +461,7 @@ class _Iteration:
     def _take_begun(self) -> int:
         """Return the position in the order up to which `begin` has asked the kernel for this iteration's records.
 
-        The result is 0 if `begin` was called for another seed, order, epoch or start, or was not called.
+        The result is 0 if `begin` was not called, or was called for another seed, order, epoch or start.
         """
         begun, self._loader._begun = self._loader._begun, None
         own = self._seed, self._order, self.epoch, self._start
@@ -491,9 +485,9 @@ class _Iteration:
         return map(_GlobalBatch, itertools.count(step), self._loader._bounds(start))
 
     def _parts_ahead(self, start: int) -> Iterator[list[slice]]:
-        """Yield lists of slices of the epoch's order that this rank reads from position `start` on.
+        """Yield, for each window from position `start` on, the slices of the epoch's order that this rank reads.
 
-        There is one list for each window, which is a run of `_window` samples of the order.
+        A window is `_window` consecutive samples of the order.
         """
         loader = self._loader
         return rank_windows(loader._bounds(start), self._window, loader.rank, loader.world_size)
@@ -502,10 +496,6 @@ class _Iteration:
         return self._positions[rank_slice(*batch.bounds, self._loader.rank, self._loader.world_size)]
 
     def _hint(self, parts: list[slice], threads: ReadingThreads) -> int:
-        """Let a thread ask the kernel to read the records of these slices of the order ahead.
-
-        Returns the end of the last slice.
-        """
         ahead = np.concatenate([self._positions[part] for part in parts])
         threads.hint(functools.partial(self._dataset.hint, ahead, self.epoch, self._order.shared))
         end: int = parts[-1].stop
@@ -515,7 +505,6 @@ class _Iteration:
         return threads.submit(functools.partial(self._read, batch, threads.divide))
 
     def _submit_missing(self, slots: RecordSlots, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_ReadBatch]:
-        """Assign rows in the device's memory to a batch's records; let a thread read the records that had no row."""
         own = self._own(batch)
         placed = slots.place(self._dataset.record_numbers(own, self.epoch, self._order.shared))
         if placed.missing:
@@ -565,10 +554,6 @@ class _Iteration:
         return _ReadBatch(self._dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
 
     def _read_records(self, placed: Placed, rows: int, divide: Divide) -> _ReadBatch:
-        """Read the records in `placed.missing`, which are not in the device's memory yet.
-
-        Each chunk fills a buffer of `rows` rows; the last chunk may have fewer records.
-        """
         pin_memory = self._loader.options.pin_memory
         pool = self._dataset.buffer_pools.pool(rows, pinned_empty if pin_memory else None)
         batches = []
@@ -584,7 +569,7 @@ class _Iteration:
         return _ReadBatch(placed.with_arrays(batches), len(placed.slots), None)
 
     def _drawn(self, batch: _GlobalBatch) -> tuple[int, int, int, slice]:
-        """Return the arguments for random numbers: seed, step, rows of the global batch, and this rank's slice."""
+        """Return what random numbers need: seed, step, rows of the global batch, and this rank's slice of them."""
         rows = batch.bounds[1] - batch.bounds[0]
         return self._seed, batch.step, rows, rank_slice(0, rows, self._loader.rank, self._loader.world_size)
 
@@ -696,7 +681,6 @@ class CachedLoader(BatchLoader[CachedDataset]):
 
 
 def _check_local(dataset: CachedDataset, batch_size: int, cores: int) -> None:
-    """Raise UsageError unless each sample can belong to one core, and each core gets equally many of every batch."""
     if batch_size % cores:
         raise UsageError(
             f"a batch of {batch_size} does not divide evenly over {cores} cores: choose another batch_size"
@@ -714,10 +698,6 @@ def _make_finish(settings: FinishSettings, samples: Any, crop: HostCrop | None) 
 
 
 def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> HostCrop | None:
-    """Return the HostCrop for a dataset; None if the host does not crop its images.
-
-    Raises UsageError for a `size` if the host does not crop.
-    """
     from tpucache.loading.augment import HostCrop, why_not
 
     settings, size = (None, None) if finishing is None else (finishing.augment, finishing.size)
@@ -735,10 +715,6 @@ def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> Host
 
 
 def _cached_dataset(dataset: Any) -> CachedDataset:
-    """Return the CachedDataset for a CachedDataset, a Subset of one, or an object with `to_cached`.
-
-    Raises UsageError for anything else.
-    """
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
         whole = _cached_dataset(dataset.dataset)
         return whole.select(integer_positions(dataset.indices, len(whole)))

@@ -37,7 +37,7 @@ class Mixture:
     """An endless sequence of samples: of every `sum(shares)` samples, `shares[i]` come from source i, spread evenly."""
 
     def __init__(self, shares: Sequence[Any]) -> None:
-        """Store the share of each source, an integer from 1. Raises UsageError for other or too large shares."""
+        """Store the share of each source. Raises UsageError unless all are integers from 1 and not too large."""
         numbers = [to_integer("a share", share, 1) for share in shares]
         divisor = math.gcd(*numbers)
         self.shares = np.array([number // divisor for number in numbers], np.int64)
@@ -105,7 +105,7 @@ class MixedSamples:
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
         """Read samples into the first rows of a buffer.
 
-        `epoch` and `chunk` are ignored: the indices contain the epochs, and each dataset has its own chunk size.
+        `epoch` and `chunk` are ignored: each index has its own epoch, and each dataset its own chunk size.
         """
         ways = [
             self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
@@ -115,7 +115,7 @@ class MixedSamples:
 
     @property
     def maps(self) -> Counter[str]:
-        """The number of shards that are mapped, by method, and that are not, by reason."""
+        """The number of mapped shards by method, and of other shards by the reason why they are not mapped."""
         return sum((Counter(dataset.maps) for dataset in self._datasets), Counter[str]())
 
     @property
@@ -124,7 +124,7 @@ class MixedSamples:
         return [use for dataset in self._datasets for use in dataset.networks]
 
     def prepare(self, threads: int) -> None:
-        """Prepare all datasets, like `CachedDataset.prepare`."""
+        """Prepare all datasets for a loader with this many threads: see `CachedDataset.prepare`."""
         for dataset in self._datasets:
             dataset.prepare(threads)
 
@@ -149,7 +149,7 @@ class MixedSamples:
             self._datasets[at].hint(own, turn, self._shared[at])
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
-        """Make the batch that users get, like `CachedDataset.to_batch`."""
+        """Make the batch that users get: the fields in `arrays` with the labels, and any columns, of these samples."""
         first = self._datasets[0]
         values = {name: np.asarray(value) for name, value in first.values_of(np.arange(0)).items()}
         joined = {name: np.empty((len(indices), *value.shape[1:]), value.dtype) for name, value in values.items()}
@@ -164,14 +164,14 @@ class MixedSamples:
         return sum(dataset.records for dataset in self._datasets)
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
-        """Return the numbers of the samples' records. `epoch` and `chunk` are ignored as in `read_into`."""
+        """Return the numbers of the samples' records. `epoch` and `chunk` are ignored: see `read_into`."""
         numbers = np.empty(len(indices), np.int64)
         for at, rows, own, turn in self._parts(indices):
             numbers[rows] = self._first_records[at] + self._datasets[at].record_numbers(own, turn, self._shared[at])
         return numbers
 
     def record_indices(self, numbers: Array) -> Positions:
-        """Return, for each record, the index of a sample with this record, in epoch 0 of its dataset."""
+        """Return, for each record number, the index of a sample with this record in epoch 0: int64 (n,)."""
         indices = np.empty(len(numbers), np.int64)
         for at, rows, own in self._record_parts(numbers):
             first = self._ends[at] - len(self._datasets[at])
@@ -206,8 +206,7 @@ class MixedSamples:
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
         """Split indices by dataset and epoch.
 
-        Yields the number of a dataset, the positions in `indices`, the samples' indices in this dataset, and their
-        epoch.
+        Yields the dataset's number, the positions in `indices`, the samples' indices in the dataset, and the epoch.
         """
         turns, places = np.divmod(indices, len(self))
         sources = np.searchsorted(self._ends, places, "right")
@@ -268,8 +267,8 @@ class MixedLoader(BatchLoader[MixedSamples]):
     share is read several times, and a large cache with a small share only in part.
 
     The options `threads` and `prefetch` of the first loader apply. If the loaders have `augment`, `normalise` or
-    `device`, batches are finished with the statistics of the first cache and random numbers that follow from (0, step).
-    State, epochs and batches are the same as for CachedLoader.
+    `device`, batches are finished with the statistics of the first cache. Their random numbers follow from seed 0 and
+    the step. State, epochs and batches are the same as for CachedLoader.
     """
 
     def __init__(self, loaders: Sequence[CachedLoader], shares: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The samples of an epoch and their order, as functions of (seed, epoch), and of weights or classes."""
+"""The samples of an epoch and their order. Both follow from seed and epoch, and from weights or classes if given."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
 
 
 def _part_members(samples: int, seed: int) -> Positions:
-    """Return all positions in a random order that is the same in every epoch: each part is a slice of it.
+    """Return all positions in a random order that does not depend on the epoch. Each part of "local" is a slice of it.
 
     As the order is random, the samples of a class spread over all parts.
     """

@@ -91,7 +91,7 @@ class Samples(Protocol):
 
     @property
     def maps(self) -> Mapping[str, int]:
-        """The number of shards that are mapped, by method, and that are not, by reason."""
+        """The number of mapped shards by method, and of other shards by the reason why they are not mapped."""
         ...
 
     @property
@@ -206,10 +206,6 @@ class Selection:
 
     @functools.cached_property
     def _distinct(self) -> tuple[Positions, Positions, Positions] | None:
-        """The three results of `np.unique` for the chosen positions: values, first indices and inverse.
-
-        None if all samples are chosen.
-        """
         return None if self.chosen is None else np.unique(self.chosen, return_index=True, return_inverse=True)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ NO_FOLD: Final = -1
 
 
 class Split(NamedTuple):
-    """Positions of samples, ascending, in two disjoint sets."""
+    """Positions of the samples to train on and to validate on: both ascending, without a position in common."""
 
     train: npt.NDArray[np.int64]
     valid: npt.NDArray[np.int64]
@@ -60,9 +60,9 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
 
 
 def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]:
-    """Return the positions of a fold's samples, ascending. Raises UsageError if there is no such fold.
+    """Return the positions of the samples in the fold with the number or name `fold`, ascending.
 
-    `fold` is the fold's number or name. Raises UsageError, too, if a sample has no fold.
+    Raises UsageError if there is no such fold, or if a sample has no fold.
     """
     folds = _folds(table)
     text = str(fold).strip()

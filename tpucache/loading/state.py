@@ -43,9 +43,8 @@ class LoaderState:
 def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> LoaderState:
     """Check a saved state, which `state_dict` of another loader returned, and return it. `own` is this loader's state.
 
-    `by_sample` is `EpochOrder.text_by_sample` of this loader's order. A state in that order is accepted, too, and the
-    result keeps that order: each sample then changes its variant separately. Raises UsageError for a state that does
-    not fit.
+    A state in the order `by_sample` (this loader's `EpochOrder.text_by_sample`) is accepted, too. The result keeps that
+    order, in which each sample changes its variant separately. Raises UsageError for a state that does not fit.
     """
     if "digest" not in state:
         raise UsageError(
@@ -66,7 +65,7 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
     seed, epoch, position = (_integer(state, name, 0) for name in ("seed", "epoch", "position"))
     if position > own.samples:
         raise UsageError(
-            f"a loader's state has a position of at most {own.samples}, the samples of the dataset, not {position}: "
+            f"a loader's state has a position of at most {own.samples}, the samples of an epoch, not {position}: "
             "begin anew, as this state was changed"
         )
     return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk, drawn=state.get("drawn", ""))

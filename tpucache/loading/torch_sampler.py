@@ -91,7 +91,8 @@ class SamplerOrder:
             ) from error
         if len(found) != expected:
             raise UsageError(
-                f"{name} gives {len(found):,} indices in epoch {epoch}, and its length is {expected:,}: correct __len__"
+                f"{name} gives {len(found):,} indices in epoch {epoch}, but its __len__ returns {expected:,}: correct "
+                "__len__"
             )
         return found
 

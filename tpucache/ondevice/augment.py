@@ -183,10 +183,7 @@ class BatchAugment:
         return self._functions.round(pixels) if np.dtype(dtype).kind in "iu" else pixels
 
     def _parts(self, pixels: Array, dtype: str) -> list[Array]:
-        """Return float32 arrays that add up to `pixels`, each with values that bfloat16 holds exactly.
-
-        `pixels` have values of type `dtype`.
-        """
+        """Return float32 arrays that add up to `pixels`. Each has only values that bfloat16 holds exactly."""
         if dtype == _BYTES:
             return [pixels]
         if np.dtype(dtype).kind in "iu":  # whole numbers of 16 bits

@@ -1,11 +1,11 @@
 """RandAugment and TrivialAugment of whole batches of bytes: each image gets its own operations, in one graph.
 
-A shear consists of shifts by fixed lengths, a translation is one shear, and a rotation is three shears (resample.py).
-Brightness, colour, contrast and sharpness mix an image with a second image. Equalize needs a histogram and a table of
-256 numbers. A TPU has no fast gather or scatter. So both are computed by matrix multiplications with 16 + 16 rows of
-ones and zeros: one row for each value of a pixel's high 4 bits, and one for each value of its low 4 bits. Their
-operands are exact in bfloat16, and their sums in float32. At most one of eight neighbouring images is equalized, so
-that these rows are made for an eighth of the images.
+A shear consists of shifts by fixed lengths, a translation is a shear without slope, and a rotation is three shears
+(resample.py). Brightness, colour, contrast and sharpness mix an image with a second image. Equalize needs a histogram
+and a table of 256 numbers. A TPU has no fast gather or scatter. So both are computed by matrix multiplications with
+16 + 16 rows of ones and zeros: one row for each value of a pixel's high 4 bits, and one for each value of its low 4
+bits. Their operands are exact in bfloat16, and their sums in float32. At most one of eight neighbouring images is
+equalized, so that these rows are made for an eighth of the images.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class AutoAugment:
         return pixels
 
     def _squared(self, pixels: Array, outside: int) -> Array:
-        """Return images centred in the square in which they rotate.
+        """Return images centred in the square in which they rotate. New pixels have the value `outside`.
 
         If the number of new rows or columns is odd, the bottom or the right side gets one more than the opposite side.
         """
@@ -116,10 +116,7 @@ class AutoAugment:
         return pixels.swapaxes(2, 3)
 
     def _toned(self, pixels: Array, numbers: Array) -> Array:
-        """Return float32 pixels after the operations that change values.
-
-        In this order, these are mixing, posterize, solarize, autocontrast and equalize.
-        """
+        """Return float32 pixels after mixing, posterize, solarize, autocontrast and equalize, in this order."""
         functions = self._functions
         grey = functions.floor((pixels * self._luma).sum(1, keepdims=True) + _NEARLY) if _is_rgb(pixels) else pixels
         mean = grey.mean((1, 2, 3)).reshape(-1, 1, 1, 1)

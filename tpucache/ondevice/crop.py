@@ -4,8 +4,8 @@ For each sample, a crop is computed by a matrix for rows and a matrix for column
 matrices: Lanczos' weights for the pixels of the crop, as Pillow has them (so that nothing aliases), and the matrix that
 computes these pixels from a plane's numbers. No pixel outside the result is computed.
 
-The device computes the weights. The eight pixels of a block lie along the first dimension, so that no tensor ends in a
-dimension of 8: the transform is a sum of arrays.
+The device computes the weights. The eight pixels of a block lie along the first dimension: a TPU would pad a last
+dimension of 8 to 128. So the transform is a sum of arrays.
 """
 
 from __future__ import annotations

@@ -85,10 +85,7 @@ class Axis(NamedTuple):
     frequencies: int | None = None
 
     def matrix(self) -> npt.NDArray[Any]:
-        """Return the matrix M for which `M @ numbers` gives the pixels along this side, float64 (pixels, numbers).
-
-        `numbers` are the plane's numbers along this side, as the class describes them.
-        """
+        """Return the float64 matrix (pixels, numbers) that turns the plane's numbers along this side into pixels."""
         if self.frequencies is None:
             made = np.eye(self.samples)
         else:
@@ -281,7 +278,6 @@ def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecode
 
 
 def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matrix]:
-    """Return the two matrices of plane `number` by name, each as a coarse part and a rest; see `_parts_of`."""
     made = {}
     for name, matrix in ((f"rows{number}", rows), (f"columns{number}", columns)):
         made[name] = to_bfloat16(matrix)
@@ -325,15 +321,11 @@ def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, on
 
 
 def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
-    """Return the signed values of 4-bit two's complement numbers, given as 0 to 15."""
     return nibbles - 16 * library.cast(nibbles >= 8, "float32")
 
 
 def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[list[Array]]:
-    """Return, for each plane, the low bits and the high bits of its coefficients, (batch, rows, columns) each.
-
-    The bits are read from the packed bytes, which are stored band by band.
-    """
+    """Return, for each plane, the low bits and the high bits of its coefficients, (batch, rows, columns) each."""
     found: list[list[Array]] = []
     at = 0
     for band in layout.parts:
@@ -374,8 +366,8 @@ def _spread(
 ) -> list[Array]:
     """Return the high bits of the coefficients whose low bits are the blocks `low`, in blocks of the same shapes.
 
-    `parts` are the submatrices of the coefficients, one for each block. Only the coefficients in the submatrices `wide`
-    have stored high bits, which are `nibbles`; the high bits of the others are 0.
+    `parts` has the submatrix of each block. High bits are stored, in `nibbles`, only for the submatrices in `wide`. All
+    other high bits are 0.
     """
     functions, at = library.functions, 0
     starts = {part.rows.start: part for part in wide}

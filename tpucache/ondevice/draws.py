@@ -122,10 +122,9 @@ def _draw_view(
 
 
 def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomState) -> None:
-    """Write the numbers for the settings that use the first stream, as far as they are on, into `draws`.
+    """Write the random numbers of the first stream into `draws` (batch, columns), for the settings that are on.
 
-    These are turns, flips, shift, brightness, contrast, saturation, erase, mixup and cutmix. `draws` is (batch,
-    columns), and `rng` gives the stream's random numbers.
+    The stream is for turns, flips, shift, brightness, contrast, saturation, erase, mixup and cutmix; `rng` yields it.
     """
     batch_size = len(draws)
     uniform = rng.random_sample((batch_size, 16))
@@ -155,7 +154,7 @@ def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomSt
 
 
 def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: tuple[int, int] | None) -> None:
-    """Write the numbers for tilt, hue, blur, grey and crop, as far as they are on, into `draws` (batch, columns).
+    """Write random numbers for those of tilt, hue, blur, grey and crop that are on into `draws` (batch, columns).
 
     `uniform` are random numbers of the second stream, from 0 to 1, and `size` is the images' height and width.
     """
@@ -209,10 +208,10 @@ def _boxes_around(centres: Array, sides: Array) -> Array:
 
 
 def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
-    """Return top, height, left and width of crops in whole pixels, (batch, 4), as torchvision's RandomResizedCrop.
+    """Return top, height, left and width of crops in whole pixels, (batch, 4).
 
-    Area and aspect are drawn until the crop fits into the image. After too many tries, the crop is the largest one of
-    an allowed aspect, centred.
+    As in RandomResizedCrop, area and aspect are drawn until the crop fits into the image. After too many tries, the
+    crop is the largest one of an allowed aspect, centred.
     """
     crops, found = _tried(uniform, 1, zoom, height, width)
     if len(left := np.flatnonzero(~found)):  # few samples need more than one try

@@ -46,10 +46,7 @@ class ResidentMemory(Protocol):
 
     @property
     def tile(self) -> Tile:
-        """The block of rows x values to whose multiples this memory pads arrays.
-
-        So a table may take more bytes than its rows have.
-        """
+        """The rows and values of a tile. This memory pads arrays of two dimensions to whole tiles."""
         ...
 
     def put(self, array: Any, name: str = "rows") -> Any:
@@ -83,7 +80,7 @@ class ResidentMemory(Protocol):
         ...
 
     def as_image(self, images: Any) -> Any:
-        """Return images (batch, height, width, channels): for torch with channels before height, for JAX unchanged."""
+        """Return images (batch, height, width, channels) as (batch, channels, height, width); for JAX unchanged."""
         ...
 
 
@@ -212,8 +209,8 @@ class Resident:
     def iterate(self, loader: Any) -> Generator[Any, None, None]:
         """Begin an iteration of `loader`, and return a generator of what `loader.iterate_records` yields.
 
-        The batches in it are `RecordBatch`es. Raises UsageError for a loader of other samples, and for one whose order
-        "local" divides the samples differently over the cores than the first loader's.
+        The batches in it are `RecordBatch`es. Raises UsageError for a loader of other samples, and for an order "local"
+        that assigns samples to other cores than the first loader's order.
         """
         self._check(loader)
         cores, owners = self._memory.cores, loader.record_owners(self._memory.cores)
@@ -383,7 +380,6 @@ def channels_last(name: str, array: Any) -> Any:
 
 
 def _memory_of(device: Any) -> ResidentMemory:
-    """Return the memory of a torch device, or of the devices of a JAX sharding; import only the library needed."""
     if type(device).__module__.partition(".")[0] in ("jax", "jaxlib"):
         memory: ResidentMemory = load_callable("tpucache.jax.memory:JaxMemory")(device)
         return memory

@@ -49,7 +49,7 @@ class DeviceFullError(UsageError):
 
 
 class RecordUpload(NamedTuple):
-    """A chunk of records to upload: `chunk` is its number, and `batch` its records in the form of a loader's batch."""
+    """A chunk of records to upload: `chunk` is its number, and `batch` has its records as a loader's batch has them."""
 
     chunk: int
     batch: Any
@@ -83,7 +83,7 @@ class Placed(NamedTuple):
         return RecordBatch(self.slots[rows], (), self.numbers[rows])
 
     def with_arrays(self, batches: Sequence[Any]) -> RecordBatch:
-        """Return all the records as one batch. `batches` has the records that were read for each chunk of `missing`."""
+        """Return all records as one batch, which uploads `batches`: the records read for each chunk of `missing`."""
         uploads = [RecordUpload(chunk, batch) for (chunk, _), batch in zip(self.missing, batches, strict=True)]
         return RecordBatch(self.slots, uploads, self.numbers)
 
@@ -234,8 +234,8 @@ class RecordSlots:
     def _fill(self, chunk: int, numbers: Numbers) -> Numbers:
         """Assign the rows of a chunk to the records in `numbers`; return the numbers of the records to read for it.
 
-        `numbers` has -1 for a row without a record. For such a row, the chunk's first record is read once more, so that
-        the chunk is read in one piece. The result ends with the chunk's last record.
+        `numbers` has -1 for a row without a record. There the result has the chunk's first record, so that the chunk is
+        read in one piece. The result ends with the chunk's last record.
         """
         is_record = numbers >= 0
         self._states[chunk] = _PLANNED  # first, so that an interrupt frees the rows again
@@ -245,7 +245,7 @@ class RecordSlots:
         return np.where(is_record, numbers, numbers[is_record][0])[:last]
 
     def rows_of_chunk(self, chunk: int) -> npt.NDArray[np.int32]:
-        """Return the rows of a chunk, int32 (chunk,); the rows on one core are consecutive."""
+        """Return the rows of the chunk with the number `chunk`, int32 (n,). The rows on one core are consecutive."""
         cores, places = np.divmod(np.arange(self.chunk), self._each)
         return (cores * self.rows_a_core + chunk * self._each + places).astype(np.int32)
 

@@ -86,7 +86,7 @@ class Form(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """How results become float32: each channel's values times `scale`, plus `shift`, both float32 (channels,)."""
+    """How crops are normalised: each channel's values times `scale`, plus `shift`, both float32 (channels,)."""
 
     scale: npt.NDArray[np.float32]
     shift: npt.NDArray[np.float32]
@@ -284,7 +284,6 @@ def _addresses(taps: Taps) -> tuple[int, int, int, int]:
 def _crop_by_numpy(
     form: Form, rows: Taps, columns: Taps, sources: Addresses, targets: Addresses, normal: Normal | None
 ) -> None:
-    """Make the crops by numpy, with the same bytes as the compiled loop makes."""
     size = rows.firsts.shape[1], columns.firsts.shape[1], form.channels
     halves = half_taps(rows, form.half[0]) if form.is_planar else None
     for at, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
@@ -311,7 +310,6 @@ def _crop_by_numpy(
 
 
 def _matrix(taps: Taps, at: int, side: int) -> Numbers:
-    """Return the filter of image `at` as a matrix from source pixels to result pixels: int64 (size, side)."""
     count = int(taps.counts[at])
     matrix = np.zeros((taps.firsts.shape[1], side), np.int64)
     np.put_along_axis(matrix, taps.firsts[at][:, None] + np.arange(count), taps.weights[at, :, :count], 1)
@@ -323,7 +321,6 @@ def _memory(start: int, length: int) -> npt.NDArray[np.uint8]:
 
 
 def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
-    """Convert luma and chroma, which has half the width, to red, green and blue (height, width, 3), in luma's units."""
     grey = 128 << (_UNIT_BITS + _SIDE_BITS)
     shift = _COLOUR_BITS + _SIDE_BITS
     changes = np.stack([blue - grey, red - grey], -1) @ np.array(_COLOURS)
@@ -353,7 +350,7 @@ def _compiled() -> Callable[..., None] | None:
 
 
 def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bool]) -> None:
-    """Emit the function crop(...), whose arguments are CropWork, as LLVM's intermediate representation.
+    """Emit the function crop, whose arguments are the fields of CropWork, as LLVM's intermediate representation.
 
     `ir` is llvmlite's module of that name, and `module` receives the function.
     """
@@ -420,7 +417,6 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
 
 
 def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
-    """Emit the code that makes a vector with `lanes` elements, all of them `value`; return the vector."""
     kind = code.ir.VectorType(value.type, lanes)
     single = code.build.insert_element(code.ir.Constant(kind, code.ir.Undefined), value, code.half(0))
     return code.build.shuffle_vector(
@@ -512,9 +508,9 @@ def _write_colour(ir: Any, module: Any) -> Any:
 def _write_resize(ir: Any, module: Any, is_normalised: bool) -> Any:
     """Emit the function resize(row, firsts, weights, step, count, width, channels, target, scale, shift); return it.
 
-    The emitted function resizes the blended row at the address `row` to `width` pixels. It writes them to the address
-    `target`: as bytes, or, if `is_normalised`, as float32, times the numbers at the address `scale`, plus those at
-    `shift`.
+    The emitted function resizes the int32 row at the address `row`, which `blend` wrote, to `width` pixels. It writes
+    them to the address `target`: as bytes, or, if `is_normalised`, as float32, times the numbers at `scale`, plus those
+    at `shift`.
     """
     code = FunctionWriter(ir, module, "normalised" if is_normalised else "resize", 10, returns=False)
     build, half, word = code.build, code.half, code.word

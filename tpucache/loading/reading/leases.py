@@ -110,8 +110,9 @@ class MapOwner(Protocol):
 class LeasedMap:
     """A map of a whole file, the lease that protects it, and the descriptor to which the lease belongs.
 
-    All three end with the owner, or when another program wants to change the file. A forked process does not inherit
-    the map. It closes the inherited descriptor, which does not affect its parent's lease, and maps files itself.
+    All three end when the MapOwner is freed, or when another program wants to change the file. A forked process does
+    not inherit the map. It closes the inherited descriptor, which does not affect its parent's lease, and maps files
+    itself.
     """
 
     def __init__(self, path: Path, original: int, owner: MapOwner, shard: int) -> None:
@@ -141,7 +142,6 @@ class LeasedMap:
         weakref.finalize(owner, self.end).atexit = False
 
     def _take(self, original: os.stat_result) -> None:
-        """Take the lease, then map the file. Raises OSError or NoLeaseError if that is not possible."""
         fcntl = system.fcntl
         # By default the kernel would send a signal that ends the process. SIGURG is ignored by default, and without an
         # owner no signal is sent. Taking the lease sets the owner, so it is unset afterwards.
@@ -182,7 +182,7 @@ class LeasedMap:
 
 
 class _Watch:
-    """Checks all leases of the process, in one thread that runs as long as there are any."""
+    """Checks all leases of the process in one thread. The thread ends when no lease is left."""
 
     def __init__(self) -> None:
         self.maps: dict[LeasedMap, None] = {}
@@ -205,7 +205,7 @@ class _Watch:
         return was_watched
 
     def look(self) -> None:
-        """Check all leases. If a program waits for a file, the map's owner must stop reading. Threads may call this."""
+        """Check all leases. If a program waits for a file, let the map's owner stop reading. Threads may call this."""
         now = time.monotonic()
         for leased in list(self.maps):
             if leased.is_taken and leased not in self._ending and not leased.is_held():
@@ -214,7 +214,6 @@ class _Watch:
         self.seen = now
 
     def pause(self) -> None:
-        """End the thread before the process forks."""
         self._is_paused = True
         with self._lock:
             thread = self._thread
@@ -306,7 +305,6 @@ def _quick_fcntl() -> Callable[[int, int], int]:
 
 @functools.cache
 def _has_leases() -> bool:
-    """Return whether this system has leases, and gives their holders enough time to finish their reads."""
     if libc is None or not hasattr(system.fcntl, "F_SETLEASE"):
         return False
     try:

@@ -95,7 +95,7 @@ class ShardMaps:
         return self._may_map
 
     def _find_shards(self) -> None:
-        """Make the tables of addresses and of pieces for the reader's shards. No shard is mapped yet.
+        """Make the tables of the maps' addresses and of the pieces that were read. No shard is mapped yet.
 
         While a cache is being built, the reader has no shards.
         """
@@ -114,7 +114,7 @@ class ShardMaps:
 
     @property
     def how(self) -> dict[str, int]:
-        """The numbers of shards that were read so far, by method (if mapped) or reason (if not)."""
+        """The number of mapped shards by method, and of other shards by the reason why they are not mapped."""
         found: list[str] = list(self._how.values())
         return {each: found.count(each) for each in dict.fromkeys(found)}
 
@@ -146,7 +146,8 @@ class ShardMaps:
     def addresses(self, numbers: Numbers, rows: Rows) -> Addresses:
         """Return the addresses of records in maps: int64 (n,), 0 for records that are not mapped.
 
-        Raises DamageError for a row that points outside its shard, and for pages that cannot be read.
+        Raises DamageError for a row outside its shard, for unreadable pages, and for a wrong checksum of the first
+        record that is needed of a shard.
         """
         if not self._may_map and (len(self._bases) > 1 or not self._look_for_shards()):
             return np.zeros(len(rows), np.int64)
@@ -306,7 +307,7 @@ class ShardMaps:
                 self._populate(int(addresses[at]), int(lengths[at]), int(shards[at]))
 
     def _read_piece(self, piece: int) -> None:
-        """Enter a piece of a map, 2 MiB, in the page table, if a few sampled bytes of it are in the page cache."""
+        """Enter a piece of a map (2 MiB) in the page table, if a few sampled bytes of it are in the page cache."""
         reader = self._reader
         shard = int(np.searchsorted(self._first_piece, piece, "right")) - 1
         start = (piece - int(self._first_piece[shard])) << _PIECE_BITS

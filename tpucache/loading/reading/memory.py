@@ -184,7 +184,6 @@ class RecordMemory:
         return min(records, self._granted - self._used)
 
     def _grow(self) -> None:
-        """Take about 64 MiB more from the budget, or set `is_full`."""
         most = min(self._most, self._granted + max(0, BUDGET.room) // self._size)
         if self._rows is None and self._reserve(most):
             _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)

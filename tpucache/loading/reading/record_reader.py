@@ -161,7 +161,7 @@ class RecordReader:
 
     @property
     def maps(self) -> dict[str, int]:
-        """The numbers of shards that this process mapped, by method, and that it tried to map and could not, by reason.
+        """The number of shards that this process mapped, by method, and of those that it could not map, by reason.
 
         `How` in maps.py lists the methods and reasons.
         """
@@ -199,15 +199,15 @@ class RecordReader:
     def most_to_prepare(self) -> int:
         """The number of records that `prepare` may keep.
 
-        The number is 0 if no records are kept in memory, or if they are decoded on the host, which takes too long.
+        It is 0 if no records are kept in memory, and if records are decoded on the host, because that takes too long.
         """
         return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
 
     def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
-        """Prepare to read `records` records of `shards`: map the shards, or keep the records `first` in memory.
+        """Prepare to read `records` records of `shards`: map the shards, or keep the first records in memory.
 
-        Only records in the page cache are read, for at most half a second. Missing or damaged records raise their error
-        later, when they are read.
+        `first` are the index row numbers of the first records. Only records in the page cache are read, for at most
+        half a second. Missing or damaged records raise their error later, when they are read.
         """
         with contextlib.suppress(StoreError):
             way, needed = self.plan(records, shards)
@@ -237,8 +237,7 @@ class RecordReader:
     def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> WaysRead:
         """Read records into the first rows of a buffer. `rows` are their index row numbers.
 
-        With `keep`, the records are also kept in memory, as far as `in_memory` allows. `in_memory=True` keeps them in
-        any case.
+        With `keep`, the records are also kept in memory, as far as there is room; `in_memory=True` always keeps them.
         `divide` may share the work among threads. Returns the numbers of records read from memory, maps and files.
         Raises DamageError, which names the shard.
         """
@@ -308,7 +307,7 @@ class RecordReader:
             self._scatter(found[done:], views, whole, is_large=True)
 
     def _read_parts(self, targets: Addresses, found: Rows, parts: Numbers) -> int:
-        """Read the byte ranges `parts` of plain records to their places in the records at the addresses `targets`.
+        """Read only the byte ranges `parts` of plain records. At `targets` there is memory for the whole records.
 
         Returns how many records were read, from the first on; 0 if the compiled loop cannot read them.
         """
@@ -372,7 +371,6 @@ class RecordReader:
             )
 
     def _find(self, rows: Numbers) -> _Places:
-        """Look up whether records are in memory, in maps, or only in files."""
         decoded = self._memory.addresses(rows) if self.in_memory else np.zeros(len(rows), np.int64)
         if decoded.all():
             return _Places(decoded, decoded, None, is_complete=True)
@@ -404,9 +402,9 @@ class RecordReader:
                 self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
 
     def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
-        """Read records one by one, and return an error that names the sample of the first that does not decode.
+        """Read records one by one, and return the error of the first that does not decode, which names its sample.
 
-        `error` was raised when all were read together. It is returned if each record decodes alone. `numbers` are the
+        If each record decodes alone, return `error`, which was raised when all were read together. `numbers` are the
         records' index row numbers, and `found` are these index rows.
         """
         single = Buffer(self.fields, 1)
@@ -435,7 +433,6 @@ class RecordReader:
             copy_rows(starts[rows], sources + offset, length, past_caches=buffer.is_large)
 
     def _copy_out(self, buffer: Buffer, rows: Indices, chosen: Indices, targets: Addresses) -> None:
-        """Copy the rows `rows[chosen]` of a buffer to the addresses `targets` in RecordMemory."""
         for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
             copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
 
@@ -520,7 +517,6 @@ class RecordReader:
         _decode(layout, targets, block, starts, lengths)
 
     def _prove(self, numbers: Numbers, found: Rows, records: list[memoryview]) -> None:
-        """Compare records with their checksums, unless that was done before. Raises DamageError for a difference."""
         for at in np.flatnonzero(~self._is_proven[numbers]).tolist():
             if zlib.crc32(records[at]) != found["crc32"][at]:
                 raise self._damage(int(numbers[at]), found[at], "its bytes do not match its checksum")
@@ -561,7 +557,7 @@ class RecordReader:
 
 
 class _Target(NamedTuple):
-    """The array, and its rows, into which one field of some records is written: decoded, or packed if `is_packed`."""
+    """An array, and the numbers of its rows, into which one field of some records is written."""
 
     field: Field
     is_packed: bool
@@ -573,7 +569,7 @@ class _Target(NamedTuple):
 
 
 def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: Numbers, lengths: Numbers) -> None:
-    """Decode or unpack records into the rows of `targets`, which has one target for each field.
+    """Decode or unpack records into the rows of `targets`, one target for each field.
 
     Record i has `lengths[i]` bytes from `block[starts[i]]` on.
     """
@@ -589,7 +585,6 @@ def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: 
 
 
 def _copy_some(sources: Addresses, length: int, chosen: Indices, targets: Addresses) -> None:
-    """Copy the records at the positions `chosen` of `sources` to the addresses `targets` in RecordMemory."""
     copy_rows(targets, sources[chosen], length, past_caches=True)
 
 

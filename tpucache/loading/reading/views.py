@@ -43,8 +43,8 @@ def kept_resolution(manifest: Manifest) -> int | None:
 def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, frequencies: int | None) -> Manifest:
     """Return a manifest whose image, masks, boxes and keypoints have another size; without `size`, the manifest itself.
 
-    Raises UsageError if the codec does not store frequencies, if the size cannot be made from the stored images, or if
-    the cache lacks the frequencies.
+    Raises UsageError for invalid `frequencies`, if the codec stores none, if the size cannot be made from the stored
+    images, or if the cache lacks the frequencies that the size needs.
     """
     image = next((field for field in manifest.fields if field.name == IMAGE), None)
     if size is None:
@@ -84,10 +84,9 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
 
 
 def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statistics:
-    """Return the statistics with the standard deviation that images have when they are read at the size of `resize`.
+    """Return `statistics` with the standard deviations of images that are read at the size of `resize`.
 
-    It is interpolated between the manifest's statistics by number of frequencies. If the manifest has none, return the
-    stored statistics.
+    They are interpolated between `statistics.frequencies`. If that is empty, `statistics` is returned unchanged.
     """
     measured = statistics.frequencies
     if not measured:
@@ -103,7 +102,7 @@ def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statist
 def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
     """Return how many frequency bands are needed to read images at the resolution `size`; 1 for a cache without bands.
 
-    Raises UsageError as `in_resolution` does.
+    Raises UsageError for a size that cannot be made from the stored images.
     """
     return len(in_resolution(manifest, size, None).layouts)
 
@@ -129,7 +128,7 @@ def _share(resize: Resize, image: Field) -> float:
 
 
 def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of many records at the size of its view; `stored` is the field as the cache has it.
+    """Decode a field of many records at the size in `field.view`. `stored` is the field as the cache stores it.
 
     The other arguments are the same as for `decode_rows`.
     """
@@ -164,7 +163,7 @@ def decode_packed(field: Field, packed: Array, out: Array, rows: Numbers) -> Non
 
 
 def moved(array: Array, field: Field) -> Array:
-    """Transform a stored mask, boxes or keypoints to the size of the field's view."""
+    """Transform a stored mask, boxes or keypoints to the image size in `field.view`."""
     view = field.view
     if view is None:
         return array
@@ -193,8 +192,7 @@ def moved(array: Array, field: Field) -> Array:
 def _shown(field: Field, resize: Resize, frequencies: int, image: Field) -> Field:
     """Return a field with the shape and view that it has when images are decoded at the size of `resize`.
 
-    `image` is the stored field of the images, and `frequencies` is how many frequencies of each block they are decoded
-    from. A mask gets the new height and width; boxes and keypoints keep their shape. Any other field stays unchanged.
+    `image` is the stored field of the images. `frequencies` is how many frequencies of each block are decoded.
     """
     if field.name == IMAGE:
         shape: tuple[int, ...] = (resize.height, resize.width, field.shape[2])
