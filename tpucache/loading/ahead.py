@@ -153,7 +153,7 @@ class Ahead(Generic[Prepared]):
 
 
 def _shared(batch: Any) -> Hashable:
-    """Return a key: consecutive batches with equal keys may be prepared together. With None, a batch is alone."""
+    """Return a key: consecutive batches with equal keys may be prepared together; a batch with None may not."""
     if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch) and not batch[1].uploads:
         return id(batch[0]), len(batch[1].slots)
     return None

@@ -81,7 +81,7 @@ class Columns:
 
 
 def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
-    """Return the Columns that `Columns.to_list` turned into `values`, such as after reading them from JSON."""
+    """Return the Columns from which `Columns.to_list` made `values`."""
     return Columns(tuple(Column(**{**part, "names": tuple(part["names"])}) for part in values))
 
 

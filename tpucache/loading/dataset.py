@@ -95,7 +95,7 @@ class CachedDataset(Dataset[Item]):
         `version` is the number of a version of the cache, by default the newest. "cache@2" names version 2 of "cache",
         too. An open dataset does not change when newer versions are made.
 
-        `indices` selects samples in this order: positions from 0, or a mask with one bool per sample. Negative
+        `indices` selects samples: positions from 0, whose order is kept, or a mask with one bool per sample. Negative
         positions are refused here, because many tables use -1 for "not found".
 
         `in_memory` "auto" lets CachedLoader decide: it maps shards that no other program can truncate. Otherwise it
@@ -104,8 +104,8 @@ class CachedDataset(Dataset[Item]):
 
         `resolution` gives images of the codecs dct-zstd and dct-lz4 at another size, (height, width) in pixels or one
         number for both, from 8 to twice the stored size. Boxes, keypoints and masks are moved accordingly. These codecs
-        store blocks of 8x8 pixels as 8 frequencies per direction. Decoding uses the lowest of them: `frequencies`, or
-        by default as many as the size needs. Only these are sent to a device.
+        store blocks of 8x8 pixels as 8 frequencies per direction. Decoding uses the lowest `frequencies` of them, by
+        default as many as the size needs. Only these are sent to a device.
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for wrong arguments or if there is
         too little memory.
@@ -316,7 +316,7 @@ class CachedDataset(Dataset[Item]):
         return self.labels_of(np.arange(len(self)))
 
     def select(self, indices: Sequence[int] | Array | slice) -> CachedDataset:
-        """Return a dataset of some of these samples, in this order. Nothing is read.
+        """Return a dataset of the samples at `indices`, in the order of `indices`. Nothing is read.
 
         `indices` are positions (negative ones count from the end), a mask with one bool per sample, or a slice. A
         sample may be chosen more than once. The new dataset begins with the epoch of this dataset, and later has its

@@ -288,7 +288,7 @@ class BatchLoader(Generic[AnySamples]):
         - `records`, `bytes`: how many were read from `memory`, from a `map` and from a `file`; `bytes` also over the
           `network` by this process.
         - `hits`: the fraction of records that were in memory or mapped.
-        - `maps`: the number of mapped shards by method, and of shards that are not mapped by reason (see
+        - `maps`: the number of mapped shards by method, and of other shards by the reason why they are not mapped (see
           `CachedDataset.maps`).
         - `network`: requests, failures and waiting time; None for a cache in a folder.
         """
@@ -303,7 +303,7 @@ class BatchLoader(Generic[AnySamples]):
         self._go_to(epoch, self._following[1] if epoch == self._following[0] else 0)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the position in the epoch: after the batches that were handed out.
+        """Return the position after the batches that were handed out, for `load_state_dict`.
 
         If `Feeder` or `tpucache.jax.feed` read ahead, only the batches that they handed out count. The state also has
         the dataset's digest and the order's name, which `load_state_dict` compares. Raises UsageError while several

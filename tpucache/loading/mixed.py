@@ -323,7 +323,8 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
     labels = [(dataset.labels[:0].dtype, dataset.labels.shape[1:]) for dataset in (one, other)]
     if labels[0] != labels[1]:
         raise UsageError(
-            f"{other.directory} has labels of another kind than {one.directory}: build it with --like {one.directory}"
+            f"{other.directory} has labels of another kind than {one.directory}: build it with "
+            f"`warmup SOURCE CACHE --like {one.directory}`"
         )
 
 

@@ -25,7 +25,7 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
     """Return all positions in an order that is nearly sequential on disk, but still random: int64 (samples,).
 
     The samples are cut into chunks of `chunk` consecutive samples. The chunks are shuffled, and then the samples within
-    each `window` of the result. So the disk reads one window of whole chunks at a time. Two samples can be in the same
+    each `window` of the result. So the disk reads one window at a time, chunk by chunk. Two samples can be in the same
     batch if their chunks are in the same window, which happens for any two chunks in some epoch.
     """
     random = epoch_random(seed, epoch)

@@ -108,7 +108,7 @@ class Samples(Protocol):
         ...
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
-        """Make the batch that users get: the fields in `arrays` with the labels of these samples."""
+        """Make the batch that users get: the fields in `arrays` with the labels, and any columns, of these samples."""
         ...
 
     @property

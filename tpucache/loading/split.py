@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
 
 def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Split:
-    """Hold out a random fraction of every class for validation. The choice depends on the seed only.
+    """Hold out a random fraction of every class for validation. The same arguments give the same split.
 
     A class with two or more samples has samples in both sets. Labels that are not class numbers (vectors or values)
     count as one class. Raises UsageError unless 0 < fraction < 1 and both sets have samples.
