@@ -93,7 +93,7 @@ class MapUse:
 
     @property
     def is_over(self) -> bool:
-        """Whether the `with` block has ended. Do not ask before the block has begun."""
+        """Whether the `with` block has ended. This is also True before the block has begun."""
         return self not in self._uses
 
 

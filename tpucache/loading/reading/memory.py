@@ -131,7 +131,7 @@ class RecordMemory:
 
     @property
     def wanted(self) -> int:
-        """The bytes that all records together take."""
+        """The bytes of all records that may be kept."""
         return self._size * self._most
 
     @property
@@ -145,7 +145,7 @@ class RecordMemory:
         return self._is_full
 
     def promise(self) -> bool:
-        """Reserve memory for all records. Returns whether this much memory is free."""
+        """Reserve memory for all records that may be kept. Returns whether this much memory is free."""
         self._is_promised = self._reserve(self._most) and BUDGET.promise(self, self.wanted)
         self._granted = self._most if self._is_promised else 0
         return self._is_promised
