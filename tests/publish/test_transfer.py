@@ -290,7 +290,7 @@ def test_a_disk_without_room_is_reported_before_anything_is_fetched(served, tmp_
 def test_a_hostile_manifest_writes_nowhere(served, tmp_path, name):
     manifest = served.folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"name": "v00-00000.lmdb"', f'"name": "{name}"'))
-    with pytest.raises(FormatError, match=r"served/manifest\.json: .*no shard is called"):
+    with pytest.raises(FormatError, match=r"served/manifest\.json: .*a shard cannot have the name"):
         fetch_cache(served.url, tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
 

@@ -191,12 +191,10 @@ class WholeFile:
             self._opened = None
 
     def read(self, offset: int, *, is_late: bool = False) -> bytes:
-        """Return 4 MiB (`CHUNK`) of the file from `offset` on, less at the end of the file.
+        """Return 4 MiB (`CHUNK`) of the file from `offset` on, or less at its end; b"" if its size is wrong.
 
-        Returns b"" if the file does not have `self.size` bytes.
-
-        With `is_late`, the kernel is asked to read all these bytes from the storage at once, because it would otherwise
-        read one small part after another. Raises OSError, and StoreError when too many files are open.
+        With `is_late`, the kernel is asked to read all these bytes from the storage at once: it would otherwise read
+        one small part after another. Raises OSError, and StoreError when too many files are open.
         """
         file = self.open()  # stays open as long as this refers to it
         if file is None:

@@ -80,7 +80,7 @@ class Cache:
     def versions(self) -> tuple[list[Manifest], dict[str, str]]:
         """Return the manifests of all versions up to this one, and when each version was created.
 
-        The times are texts in UTC, such as "2024-05-01T12:30:00Z", by the identity of the version's manifest. A version
+        The times are {identity of the version's manifest: time in UTC, such as "2024-05-01T12:30:00Z"}. A version
         may have no time. Raises DamageError or FormatError for a version whose manifest is missing or damaged.
         """
         return [*versions_before(self.directory, self.manifest), self.manifest], read_times(self.directory)

@@ -149,8 +149,8 @@ def check_field(field: Field) -> None:
         )
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
         raise FormatError(
-            f"no field has shape {field.shape}: at most {MAX_DIMENSIONS} dimensions and {MAX_RECORD_BYTES:,} bytes are "
-            "allowed"
+            f"a field cannot have shape {field.shape}: at most {MAX_DIMENSIONS} dimensions and "
+            f"{MAX_RECORD_BYTES:,} bytes are allowed"
         )
     CODECS[field.codec].check(field)
     if field.bands is not None:
@@ -214,14 +214,14 @@ class RecordLayout:
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of the header of a record: the lengths of its variable fields."""
+        """The size in bytes of a record's header, which has the lengths of the variable fields."""
         return struct.calcsize(self._lengths)
 
     def spans(self, header: memoryview, length: int) -> list[tuple[int, int]]:
         """Return the offsets at which each field starts and ends in a record of `length` bytes.
 
-        `header` has at least the record's first `header_bytes` bytes. Raises DamageError when the lengths in it do not
-        add up to `length`.
+        `header` has at least the record's first `header_bytes` bytes. Raises DamageError when the lengths in the header
+        do not add up to `length`.
         """
         at = self.header_bytes
         if len(header) < at:

@@ -538,7 +538,7 @@ def parse_npy(data: bytes) -> npt.NDArray[Any]:
     try:
         return np.frombuffer(data, header.dtype, offset=header.offset).reshape(header.shape)
     except (ValueError, OverflowError) as error:  # an empty array may still have a side that numpy cannot represent
-        raise FormatError(f"no array has shape {header.shape}") from error
+        raise FormatError(f"an array cannot have shape {header.shape}") from error
 
 
 def _dtype_of(text: str) -> np.dtype[Any]:

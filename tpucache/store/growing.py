@@ -155,7 +155,7 @@ class GrowingTable(SampleTable):
 
 
 class Arrivals(Arriving):
-    """The index rows of all records that have been made so far, as far as this process has read the log.
+    """The index rows of the records that this process has found in the log so far.
 
     Threads may share an Arrivals. A pickled copy reads the log itself.
     """

@@ -186,7 +186,7 @@ def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
 
 
 def read_times(directory: str | Path) -> dict[str, str]:
-    """Return when each version of a cache was created: UTC texts by the identity of the version's manifest.
+    """Return when each version of a cache was created, as {identity of its manifest: time in UTC}.
 
     Some versions may have no time. A file of times that cannot be read counts as empty.
     """
@@ -226,7 +226,7 @@ def parse_times(data: bytes | None) -> dict[str, str]:
 
 
 def to_times(times: Mapping[str, str]) -> bytes:
-    """Return the bytes of the file of creation times; `times` has the times by the identities of versions."""
+    """Return the bytes of the file of creation times. `times` is what `read_times` returns."""
     text = _times_text({"times": times})
     return _times_text({"times": times, "digest": hashlib.sha256(text).hexdigest()})
 

@@ -250,8 +250,7 @@ def _remove_expired(path: Path) -> None:
 def _is_live(path: Path, holder: Holder | None, *, if_gone: bool = False) -> bool:
     """Return whether the process that holds a lease still runs, or, if this is unknown, whether the lease is valid.
 
-    A process on another machine is unknown: then the time of the file's last touch decides. Returns `if_gone` if the
-    file no longer exists.
+    It is unknown for a process on another machine. Returns `if_gone` if the file no longer exists.
     """
     if holder is not None and holder.place == _place():
         if not _is_running(holder.pid):

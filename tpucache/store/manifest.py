@@ -379,8 +379,8 @@ def _read_manifest(content: Mapping[str, Any]) -> Manifest:
     if type(version) is not int or version not in _VERSIONS:
         convert = ", or have tpucache 0.2 convert it by Manifest.load(cache).changed().save(cache)"
         raise FormatError(
-            f"format version {version!r}, but this tpucache reads versions {fmt.VERSION} to {fmt.DELETED_VERSION}: "
-            "install the tpucache that wrote the cache, or build the cache "
+            f"its format version is {version!r}, but this tpucache reads versions {fmt.VERSION} to "
+            f"{fmt.DELETED_VERSION}: install the tpucache that wrote the cache, or build the cache "
             f"again{convert if version in _BEFORE_0_2 else ''}"
         )
     manifest = read_as(Manifest, content, "manifest")
@@ -409,12 +409,12 @@ def _check_each(check: Callable[[Any], None], name: str, entries: Sequence[Any])
 def _check_table(entry: FileEntry) -> None:
     found = fmt.TABLE_NAME.fullmatch(entry.name)
     if not found or entry.name != fmt.table_name(f"{found[1]}.{found[3]}", int(found[2] or 0)):
-        raise FormatError(f"no table is called {entry.name!r}")
+        raise FormatError(f"a table cannot have the name {entry.name!r}")
 
 
 def _check_shard(entry: ShardEntry) -> None:
     if not fmt.SHARD_NAME.fullmatch(entry.name):
-        raise FormatError(f"no shard is called {entry.name!r}")
+        raise FormatError(f"a shard cannot have the name {entry.name!r}")
     if entry.name != fmt.shard_name(entry.part, entry.block):
         raise FormatError(
             f"the name {entry.name} does not match variant {entry.variant}, block {entry.block} and band {entry.band}"
@@ -478,7 +478,7 @@ def _check_deleted(manifest: Manifest) -> None:
 def _check_statistics(manifest: Manifest) -> None:
     channels = len(manifest.statistics.mean)
     if any({len(each.std), len(manifest.statistics.std)} != {channels} for each in manifest.statistics.frequencies):
-        raise FormatError(f"the statistics of frequencies do not have {channels} channels")
+        raise FormatError(f"the mean has {channels} channels, but a standard deviation has another number")
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):
         raise FormatError(f"there are {len(counts)} class counts for {len(manifest.classes)} classes")
