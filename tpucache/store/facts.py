@@ -52,9 +52,9 @@ class Findings:
     `images` has the positions of samples (int64) by the name of the finding: `blank` (almost no contrast; only in
     caches of uint8 images), `tiny` (the source image's shorter side is below that of the stored images), `long` (one
     side is at least 4 times as long as the other), `suffix` (the file has another type than its suffix says) and
-    `turned` (EXIF turns the image). A finding is left out if the samples table lacks the columns for
-    it. `extremes` has the positions of the `darkest`, `brightest` and `faintest` (least contrast) samples, at most five
-    each. `classes` has lines of text about the classes, and `paths` the path of every sample.
+    `turned` (EXIF turns the image). A finding is left out if the samples table lacks the columns for it. `extremes` has
+    the positions of the `darkest`, `brightest` and `faintest` (least contrast) samples, at most five each. `classes`
+    has lines of text about the classes, and `paths` the path of every sample.
     """
 
     images: Mapping[str, Positions]

@@ -123,8 +123,8 @@ class ShardReader:
         takes the rows' file descriptors, int64 (n,), and the rows, and returns the number of records that it read
         before the first one that it could not read.
 
-        Raises DamageError when a shard is missing, truncated or unreadable, FormatError when a row points at a shard
-        that does not exist, StoreError when too many files are open.
+        Raises DamageError when a shard is missing, truncated or unreadable, or a checksum differs, FormatError when a
+        row points at a shard that does not exist, StoreError when too many files are open.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:

@@ -93,8 +93,7 @@ class SampleTable(Mapping[str, Column]):
     def __init__(self, path: str | Path, samples: int, sha256: str | None = None, classes: int = 0) -> None:
         """Open the table of a cache with this many samples. Raises DamageError or FormatError.
 
-        `sha256` is the SHA-256 that the manifest states. The file is compared with it before a column is read. If it is
-        None, the file is not compared.
+        The file is compared with `sha256`, the SHA-256 in the manifest, before a column is read; not if it is None.
         `classes` is the number of classes, 0 if there are none: integer labels must be below this number.
         """
         self._path = Path(path)
@@ -258,7 +257,7 @@ def _to_strings(data: Array, ends: Array) -> Strings:
 def check_labels(labels: Array, classes: int) -> None:
     """Raise FormatError for class numbers out of range, and for values that int64 or float32 cannot hold.
 
-    `classes` is the number of classes; if it is 0, class numbers have no range. Labels of the dtypes bool and float16
+    `classes` is the number of classes; if it is 0, any class number is allowed. Labels of the dtypes bool and float16
     are also refused: torch's losses do not take them.
     """
     if labels.dtype.kind == "b" or labels.dtype == np.float16:
