@@ -171,8 +171,8 @@ def test_folds_follow_a_column_of_groups(caches: Path, tmp_path: Path, capsys: p
         (["--groups", "duplicates", "t.csv"], "--groups and --stratify are for --make-folds"),
         (["--make-folds", "3", "--label-col", "x"], "the options for a table's columns need a .csv"),
         (["--make-folds", "3", "--groups", "patient"], "has no column 'patient' for groups"),
-        (["--make-folds", "1"], "make 2 to 20 folds, not 1"),
-        (["--make-folds", "99"], "make 2 to 20 folds, not 99"),
+        (["--make-folds", "1"], "divided into 2 to 20 folds, not 1"),
+        (["--make-folds", "99"], "divided into 2 to 20 folds, not 99"),
     ],
 )
 def test_what_makes_no_folds_changes_nothing(
@@ -271,7 +271,7 @@ def test_hostile_names_stay_texts_from_predictions_to_corrected_labels(
         ("1,{path},{label},{label},-inf,inf", "are not probabilities"),
         ("0,{path},{label},{label},0.1,0.9", "has a sample twice"),
         ("1,{path},zebra,{label},0.1,0.9", "has the label 'zebra', which is none of its 2 classes"),
-        ("1,{path},{label},{label},0.1", "has not as many cells as the heading"),
+        ("1,{path},{label},{label},0.1", "cells, as many as the heading has"),
         ("1,{path},{label},{label},=1+1,0", "something other than numbers"),
     ],
 )

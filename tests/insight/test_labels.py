@@ -79,7 +79,7 @@ def test_labels_of_several_classes_are_read(tmp_path: Path) -> None:
     [
         ("", "is no table of predictions"),
         ("id,label\n1,2\n", "the first columns of such a table are sample, path, label, prediction"),
-        ("sample,path,label,prediction,a\n0,x,a\n", "row 2 has not as many cells as the heading, 5"),
+        ("sample,path,label,prediction,a\n0,x,a\n", "row 2 needs 5 cells, as many as the heading has"),
         ("sample,path,label,prediction,a\n0,x,a,a,much\n", "something other than numbers"),
         ("sample,path,label,prediction,a\n-1,x,a,a,1\n", "something other than numbers"),
         ("sample,path,label,prediction,a\n99999999999999999999,x,a,a,1\n", "something other than numbers"),

@@ -136,7 +136,7 @@ def test_a_selection_gets_folds_of_its_own_samples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"count": 1}, "6 samples make 2 to 6 folds, not 1"),
+        ({"count": 1}, "6 samples can be divided into 2 to 6 folds, not 1"),
         ({"count": 7}, "2 to 6 folds, not 7"),
         ({"count": 3, "groups": np.zeros(6)}, "6 samples in 1 group cannot be divided into folds"),
         ({"groups": "who"}, "cache has no column 'who' for groups: its columns are .*label"),

@@ -141,7 +141,6 @@ def _thumbnails(grids: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
 
 
 def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iterator[int]:
-    """Yield the results in the order of `starts`."""
     with ThreadPoolExecutor(threads, "tpucache-hash") as pool:
         waiting: deque[Future[int]] = deque()
         try:

@@ -160,7 +160,7 @@ def read_predictions(table: str | Path) -> Predictions:
     wrong = next((line for line, row in enumerate(rows, 2) if len(row) != len(heading)), None)
     if wrong is not None:
         raise UsageError(
-            f"{path}: row {wrong} has not as many cells as the heading, {len(heading)}: give a complete table"
+            f"{path}: row {wrong} needs {len(heading)} cells, as many as the heading has: give a complete table"
         )
     texts = list(zip(*rows, strict=True)) or [()] * len(heading)
     try:

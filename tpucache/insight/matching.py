@@ -177,8 +177,6 @@ def _ranges(starts: Positions, counts: Positions) -> Positions:
 
 
 class _Found:
-    """Collects pairs of distinct images, and keeps each pair once."""
-
     def __init__(self) -> None:
         self._parts: list[Array] = []
         self._count = 0

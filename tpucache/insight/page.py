@@ -409,8 +409,6 @@ class _Sprites:
 
 
 class _Shown:
-    """The findings on the page, as many as there is room for, and the samples that they show."""
-
     def __init__(self, sets: Sequence[_Set]) -> None:
         self._sets = sets
         self._sprites = [_Sprites.of(each) for each in sets]
@@ -420,10 +418,7 @@ class _Shown:
     def choose(
         self, kinds: Sequence[_Kind], on_progress: Callable[[str, int, int], None]
     ) -> Sequence[Sequence[_Finding]]:
-        """Choose the findings to show, draw their pictures, and return the chosen findings of each kind.
-
-        Findings are taken from each kind in turn, until the page has no room for more.
-        """
+        """Take findings from each kind in turn, until the page has no room for more."""
         kept: list[list[_Finding]] = [[] for _ in kinds]
         counts = [min(_MOST, kind.count) for kind in kinds]
         total, done = sum(counts), 0
@@ -536,6 +531,6 @@ def _command(own: _Set) -> str:
 
 
 def _script_hash() -> str:
-    """Return the SHA-256 hash of the page's script in base64; a browser runs only the script with this hash."""
+    """A browser runs only the script with this hash."""
     script = fill_template("findings.js", {}, _PACKAGE)
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

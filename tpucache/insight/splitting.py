@@ -61,7 +61,7 @@ def folds(
         what = "" if groups is None else f" in {most:,} group{'' if most == 1 else 's'}"
         if most < 2:
             raise UsageError(f"{total:,} samples{what} cannot be divided into folds: at least 2 are needed")
-        raise UsageError(f"{total:,} samples{what} make 2 to {most:,} folds, not {count}")
+        raise UsageError(f"{total:,} samples{what} can be divided into 2 to {most:,} folds, not {count}")
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).permutation(total)
     return _divide(units, marks, count, order)
 

@@ -253,9 +253,9 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     points = [name for name in _POINTS if name in train_set.names]
     if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
         raise UsageError(
-            f"the device moves pixels and masks, not {' and '.join(points)}: with {own} leave --flip, --vertical-flip, "
-            "--shift, --rotate, --tilt, --crop, --rand-augment and --trivial-augment out, or make these changes in "
-            "warmup's variants"
+            f"augmentation on the device moves images and masks, not {' and '.join(points)}: with {own} leave "
+            "--flip, --vertical-flip, --shift, --rotate, --tilt, --crop, --rand-augment and --trivial-augment out, or "
+            "make these changes in warmup's variants"
         )
 
 

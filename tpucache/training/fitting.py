@@ -114,10 +114,7 @@ def _open_device(name: str, choice: Choice) -> Device:
 
 
 def _open_training(data: Data) -> CachedDataset:
-    """Return the dataset to train on.
-
-    If `data` is the path of a cache with augmented variants, each epoch reads another variant.
-    """
+    """If `data` is the path of a cache with augmented variants, each epoch reads another variant."""
     dataset = _open(data)
     is_path = not isinstance(data, CachedDataset)
     return dataset.in_variant("epoch") if is_path and dataset.manifest.augmented else dataset
@@ -128,10 +125,7 @@ def _open(data: Data) -> CachedDataset:
 
 
 def _name(model: nn.Module | Callable[..., nn.Module]) -> str:
-    """Return the name of a model object for a run's files.
-
-    It is `module:name` if the object can be imported by this name, else `object:name`.
-    """
+    """Return `module:name` if the object can be imported by this name, else `object:name`."""
     if isinstance(model, nn.Module):
         return f"object:{type(model).__name__}"
     module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", "")

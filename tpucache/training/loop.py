@@ -163,10 +163,7 @@ def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunD
 
 @dataclass(frozen=True)
 class _Loop:
-    """The objects of one run that the functions of the loop use.
-
-    `check_held` raises TrainingError if another process may have taken over the run's folder.
-    """
+    """`check_held` raises TrainingError if another process may have taken over the run's folder."""
 
     folder: Path
     learner: Learner
@@ -310,10 +307,7 @@ def _feeder(run: _Loop, residence: Residence) -> Feeder:
 
 
 def _compile_validation(run: _Loop, residence: Residence) -> None:
-    """Evaluate a few samples, so that the evaluation is compiled.
-
-    While the validation samples' cache is being built, the samples may be training samples, which exist already.
-    """
+    """While the cache is being built, evaluate training samples: some exist already, unlike validation samples."""
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
         valid_set = train_set
@@ -381,7 +375,7 @@ def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
 def _evaluate(
     run: _Loop, valid_set: CachedDataset | None, residence: Residence
 ) -> tuple[dict[str, float], Scores | None]:
-    """Return the validation metrics, and the scores that they are computed from; ({}, None) without validation."""
+    """Return ({}, None) without validation samples."""
     if valid_set is None:
         return {}, None
     with run.account.part("evaluation"):

@@ -115,7 +115,7 @@ def _folds_values(folds: FoldsFiles) -> dict[str, Any]:
 
 
 def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
-    """Return the scores of each fold that has begun, by the fold's name."""
+    """A fold that has not begun has no scores."""
     return {str(score["fold"]): score for score in folds.summary.get("folds") or ()}
 
 

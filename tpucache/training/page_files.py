@@ -58,7 +58,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """The name of the run, which is that of its folder."""
+        """The name of the run's folder."""
         return self.folder.resolve().name
 
     @property
@@ -87,7 +87,7 @@ class FoldsFiles:
 
     @property
     def name(self) -> str:
-        """The name of the run, which is that of its folder."""
+        """The name of the run's folder."""
         return self.folder.resolve().name
 
 

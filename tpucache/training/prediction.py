@@ -391,10 +391,7 @@ def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dic
 
 
 def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None:
-    """Raise TrainingError unless the predictions of all samples are finite.
-
-    `finite` says for each sample, from the position `first` on, whether its predictions are finite.
-    """
+    """`finite` says for each sample, from the position `first` on, whether its predictions are finite."""
     bad = np.flatnonzero(~finite)
     if len(bad):
         raise TrainingError(

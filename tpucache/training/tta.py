@@ -28,7 +28,7 @@ class ImageViews:
         self._views = [_ImageView(*view, given, device) for view in itertools.product(parts, sizes, flips)]
 
     def mean(self, images: torch.Tensor, predict: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return the mean of the predictions of all views of images (batch, height, width, channels).
+        """Return the predictions for `images` (batch, height, width, channels), averaged over their views.
 
         `predict` returns values (batch, outputs), or maps (batch, outputs, height, width). Each pixel of a mean map is
         the mean over the views that contain it.

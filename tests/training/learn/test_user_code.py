@@ -103,6 +103,6 @@ def test_moving_images_away_from_their_boxes_is_refused(tmp_path):
     build_cache("failing_data:boxed", tmp_path / "cache", Recipe(size=16), jobs=1)
     augment = dataclasses.replace(LINEAR.augment, flip=True)
     step = {"train_step": "tiny_tasks:doubled_step"}
-    with pytest.raises(UsageError, match="moves pixels and masks, not boxes"):
+    with pytest.raises(UsageError, match="moves images and masks, not boxes"):
         train_with(tmp_path / "cache", tmp_path / "run", **step, augment=augment)
     train_with(tmp_path / "cache", tmp_path / "run", **step)

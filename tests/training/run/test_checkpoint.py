@@ -55,7 +55,7 @@ def test_a_checkpoint_that_would_run_code_is_refused_without_advice_to_run_it(tm
 @pytest.mark.parametrize("content", [[1, 2], torch.ones(2), "text", 3, None])
 def test_a_file_that_holds_no_values_by_name_is_named(tmp_path, content):
     torch.save(content, tmp_path / "last.pt")
-    with pytest.raises(TrainingError, match=r"last\.pt is no checkpoint of a run: it holds a \w+, not values by name"):
+    with pytest.raises(TrainingError, match=r"last\.pt is no checkpoint of a run: it holds a \w+, not a dict"):
         load_checkpoint(tmp_path / "last.pt")
 
 

@@ -250,7 +250,6 @@ def _finished_cache(options: argparse.Namespace, memory: InMemory) -> Path | Non
 
 
 def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
-    """Print which validation sets have samples that are copies of training samples, or look like training samples."""
     if parts and not is_there("leak"):
         note("validation samples are not compared with training samples: tpucache.insight is missing")
         return

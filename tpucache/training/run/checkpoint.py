@@ -80,7 +80,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise TrainingError(f"{path} cannot be read: {error}. Copy it again, or train again") from error
     if not isinstance(content, dict):
         raise TrainingError(
-            f"{path} is no checkpoint of a run: it holds a {type(content).__name__}, not values by name. Copy it "
+            f"{path} is no checkpoint of a run: it holds a {type(content).__name__}, not a dict. Copy it "
             "again, or train again"
         )
     return content

@@ -68,7 +68,7 @@ def _load(path: Path, check: Callable[[Mapping[str, Any], str], None]) -> dict[s
     try:
         plain = _plain(content)
         if not isinstance(plain, dict):
-            raise FormatError(f"{path.name} does not hold values by name")
+            raise FormatError(f"{path.name} does not hold a dict")
         if plain.get("version") != VERSION:
             raise UsageError(f"{path} was written by another version of tpucache: give another folder")
         if not isinstance(plain.get("settings"), dict):

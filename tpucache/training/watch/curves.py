@@ -33,7 +33,7 @@ _MOST: Final = 20  # a curve of more points has no markers, which would hide the
 def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
     """Write a PNG of the drawing that `paint` makes on a figure of this `size` in inches, atomically.
 
-    Where matplotlib is missing or fails, nothing is written, and a warning says so once. Raises TrainingError when the
+    If matplotlib is missing or fails, nothing is written, and a warning says so once. Raises TrainingError when the
     file cannot be written.
     """
     picture = try_png(path.name, size, paint)
