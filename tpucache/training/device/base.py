@@ -85,7 +85,7 @@ class Device(Protocol):
         """Return a table in the device's memory with a row for each row of `slots`.
 
         Records are written to it in chunks of the dtype and shape of `chunk`, which is on the device. Raises
-        DeviceFullError where the device has not enough memory.
+        DeviceFullError if the device has not enough memory.
         """
         ...
 

@@ -164,7 +164,7 @@ class ProcessGroup(HostGroup):
     def __init__(self, device: str) -> None:
         """Join the processes that torchrun has started, unless the program has joined them already.
 
-        Raises UsageError where this host has fewer devices than processes.
+        Raises UsageError if this host has fewer devices than processes.
         """
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._device = device

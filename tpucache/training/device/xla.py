@@ -313,7 +313,7 @@ class XlaDevice:
         )
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of the fullest core, in bytes, or None where it is not reported.
+        """Return the peak memory of the fullest core, in bytes, or None if it is not reported.
 
         XLA's CPU client does not report it, nor does torch_xla 2.9 for several cores.
         """

@@ -185,9 +185,9 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
     most = samples // settings.steps_per_execution // share * share
     if not most:
         raise UsageError(
-            f"{samples} training samples are too few for one on each of {cores} cores, in {processes} processes, "
-            f"{settings.accumulate} parts and {settings.steps_per_execution} steps: use fewer cores, --processes, "
-            "--accumulate or --steps-per-execution"
+            f"{samples} training samples are too few: there must be one for each of {cores} cores, times "
+            f"{processes} processes, {settings.accumulate} parts and {settings.steps_per_execution} steps: use fewer "
+            "cores, --processes, --accumulate or --steps-per-execution"
         )
     epochs = _EPOCHS if settings.epochs == AUTO else settings.passes
     shown = samples * epochs
@@ -350,10 +350,7 @@ def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
 
 
 def _kind_of_norm(module: nn.Module) -> Family | None:
-    """Return the kind of a normalisation layer; None for other modules.
-
-    RMSNorm and a GroupNorm with one group are "layer norm"; a GroupNorm with more groups is "batch norm".
-    """
+    """RMSNorm and a GroupNorm with one group are "layer norm"; a GroupNorm with more groups is "batch norm"."""
     names = [kind.__name__ for kind in type(module).__mro__]
     if any("LayerNorm" in name or "RMSNorm" in name for name in names):
         return "layer norm"

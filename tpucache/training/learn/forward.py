@@ -169,7 +169,7 @@ def channel_statistics(
     """Return the mean and standard deviation of each channel, in the unit of the pixels.
 
     `mean` and `std` of the settings replace those that `normalise` chooses. A constant channel, such as opaque alpha,
-    has a deviation of 0: it counts as 1, so that the channel becomes 0. Raises UsageError where the statistics do not
+    has a deviation of 0: it counts as 1, so that the channel becomes 0. Raises UsageError if the statistics do not
     fit the images.
     """
     mean, std = _known_statistics(settings, dataset, model)

@@ -335,7 +335,7 @@ class Learner:
             )
 
     def _loss_of(self, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the loss of a part of a batch, and the share of its targets that count in this mean.
+        """Return the loss of a part of a batch, and the share of its targets that the loss counts.
 
         The share is None if all targets count, and for the user's loss or step.
         """

@@ -174,7 +174,7 @@ def balanced_accuracy(probabilities: Array, labels: Array) -> float:
 def mcc(probabilities: Array, labels: Array) -> float:
     """Return Matthews' correlation coefficient for any number of classes (Gorodkin, 2004).
 
-    It is 0 where all labels, or all predictions, are one class. Samples with the label -1 do not count.
+    It is 0 if all labels, or all predictions, are one class. Samples with the label -1 do not count.
     """
     probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
     if not _is_measurable(probabilities):
@@ -202,7 +202,7 @@ def mae(values: Array, labels: Array) -> float:
 def r2(values: Array, labels: Array) -> float:
     """Return the coefficient of determination of values (n, m), the mean over columns.
 
-    It is NaN where a column of labels is constant.
+    It is NaN if a column of labels is constant.
     """
     if not _is_measurable(values):
         return math.nan
@@ -215,7 +215,7 @@ def r2(values: Array, labels: Array) -> float:
 def rmsle(values: Array, labels: Array) -> float:
     """Return the root of the mean squared difference of log(1 + x) over all numbers (n, m).
 
-    Predictions below 0 count as 0. It is NaN where a label is below 0.
+    Predictions below 0 count as 0. It is NaN if a label is below 0.
     """
     if not _is_measurable(values) or labels.min() < 0:
         return math.nan

@@ -231,7 +231,7 @@ def import_timm() -> Any:
 
 
 def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
-    """Return timm's model for a text such as `NAME?drop_rate=0.1`: the name of the model, then its keywords."""
+    """Return timm's model for `text`, its name and keywords, such as `NAME?drop_rate=0.1`."""
     timm = import_timm()
     name, _, query = text.partition("?")
     with calling("timm", TrainingError, "Install another version of timm, or choose another model"):
@@ -257,8 +257,8 @@ def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
         key, _, value = part.partition("=")
         if not key.isidentifier() or not value or key in found:
             raise UsageError(
-                f"the model timm:{text} has {part!r}, which is no keyword with a value, or repeats a keyword: write "
-                "timm:NAME?drop_path_rate=0.1&img_size=256"
+                f"the model timm:{text} has {part!r}, which is no keyword with a value, or repeats a keyword: write it "
+                "as in timm:NAME?drop_path_rate=0.1&img_size=256"
             )
         if key in _NOT_GIVEN or key.startswith("pretrained"):
             raise UsageError(
@@ -393,10 +393,7 @@ def _with_channels(
 
 
 def _first_convolutions(model: nn.Module) -> Iterable[str]:
-    """Return the names of the weights that are applied to the images.
-
-    For timm's models, timm names them; for other models, they are the weights of the first convolution.
-    """
+    """Return the names of the weights that take the images: those that timm names, or the first convolution's."""
     convolutions = {
         f"{name}.weight".lstrip("."): module
         for name, module in model.named_modules()

@@ -296,10 +296,10 @@ def _torch_optimizers() -> dict[str, OptimizerMaker]:
 
 
 def _timm_optimizer(key: str, is_asked: bool) -> OptimizerMaker | None:
-    """Return a function that makes timm's optimizer `key`; None if timm has no optimizer of this name.
+    """Return a function that makes timm's optimizer `key`; None if timm has none of this name, or is not installed.
 
-    If `is_asked`, the user wrote `timm:`, and without timm DependencyError is raised; otherwise None is returned.
-    Raises UsageError for an optimizer that needs second derivatives, and TrainingError if timm fails.
+    If `is_asked`, because the user wrote `timm:`, raises DependencyError without timm. Raises UsageError for an
+    optimizer that needs second derivatives, and TrainingError if timm fails.
     """
     try:
         from timm import optim
@@ -344,7 +344,7 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     """Let the next step use these rates, without compiling another graph; `momentum` is AdamW's first beta.
 
     XLA would compile another graph if a factor became 1 in float32, or if two inputs became equal. So AdamW's weight
-    decay times the learning rate is at least 2^-23, and AdamW's count of steps stops where its bias correction is 1. If
+    decay times the learning rate is at least 2^-23, and AdamW's count of steps stops when its bias correction is 1. If
     layers have rates of their own, that product is a different multiple of 2^-23 in each group.
     """
     multiple = 0

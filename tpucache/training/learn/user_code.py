@@ -112,7 +112,7 @@ def _call_metric(metric: Callable[..., Any], predictions: Any, labels: Any) -> A
 
 def check_loss(loss: object, name: str, *, learns: bool = True) -> torch.Tensor:
     """Return a loss as a float32 scalar. Raises UsageError unless it is one number, with a gradient if `learns`."""
-    wanted = "a loss is one floating-point number a batch, such as the mean over its samples"
+    wanted = "a loss is one floating-point number for each batch, such as the mean over its samples"
     if not isinstance(loss, torch.Tensor):
         raise UsageError(f"{name} returns a {type(loss).__name__}, and {wanted}, as a tensor")
     if loss.numel() != 1 or not loss.is_floating_point():

@@ -34,7 +34,7 @@ def make_task(name: str, outputs: int) -> Task:
 
 
 def find_task(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> Task:
-    """Return the task `name`; for "auto" the task that fits the labels. Raises UsageError where labels do not fit."""
+    """Return the task `name`; for "auto" the task that fits the labels. Raises UsageError if labels do not fit."""
     found = infer_task(dataset, mask_classes) if name == "auto" else name
     return make_task(found, count_outputs(found, dataset, mask_classes))
 
@@ -85,7 +85,7 @@ def infer_task(dataset: CachedDataset, mask_classes: int | None = None) -> str:
 def count_outputs(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> int:
     """Return the number of outputs of a model for this cache; for masks, `mask_classes` must be given.
 
-    Raises UsageError where labels do not fit the task, or `mask_classes` is missing or not needed.
+    Raises UsageError if labels do not fit the task, or `mask_classes` is missing or not needed.
     """
     return _kind(name).count_outputs(dataset, mask_classes)
 

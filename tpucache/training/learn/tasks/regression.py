@@ -83,7 +83,7 @@ class Regression(SampleTask):
         return {"mean": [*self.mean], "std": [*self.std]} if self.mean else {}
 
     def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Regression:
-        """Return the task with the values that `constants` returned. Raises UsageError where they do not fit."""
+        """Return the task with the values that `constants` returned. Raises UsageError if they do not fit."""
         if constants == {}:
             return replace(self, mean=(), std=())
         if not isinstance(constants, dict):

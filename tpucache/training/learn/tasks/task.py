@@ -91,7 +91,7 @@ def check_matrix(name: str, labels: Array, outputs: int) -> None:
     bad = np.flatnonzero(~np.isfinite(labels).all(1))
     if len(bad):
         raise UsageError(
-            f"the labels of {len(bad)} samples are not finite, the first at position {bad[0]}: leave them out"
+            f"the labels of {len(bad)} samples are not finite, the first at position {bad[0]}: leave these samples out"
         )
 
 
@@ -221,7 +221,7 @@ class Task(Protocol):
         ...
 
     def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Task:
-        """Return the task with the constants from a run's files. Raises UsageError where they do not fit."""
+        """Return the task with the constants from a run's files. Raises UsageError if they do not fit."""
         ...
 
     def count(self, labels: Array) -> Array:
@@ -249,7 +249,7 @@ class Task(Protocol):
         ...
 
     def share(self, targets: torch.Tensor) -> torch.Tensor | None:
-        """Return the share of the targets that count in the mean of `loss`, a float32 scalar; None where all count."""
+        """Return the share of the targets that count in the mean of `loss`, a float32 scalar; None if all count."""
         ...
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -277,11 +277,11 @@ class Task(Protocol):
         ...
 
     def errors(self, scores: Array, labels: Array) -> Array:
-        """Return how wrong each sample's prediction is, from host arrays: float (batch,), larger where it is worse."""
+        """Return how wrong each sample's prediction is, from host arrays: float (batch,), larger if it is worse."""
         ...
 
     def record(self, scores: Array, labels: Array) -> dict[str, Array]:
-        """Return the arrays, by name, in which a run keeps its predictions of all samples.
+        """Return the arrays, by name, that a run stores as its predictions of all samples.
 
         `scores` are the results of `collect`, joined. `labels` are on the host.
         """
