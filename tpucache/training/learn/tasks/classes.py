@@ -101,7 +101,7 @@ class Classes(SampleTask):
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 for the class and 0 for the others, smoothed towards 1 / outputs; a label of -1 has only zeros.
+        """Return 1 for the class and 0 for the others, or only 0 for a label of -1, smoothed towards 1 / outputs.
 
         Labels (batch, outputs) are soft labels: probabilities, times the sample's weight. Soft labels are smoothed and
         returned, so that the cross-entropy is multiplied by the weight.

@@ -159,7 +159,7 @@ class Mask(TaskBase):
         """Return each sample's confusion matrix, in pixels by true and predicted class.
 
         The result is float32 (batch, outputs, outputs). `outputs` are the model's outputs, or predictions. The counts
-        are exact for images of up to 2^24 pixels; add samples up in float64. The matrix is NaN for a sample where a
+        are exact for images of up to 2^24 pixels; add samples up in float64. The matrix is NaN for a sample if a
         pixel's largest output is not finite.
         """
         with torch.autocast(outputs.device.type, enabled=False):
