@@ -154,10 +154,6 @@ def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
 
 
 def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
-    """Return the wheels of the packages that a cache's codecs need, for the Python version `tag`.
-
-    Raises PublishError if there would be too many files to publish, and what `download_wheels` raises.
-    """
     packages = needed_packages(manifest)
     files = len(manifest.shards) + COMPANIONS + len(packages)
     if files > MAX_FILES:
@@ -171,11 +167,7 @@ def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel,
 
 
 def _written(cache: Cache, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int) -> dict[str, bytes]:
-    """Return the bytes of the files that `publish` writes itself, by name.
-
-    They are the manifest, tpucache's wheel, the card, and the metadata for Kaggle. A sheet of samples is added if these
-    files and the cache's shards are fewer than `room` files.
-    """
+    """Return the bytes by name, with a sheet of samples if the shards and these files are fewer than `room`."""
     manifest = cache.manifest
     has_room = len(manifest.shards) + COMPANIONS < room
     sheet = contact_sheet(cache.place) if has_room else None
@@ -222,7 +214,7 @@ def _claim_bundle(manifest: Manifest, files: Sequence[FileEntry], written: Mappi
 
 
 def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
-    """Return dataset-metadata.json with the folder's claim, under a key that Kaggle's client ignores."""
+    """Add the claim to dataset-metadata.json, under a key that Kaggle's client ignores."""
     content = json.loads(claim.to_json())
     del content["note"]  # says that the folder is unfinished, which Kaggle's readers need not see
     return (json.dumps({**json.loads(metadata), _KEY: content}, indent=1) + "\n").encode()

@@ -96,7 +96,7 @@ def to_markdown(value: object) -> str:
 
 
 def _classes(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the name of each class, and its number of samples as text ("" if the number is unknown)."""
+    """Return each class's name and its number of samples as text, "" if the number is unknown."""
     counts = [f"{count:,}" for count in manifest.statistics.class_counts] or [""] * len(manifest.classes)
     return list(zip(manifest.classes, counts, strict=True))
 

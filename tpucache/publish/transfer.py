@@ -201,10 +201,7 @@ def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
 
 
 def _check_target(remote: Remote, manifest: Manifest, target: Path, files: Sequence[FileEntry]) -> None:
-    """Raise UsageError unless the cache at a URL may be copied into the folder `target`.
-
-    The folder must be empty, or hold this cache or an earlier state of it. `files` are the files to copy.
-    """
+    """Raise UsageError unless `target` is empty, or has this cache or an earlier state of it."""
     names = [path.name for path in target.iterdir()]
     check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest, files))
     if MANIFEST_NAME in names:
@@ -222,10 +219,7 @@ def _fetch_files(
     made: Mapping[str, bytes],
     files: Sequence[FileEntry],
 ) -> None:
-    """Write a claim into a folder, and fetch the files that the folder lacks.
-
-    `made` has the bytes, by name, of files that are not fetched.
-    """
+    """Claim the folder `target`, then write the files of `made` (bytes by name) and fetch the others that it lacks."""
     missing = find_missing(files, lambda entry: is_whole(target, entry), on_progress)
     check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
     claim_folder(target, Claim.of("fetch", manifest, files))
@@ -315,11 +309,10 @@ def _push_files(
     *,
     finished: bool,
 ) -> None:
-    """Send the files that the URL lacks, then the manifest.
+    """Send the files that the URL lacks, then the manifest. Nothing is sent if the URL has the whole cache already.
 
-    A claim, a file that tells other processes which cache arrives here, is written first and removed at the end.
-    Nothing is written if the URL has the whole cache already. `finished` says that the URL has this manifest, perhaps
-    without all files.
+    A claim, a file that tells other processes which cache arrives here, is sent first and removed at the end.
+    `finished` says that the URL has this manifest, perhaps without all files.
     """
     claim = Claim.of("push", manifest, files)
     missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)
@@ -355,7 +348,7 @@ def _read_claim(remote: Remote) -> Claim:
 
 @contextmanager
 def _fetched_table(remote: Remote, entry: FileEntry) -> Iterator[str]:
-    """Fetch one table of a cache into a temporary folder. The context returns the folder. Raises DamageError."""
+    """Fetch a table into a temporary folder, which the context returns. Raises DamageError."""
     with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
         check_room(Path(folder), entry.bytes)
         _fetch_file(remote, Path(folder), entry, lambda part: None)
@@ -398,7 +391,7 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
 
 
 def _has_arrived(remote: Remote, entry: FileEntry) -> bool:
-    """Return whether the URL has a file with the name, size and SHA-256 of `entry`. The file is read completely."""
+    """Return whether the URL has this file. It is read completely, to compare its SHA-256."""
     if remote.size(entry.name) != entry.bytes:
         return False
     digest = hashlib.sha256()

@@ -157,7 +157,6 @@ class Jpeg(PictureCodec):
             self._decode(field, data, luma[..., None], "L")
 
     def _decode(self, field: FieldSpec, data: memoryview, out: Array, mode: str) -> None:
-        """Decode a file into `out` (height, width, channels) as pixels of Pillow's `mode`, "L" or "RGB"."""
         simplejpeg = _simplejpeg()
         self._check_file(field, data)
         if simplejpeg is None:

@@ -150,7 +150,7 @@ class RemoteCache(Cache):
 
 
 class _Tables(Cache):
-    """The tables of a cache at a URL, in its local folder, where other programs may change them."""
+    """The local tables of a cache at a URL. Other programs may change them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_index": None}  # the copy opens the file and verifies it again
@@ -330,7 +330,7 @@ def _read_note(note: Path) -> tuple[str | None, float]:
 
 
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
-    """Copy a table from the URL, unless the folder has it already. Raises DamageError if its SHA-256 is wrong."""
+    """Copy a table, unless the folder has it already. Raises DamageError if its SHA-256 is wrong."""
     path = directory / entry.name
     with only_one(directory / f"{entry.name}.lock"):
         if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:

@@ -42,10 +42,7 @@ _PART: Final = 8 << 20  # bytes per request
 
 @dataclass(frozen=True)
 class _Note:
-    """What is known of a copied file: its `name` at the URL, its size in `bytes`, and its `sha256`.
-
-    `tag` is the version that the store stated, such as an ETag; "" if the store stated none.
-    """
+    """What is known of a copied file. `tag` is the version that the store stated, such as an ETag, or ""."""
 
     name: str
     tag: str
@@ -128,7 +125,7 @@ def _remove_old(below: Path) -> None:
 
 
 def _copy(remote: Remote, name: str, below: Path) -> Path:
-    """Return the local copy of a file in its present version at the URL. Raises OSError, SourceError, StoreError."""
+    """Return the local copy of the file that the URL has now. Raises OSError, SourceError, StoreError."""
     key, suffix = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32], Path(name).suffix
     with only_one(below / f"{key}.lock", patience=math.inf):
         size, tag = remote.version(name)

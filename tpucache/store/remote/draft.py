@@ -205,7 +205,7 @@ class Draft:
                 raise
 
     def _create_version(self, notes: str, tokens: list[str], patience: float) -> None:
-        """Make the next version. While Kaggle still processes the first version and forbids this, try again."""
+        """Make the next version. Try again while Kaggle forbids this, because it still processes the first one."""
         for pause in _pauses(patience):
             try:
                 self.dataset.create_version(notes, tokens)
@@ -218,9 +218,9 @@ class Draft:
                 return
 
     def _await_number(self, before: int, patience: float) -> int | None:
-        """Wait, at most `patience` seconds, until the current version's number is above `before`.
+        """Wait until the current version's number is above `before`, at most `patience` seconds.
 
-        Return the last number that Kaggle gave; None if Kaggle shows no dataset.
+        Returns the last number that Kaggle gave; None if Kaggle shows no dataset.
         """
         for pause in _pauses(patience):
             now = self.dataset.version()
@@ -230,7 +230,6 @@ class Draft:
         return None
 
     def _await_files(self, contents: Mapping[str, Content], patience: float) -> None:
-        """Wait until Kaggle lists exactly these files. Raises UnfinishedError, PublishError."""
         number, found, ready = self.asked_after or 0, list[str](), 0.0
         for pause in _pauses(patience):
             now, status = self.dataset.version(), self.dataset.status()

@@ -143,10 +143,7 @@ class Fetcher:
         return found
 
     def _missing(self, records: NeededRecords, found: dict[int, FetchRequest]) -> Numbers:
-        """Return the positions in `records` of the records that are neither on the disk nor in memory.
-
-        `found` has the requests with records in memory, by the records' positions.
-        """
+        """Return the positions in `records` of those that are neither on the disk nor, by `found`, in memory."""
         missing = np.flatnonzero(~self.local.has(records.numbers))
         return missing[[place not in found for place in missing.tolist()]] if found else missing
 
@@ -211,7 +208,6 @@ class Fetcher:
         return not self._is_closed
 
     def _next(self) -> FetchRequest | None:
-        """Begin the next request, and return it; None if there is none to begin now."""
         if (request := self._requests.next_urgent()) is not None:
             return request
         if self._working >= self.statistics.width or any(plan.holds_others_back for plan in self._plans):
@@ -242,7 +238,7 @@ class Fetcher:
     def _replace(self, plan: FetchPlan, piece: int) -> bool:
         """Make room on the disk for a piece by removing pieces that are needed later. Returns whether that worked.
 
-        Pieces that a plan needs now, or that are being fetched, are not removed.
+        Pieces that a plan or a request needs now are not removed.
         """
         if plan.forecast is None:
             return False
@@ -251,7 +247,7 @@ class Fetcher:
         return self.local.replace(are_free, piece)
 
     def _fulfil(self, request: FetchRequest) -> None:
-        """Fetch the records of a request, and mark it as done. An error is stored in the request."""
+        """Fetch a request's records, and mark it as done. An error is stored in the request."""
         try:
             self._fetch(request)
         except Exception as error:  # noqa: BLE001  # the threads that wait for it raise it
@@ -310,7 +306,7 @@ class Fetcher:
             plan.take(forecast)
 
     def _give_up(self, error: Exception) -> None:
-        """Drop all plans, and let all requests that are not urgent and have not begun fail with an error."""
+        """Drop all plans. Requests that are not urgent and have not begun fail with `error`."""
         self._plans.clear()
         self._requests.fail(error if isinstance(error, StoreError) else StoreError(f"{self._link.url}: {error}"))
 

@@ -390,8 +390,8 @@ class _Answer:
 def _check_range(text: str, length: int | None, span: tuple[int, int]) -> None:
     """Raise EOFError if an answer ends before the requested range does, HttpError if it has another range or length.
 
-    `text` is the range that the answer states, and `length` the number of bytes that it states, or None. `span` is the
-    start and the stop of the requested range.
+    `text` and `length` are the range and the number of bytes (or None) that the answer states; `span` is the requested
+    range.
     """
     found = _RANGE.fullmatch(text.strip())
     start, stop = span
@@ -428,7 +428,7 @@ def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult
 
 
 def _origin_of(url: SplitResult) -> Origin:
-    """Return a URL's scheme, host and port. Raises ValueError unless the URL is http or https and names a host."""
+    """Return scheme, host and port. Raises ValueError unless the URL is http or https and names a host."""
     scheme = url.scheme.lower()
     if scheme not in SCHEMES or not url.hostname:
         raise ValueError("it has no server")

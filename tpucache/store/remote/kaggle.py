@@ -170,7 +170,7 @@ class KaggleDataset:
                 raise PublishError(f"{name} arrived with other bytes at Kaggle: run the same command again")
 
     def _request(self, blob: Blob, content_range: str, data: BinaryIO | bytes) -> Any:
-        """Make one request of a resumable upload, without the account's key, and return the answer."""
+        """Make one request of a resumable upload, without the account's key."""
         import requests
 
         self._secrets = list(dict.fromkeys([*url_secrets(blob.url), *self._secrets]))

@@ -83,7 +83,7 @@ class Link:
             self._buffers.append(data.obj)
 
     def _read(self, name: str, size: int, run: RecordRun) -> memoryview:
-        """Read the bytes of a run from a file. Tries again after temporary errors. Raises StoreError."""
+        """Read a run, and try again after temporary errors. Raises StoreError."""
         data, tries = self._buffer(run.stop - run.start), Tries(PATIENT_SECONDS)
         while True:
             began = time.monotonic()

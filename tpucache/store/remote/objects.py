@@ -203,7 +203,7 @@ class ObjectFolder:
         """Do nothing: obstore closes its connections when its client is freed."""
 
     def _call(self, ask: Callable[[Any], Any], name: str) -> Any:
-        """Return the result of a request. If access is refused, look up the keys and send the request once more."""
+        """Send a request, and return its result. If access is refused, read the keys again and send it once more."""
         from obstore import exceptions as refused
 
         store = self._store

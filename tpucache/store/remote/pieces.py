@@ -55,7 +55,6 @@ class Pieces:
     """The pieces of a cache, numbered from 0, shard by shard in the manifest's order. Threads may share a Pieces."""
 
     def __init__(self, cache: Cache) -> None:
-        """Store an open cache. Its index is read when pieces are looked up."""
         self.cache = cache
         self.shards, self.bands = cache.manifest.shards, len(cache.manifest.layouts)
         self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)

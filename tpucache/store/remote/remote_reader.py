@@ -274,9 +274,8 @@ class RemoteReader(ShardReader):
     ) -> Iterator[tuple[Numbers, Rows]]:
         """Return a context with each record's file descriptor and its row, as `_opened` does.
 
-        Proven records are in their shards' files. All other records are put into a file in memory. `numbers` has the
-        records' index row numbers. `fetched` has the requests that hold records in memory, by the positions of these
-        records in `rows`.
+        Proven records are in their shards' files; all others are put into a file in memory. `numbers` has the index row
+        numbers of `rows`, and `fetched` the requests that hold records in memory, by their positions in `rows`.
         """
         local, since, found = self.fetcher.local, dict[int, Moment](), dict[int, memoryview]()
         for at, request in fetched.items():
@@ -354,10 +353,7 @@ class _ChangedError(Exception):
 
 @contextlib.contextmanager
 def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Write records into a file in memory. The context returns the file's descriptor and each record's offset.
-
-    Raises StoreError.
-    """
+    """Write records into a file in memory. The context returns its descriptor and the offsets. Raises StoreError."""
     number = system.open_memory_file()
     try:
         parts, offsets, end = list(found.values()), dict[int, int](), 0

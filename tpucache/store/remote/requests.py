@@ -85,7 +85,7 @@ class FetchRequests:
     """
 
     def __init__(self, pieces: Pieces, local: LocalCopy, changed: threading.Condition) -> None:
-        """Store the local copy that records are written to. `changed` is notified when a request is done."""
+        """Begin without requests. `changed` is notified whenever a request is done."""
         self._pieces, self._local, self._changed = pieces, local, changed
         self.urgent: deque[FetchRequest] = deque()
         self.asked: deque[FetchRequest] = deque()

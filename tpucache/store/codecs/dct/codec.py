@@ -258,7 +258,7 @@ def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> No
 
 
 def _check_rows(out: Array, rows: Numbers, records: int) -> None:
-    """Raise IndexError unless `rows` has one row number of `out` per record, and these rows are contiguous memory."""
+    """Raise IndexError unless `rows` has one row number of `out` per record, and the rows are contiguous in memory."""
     are_contiguous = out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2 or not out.size)
     if not (are_contiguous and records == len(rows)):
         raise IndexError(f"there must be one row of contiguous memory for each of the {records:,} records")
