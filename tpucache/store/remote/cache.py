@@ -236,9 +236,9 @@ def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Piec
 
 
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
-    """Read the manifest from the URL, or its local copy if that was read from the URL less than `max_age` s ago.
+    """Return the local folder and the manifest, read from the URL if no local copy is younger than `max_age` seconds.
 
-    Returns the local folder and the manifest. Only one process of this machine at a time reads from the URL.
+    If the URL cannot be read, an older copy is used. Only one process of this machine at a time reads from the URL.
     """
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     own_folder(note.parent, below)

@@ -115,7 +115,7 @@ class ObjectFolder:
         yield bytes(data)
 
     def read_into(self, name: str, start: int, target: memoryview, size: int | None) -> None:
-        """Fill `target` with a file's bytes from `start` on, by one request. The file must have `size` bytes.
+        """Fill `target` with a file's bytes from `start` on, by one request. `size` is the file's size, if it is known.
 
         All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
         and the size in the answer are compared. Raises EOFError if the answer is shorter.
