@@ -70,8 +70,8 @@ def feed(
     in training with torch. Packed images (`CachedLoader(finish="device")`) are decoded on the device. Labels are int32
     (batch,), or float32 (batch, outputs) if the cache has vectors or labels are mixed. If an image is not the only
     field of a record, a batch is a dict of arrays, with the labels under "label". If `augment.views` is above 1, all
-    arrays have one row for each view of a sample, and the views of a sample are neighbours. Unless JAX is set to 64
-    bits, it keeps 64-bit numbers as 32-bit numbers.
+    arrays have one row for each view of a sample, and the views of a sample are neighbours. Unless
+    `jax_enable_x64` is set, 64-bit numbers become 32-bit.
 
     With `pad_last`, a short batch is filled up with zeros, so that every batch has one shape and can be divided evenly.
     Each batch then has one more array, which says which of its rows are samples: bool (batch,), the last of (images,
@@ -79,7 +79,7 @@ def feed(
 
     With `resident` "yes", records stay packed in the memory of the devices. Each record is uploaded once, when it is
     first needed. After that the host sends only the numbers of the rows in which the devices store the records, and the
-    function that finishes a batch gathers these rows. Batches are the same as with "no". Each core holds its share of
+    function that finishes a batch gathers these rows. Batches are the same as with "no". Each core holds a part of
     the records; with `CachedLoader(shuffle="local", cores=…)` a core needs no records of other cores. With "auto",
     records stay on the devices from the second iteration on, if the devices say how much memory they have and the
     records fit into 80 % of the memory that is left after the first two steps. Several feeds may use one `Resident`,
@@ -118,8 +118,8 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
     where `batch` is the size of the global batch. The default is a sharding over all devices. Processes whose devices
     need the same samples have the same rank: this happens if the mesh has an axis that does not divide the batch.
 
-    Raises UsageError if the samples that a process needs are not consecutive in the batch, or if these slices overlap
-    without being equal or differ in size. It also raises UsageError if the sharding has no device of this process.
+    Raises UsageError if a process needs samples that are not consecutive in the batch, if the samples of two processes
+    overlap only in part, or differ in number. It also raises UsageError if the sharding has no device of this process.
     """
     sharding = of_first_axis(sharding or _all_devices())
     count = len(sharding.device_set)
@@ -164,7 +164,7 @@ class Feed:
 
     @property
     def waited(self) -> float:
-        """The share of the time, from 0 to 1, in which the caller waited for batches.
+        """The fraction of the time, from 0 to 1, in which the caller waited for batches.
 
         The time before the third batch of each epoch does not count.
         """
@@ -421,8 +421,8 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
     needed = process_slice(sharding)
     if (loader.rank, loader.world_size) != (needed["rank"], needed["world_size"]):
         raise UsageError(
-            f"the sharding is over {needed['world_size']} slice(s) of a batch and this is process "
-            f"{jax.process_index()}, which needs slice number {needed['rank']}, but the loader has rank={loader.rank}, "
+            f"the sharding divides a batch into {needed['world_size']} slice(s), and process {jax.process_index()} "
+            f"needs slice number {needed['rank']}, but the loader has rank={loader.rank}, "
             f"world_size={loader.world_size}: give the loader **process_slice(sharding)"
         )
     if pad_last and loader.drop_last:

@@ -59,7 +59,7 @@ class JaxMemory:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
-        """Return a table of zeros on the devices, with one row for each slot.
+        """Return a table of zeros on the devices, with the rows that `slots` assigns to records.
 
         The table is written in chunks of the shape and dtype of `chunk`, which is on the devices. Raises
         DeviceFullError if the devices do not have enough memory.
@@ -166,7 +166,7 @@ class TableForm:
         return self._on_each(write)(rows, number, bits)
 
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
-        """Return the rows with the numbers `slots`, with the shape and dtype of the records.
+        """Return the rows with the numbers `slots`, in the shape and dtype of the records.
 
         A number after the last row gives zeros, unless each of several cores takes only its own rows. This is called in
         a jitted function.

@@ -162,7 +162,10 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
             )
         ),
         (coco(images=[{"id": 7, "file_name": "x.png"}], annotations=[]), "lists none of the samples"),
-        (coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]), "lists a file twice"),
+        (
+            coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]),
+            "has two images with the same file name",
+        ),
         (coco(images=[{"id": 7, "file_name": f"{n}.png"} for n in "ab"]), "the id 7 is there twice among the images"),
         (coco(categories=[{"id": 3, "name": n} for n in "ab"]), "the id 3 is there twice among the categories"),
         *(

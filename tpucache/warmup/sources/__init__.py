@@ -100,8 +100,8 @@ def to_source(source: str | Path | Source | Items) -> Source:
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
     """Return the source that a path, pattern or name stands for; `options` say what its columns or features mean.
 
-    tpucache's own kinds of sources are tried first. Raises SourceError for a text that matches no kind of source,
-    UsageError for options that the source does not have, and for a URL that no kind of source can read.
+    tpucache's own kinds of sources are tried first. Raises SourceError for a text that matches no kind of source, and
+    UsageError for a URL that matches none, or for options that the source does not have.
     """
     kind = _find_kind(source)
     if kind is not None:

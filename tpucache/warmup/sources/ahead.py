@@ -18,7 +18,7 @@ _UNKNOWN_BYTES: Final = 2 << 20
 
 @functools.lru_cache(maxsize=1)
 def lateness_of(_work: Path, latency: float = 0.0) -> Lateness:
-    """Return this process's measurements of how late the storage answers, for the build with this work folder.
+    """Return this process's measurements of how fast the storage answers, for the build with this work folder.
 
     The first measurement is `latency`, the seconds that the storage took for an earlier answer.
     """

@@ -58,7 +58,7 @@ class MemberFiles(Protocol):
 
     @property
     def inside(self) -> str:
-        """The folder in the archives that names are relative to; "" for the whole archive."""
+        """The folder of the archives to which names are relative; "" for the whole archive."""
         ...
 
     def list(self) -> dict[str, Member]:
@@ -139,7 +139,7 @@ def _own_folder(places: Mapping[str, PurePosixPath]) -> str:
 
 
 def _hollow_folders(places: Mapping[str, PurePosixPath], visible: Collection[str]) -> set[PurePosixPath]:
-    """Return the folders of ignored files, and the folders above; an archive need not list them as entries."""
+    """Return the folders that hold ignored files or folders; an archive need not list them as entries."""
     ignored = (place.parts for name, place in places.items() if name not in visible)
     above = (tuple(itertools.takewhile(lambda part: not is_ignored(part), parts)) for parts in ignored)
     return {PurePosixPath(*parts) for parts in above if parts}

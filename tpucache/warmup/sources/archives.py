@@ -167,8 +167,8 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
     """Return all files and folders of a tar in order; `archive` is the name of the archive in its members.
 
     A link stands for the file that it names. The name of a folder ends with a slash. `advance` is called with 1 for
-    each entry. Raises SourceError when the tar is compressed, broken or cut short, or has sparse files or links out of
-    it.
+    each entry. Raises SourceError when the tar is compressed, broken or cut short, has sparse files, or has links to
+    files that it lacks.
     """
     try:
         with open_file(path) as file:

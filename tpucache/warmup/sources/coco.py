@@ -73,11 +73,11 @@ def box_source(source: Source, path: str | Path) -> Source:
 class BoxSource(DerivedSource):
     """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
 
-    A sample is found by its path, or else by its file name if that is unique in the COCO file. Classes are the file's
-    categories in the order of their ids. These are also the classes of the listing if the other source has no labels.
-    The box of a crowd (`iscrowd`) does not belong to a single object and is left out. A sample does not load if one of
-    its annotations has no box, or a category that the file does not list. Annotations of images that the file does not
-    list are counted as left out.
+    A sample is found by its path, or else by its file name if that is unique in the COCO file. The classes of boxes are
+    the file's categories in the order of their ids; they are the classes of the listing, too, if the other source has
+    no labels. The box of a crowd (`iscrowd`) does not belong to a single object and is left out. A sample does not load
+    if one of its annotations has no box, or a category that the file does not list. Annotations of images that the file
+    does not list are counted as left out.
     """
 
     source: Source
@@ -215,7 +215,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     except (ValueError, TypeError, AttributeError) as error:
         raise SourceError(f"{path} is not a COCO JSON file of boxes: {error!s:.200}") from error
     if len(found) != len(images):
-        raise SourceError(f"{path} lists a file twice among its images: give each image a file name of its own")
+        raise SourceError(f"{path} has two images with the same file name: give each image a name of its own")
     counts = Counter(map(posixpath.basename, found))
     plain = {posixpath.basename(name): name for name in found if counts[posixpath.basename(name)] == 1}
     return _Coco(found, tuple(categories.values()), plain, strays)

@@ -171,7 +171,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def labelled_item(value: Any, path: str) -> Item:
-    """Return the content of an item, which may be a tuple with its label. Raises SampleError."""
+    """Return the content of `value`, an item or a tuple of an item and its label. Raises SampleError."""
     if not isinstance(value, tuple):
         return to_item(value, path)
     if len(value) != 2:
@@ -445,7 +445,7 @@ def to_label(value: Any, key: str, path: str) -> Any:
 
 
 def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:
-    """Return a source that pads all sequences to the length `pad`; None: to that of the longest, found by reading.
+    """Return a source that pads sequences to `pad` numbers; None: as many as the longest has, which reading finds.
 
     `truncate` cuts longer sequences; without it, their samples do not load. A source of images is returned unchanged if
     `pad` is None. Raises UsageError for a `pad` below 1, and for `truncate` without `pad`.

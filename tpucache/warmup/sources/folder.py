@@ -285,7 +285,7 @@ def _padded(path: Path) -> Path | None:
 
 
 def find_below(root: Path, name: str) -> str | None:
-    """Return the path of the file `name` in `root`, an absolute path, or None if it would be outside of `root`.
+    """Return the path of the file `name` below the absolute path `root`, or None if it would be outside of it.
 
     A table from somebody else must not name such files. Links are followed, also those that lead out of `root`.
     """

@@ -49,7 +49,7 @@ class KeptListings:
             write_atomically(self._path(name), json.dumps(files).encode())
 
     def copy_folder(self, name: str) -> Path:
-        """Return this build's folder for the copy of the stream `name`. It is removed by `discard`."""
+        """Return this build's folder for the copy of the stream `name`. `discard` removes it."""
         folder = sources_folder() / f"stream-{digest(f'{name} {self._work}')}"
         self._copies.add(folder)
         return folder

@@ -227,7 +227,7 @@ def _tell_of_one_hot(where: str, reading: Reading, labels: Sequence[Any]) -> Non
 
 
 def classes_of(reading: Reading) -> tuple[str, ...]:
-    """Return the class names of a reading's labels; () for labels that are not classes."""
+    """Return the names of the classes of a Reading; () if its labels are not classes."""
     if reading.form in ("number", "numbers"):
         return ()
     if reading.form == "class" and not reading.names and reading.length:

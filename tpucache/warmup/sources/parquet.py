@@ -436,7 +436,7 @@ class ParquetRows:
 def open_rows(path: Path) -> ParquetRows:
     """Return the open parquet file at `path`. Raises SourceError.
 
-    Each process opens a file once, and again when it changes.
+    Each process keeps the last two files open, and opens a file again when it changes.
     """
     try:
         status = path.stat()

@@ -153,11 +153,11 @@ def find_reading(
     is_all: bool,
     may_index: bool,
 ) -> Reading:
-    """Return how to read labels as `kind`. `values` are the labels of all samples (with `is_all`) or of many.
+    """Return how to read labels as `kind`. `values` are the labels of all samples (with `is_all`) or of some.
 
     `names` are the classes that the source states. The texts `missing` mean no label. `may_index` says whether lists of
-    whole numbers may be class numbers. Raises SourceError for ambiguous labels; the message begins with `where`
-    and names the options that decide.
+    whole numbers may be class numbers. Raises SourceError for ambiguous labels; the message begins with `where` and
+    names the options that decide.
     """
     if {*map(type, values)} == {int}:
         values = list(dict.fromkeys(values))  # the frequency of a value does not matter

@@ -54,7 +54,7 @@ class Member(NamedTuple):
 class Sample:
     """One sample of a source.
 
-    `number` is the key of its records, and `path` its unique name. `bytes` is its size in the source (0: unknown), by
+    `number` identifies its records, and `path` is its unique name. `bytes` is its size in the source (0: unknown), by
     which later runs notice a change. `members` are its files, if they are in an archive. `fault` says why the sample
     cannot be used, if that is known without loading it, for example because of a bad label; the text completes a
     sentence that begins with the path.

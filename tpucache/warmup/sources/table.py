@@ -99,7 +99,7 @@ class TableOptions:
         if self.rle_class_col and len(self.rle_cols) > 1:
             raise UsageError("each of several rle_cols is a class: leave rle_class_col out")
         if self.rle_cols and self.mask_col:
-            raise UsageError("masks are either files or run lengths: give mask_col or rle_cols")
+            raise UsageError("masks are either files or run lengths: give only one of mask_col and rle_cols")
 
     def is_kept(self, name: str) -> bool:
         """Return whether `keep` and `drop` say that a column is kept, if no other option names the column."""

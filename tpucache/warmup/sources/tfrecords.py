@@ -113,9 +113,9 @@ class TFRecordSource:
     def list(self) -> Listing:
         """Return all records as samples, with paths such as `file#record`.
 
-        Several label features are the classes if they are 0 or 1 in each of some evenly spread records. Raises
-        SourceError for a file that is broken or cut off, with its path and the offset, and DependencyError without
-        google-crc32c or protobuf.
+        If several features are labels, and are 0 or 1 in each of some evenly spread records, they are the classes.
+        Raises SourceError for a file that is broken or cut off, with its path and the offset, and DependencyError
+        without google-crc32c or protobuf.
         """
         samples: list[Sample] = []
         with Progress(None, "list", "records", is_brief=True) as progress:
@@ -195,8 +195,8 @@ def _find(root: Path, pattern: str) -> list[str]:
 def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: None) -> npt.NDArray[np.int64]:
     """Return where the records of a file begin, and where the last one ends: int64 (records + 1,), in bytes.
 
-    Each process scans a file once, and again when it changes. During the scan, `advance` is called for each record.
-    Raises SourceError.
+    Each process keeps the result for 64 files, and scans a file again when it changes. During the scan, `advance` is
+    called for each record. Raises SourceError.
     """
     try:
         status = path.stat()
