@@ -70,8 +70,8 @@ class BuildPlan:
 
     `augmentation` is the full definition of the augmentation, as JSON values. The samples of `listing` have the cache's
     numbers, and `order` has their positions in the source's own listing. `labels` is the user's option `--labels`, and
-    `label_rule` checks labels that are stored in the samples; it is None if the listing has the labels. `unused_labels`
-    are names of columns that look like labels but are not used.
+    `label_rule` checks labels that are stored in the samples, and is None if the listing has the labels.
+    `unused_labels` are names of columns that look like labels but are not used.
 
     `existing` is the finished cache to add to, or None. With `is_retry`, `blocks` have skipped samples of that cache,
     and `unchanged` is the number of skipped samples that are not tried again, because nothing about them has changed.

@@ -60,8 +60,8 @@ def relabel_cache(
 
     A row belongs to the sample with the same path. If no row has the path of a sample, the values in the table's column
     of paths are compared with the cache's column of the same name, then with its column `id`, then with file names
-    without folders. Every sample needs a row; a warning names rows without a sample. Labels stay as they are without
-    `label_cols`, folds without `fold_col`, and so do columns that are not in the table.
+    without folders. Every sample needs a row; a warning names rows without a sample. Without `label_cols`, labels
+    stay as they are; without `fold_col`, folds do. Columns that are not in the table stay, too.
 
     With `corrections`, the table has rows for some samples only, with new labels: names of the same classes, or
     numbers. All other samples keep their labels, and classes and other columns do not change. If no option is given, a

@@ -380,7 +380,7 @@ def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
 
 
 def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
-    """Return the index rows of a shard's records, in the order of its keys. `shard` is its position in the manifest.
+    """Return the index rows of a shard's records, in key order. `shard` is the shard's position in the manifest.
 
     With a `layout`, an LMDB value contains several records of that layout; without, it is one record.
     """

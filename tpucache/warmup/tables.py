@@ -227,7 +227,7 @@ def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInf
     """Return the joined info of the blocks that have new samples.
 
     Other `shards` have new variants of the existing cache's blocks: their samples are in its tables already, and are
-    left out. `before` is its manifest, or None.
+    left out. `before` is that cache's manifest, or None.
     """
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}

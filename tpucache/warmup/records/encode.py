@@ -24,8 +24,8 @@ from tpucache.warmup.sources.source import Item, Label, Sample, Source
 class EncodedSample(NamedTuple):
     """An encoded sample.
 
-    `item` is the sample as its source returns it, `clean` has its clean arrays by field, and `records` its record of
-    each requested variant and band. `counts` has the numbers of annotations by field: in the source, then in each of
+    `item` is what the source returned, `clean` has the clean arrays by field, and `records` has a record for each
+    requested variant and band. `counts` has the numbers of annotations by field: in the source, then in each of
     the variants of `records`. `facts` has values of the source's image, such as its width, by column of the samples
     table.
     """

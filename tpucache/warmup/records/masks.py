@@ -81,7 +81,7 @@ def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool
 
 
 def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) -> _Numbers:
-    """Return the levels of grey of a mask, opened as `image` from its file `data`. `turned` is its EXIF orientation.
+    """Return the levels of grey of a mask, opened as `image` from its file `data`. `turned` is the EXIF orientation.
 
     With `scaled`, a colour image whose pixels are all grey is taken, too. Raises SampleError for other images with
     colours.

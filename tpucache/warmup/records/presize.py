@@ -15,7 +15,7 @@ drawings, they differ by up to 61 levels (measured; more are possible). Images t
 channels are resized by Pillow as float32, channel by channel, which is exact for 16 bits. Integers are then rounded and
 clipped to their dtype.
 
-Masks, boxes and keypoints use the same `Framing`. Its coordinates are those of the image as stored, at full scale.
+Masks, boxes and keypoints use the same `Framing`. It has coordinates of the image as stored, at full scale.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ _METADATA: Final = "told"
 class KeptSample(NamedTuple):
     """A sample that is not skipped, with the `label` and the `columns` that are stored in the sample itself.
 
-    `facts` has values of its image, such as the width, by column of the samples table.
+    `facts` has values of the sample's image, such as the width, by column of the samples table.
     """
 
     number: int

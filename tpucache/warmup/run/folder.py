@@ -148,8 +148,8 @@ def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = Tru
 
     No warmup may be adding to the cache. The file with the times of versions is removed if there are no earlier
     versions. If an earlier version's manifest is damaged, nothing is removed, because the files of that version are not
-    known. Without `is_thorough`, all tables with a lower generation (the number in the name) than this manifest's are
-    kept, so that the manifests of earlier versions need not be read for them.
+    known. Without `is_thorough`, tables with a lower generation (the number in the name) than this manifest's are kept:
+    otherwise the manifests of earlier versions would have to be read.
     """
     listed = {entry.name for entry in manifest.files}
     listed |= {version_name(number) for number in range(1, manifest.number)}

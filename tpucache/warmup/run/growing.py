@@ -457,7 +457,7 @@ def _in_order(info: ChunkInfo) -> ChunkInfo:
 
 
 class _Record(NamedTuple):
-    """One record of the sample `number`. `part` is its part's index, with parts sorted by band and variant."""
+    """One record of the sample `number`. `part` is the index of its part: parts are sorted by band and variant."""
 
     part: int
     number: int

@@ -102,7 +102,7 @@ class KagglePlace:
         return self._open_draft().sent(entry.name, entry.sha256)
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards and mark them as sent; after that, they may be removed.
+        """Send shards and mark them as sent. After that, their local files may be removed.
 
         Raises PublishError, DamageError and OSError, and BuildError if another process sends this cache.
         """

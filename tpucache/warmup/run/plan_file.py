@@ -35,7 +35,7 @@ def has_plan(work: Path) -> bool:
 
 
 def is_adding_to(work: Path, manifest: Manifest) -> bool:
-    """Return whether a work folder has an unfinished addition to this cache, which must not be removed.
+    """Return whether a work folder has an unfinished addition to the cache of `manifest`. It must not be removed.
 
     Raises BuildError when another process has locked the folder, or when the plan in it cannot be read.
     """

@@ -114,7 +114,7 @@ class _Record(NamedTuple):
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A verified shard with a temporary name, which `install_shard` moves to its place."""
+    """A verified shard with a temporary name, `aside`. `install_shard` gives it its final name."""
 
     aside: Path
     shard: BuiltShard
