@@ -93,10 +93,7 @@ class _Records:
 
 
 def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:
-    """Return the pairs of records with equal lengths, equal checksums and equal bytes.
-
-    With `is_one_set`, `one` and `two` are the same, and a record is not paired with itself.
-    """
+    """Return the pairs of equal records. With `is_one_set`, a record is not paired with itself."""
     order = np.argsort(one.keys, kind="stable")
     places = np.searchsorted(one.keys[order], two.keys)
     is_there = places < len(order)
@@ -251,10 +248,7 @@ def find_leak(train: Samples, valid: Samples) -> Leak | None:
 
 
 def _leak_of_hashes(train: Samples, valid: Samples, alike: Pairs) -> Leak:
-    """Return the leak between two datasets. `alike` are the pairs of their pictures that look alike, the closest first.
-
-    Only the closest `_QUICK_PAIRS` pairs are tested for being copies.
-    """
+    """`alike` begins with the closest pairs. Only the first `_QUICK_PAIRS` are tested for being copies."""
     columns = {name: getattr(alike, name)[:_QUICK_PAIRS] for name in ("first", "second", "distance", "is_mirrored")}
     is_copy = np.zeros(len(alike), np.bool_)
     is_copy[:_QUICK_PAIRS] = confirm_copies(replace(alike, **columns), train, valid)

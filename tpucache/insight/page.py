@@ -165,7 +165,6 @@ class _Set:
         return ",".join(f"{value:.6g}" for value in values)
 
     def have_other_labels(self, first: Array, second: Array) -> npt.NDArray[np.bool_]:
-        """Return, for pairs of samples at these positions, whether their labels differ, bool (m,)."""
         if self._labels is None:
             return np.zeros(len(first), np.bool_)
         labels = np.asarray(self._labels).reshape(len(self._labels), -1)[self.positions]

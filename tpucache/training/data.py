@@ -195,10 +195,7 @@ def _advice(train_set: CachedDataset) -> str:
 
 
 def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
-    """Raise UsageError when a dataset's labels do not fit the task. The labels are read once.
-
-    If the model is trained on this dataset (`is_learned`), also raise it when its labels leave nothing to learn.
-    """
+    """Raise UsageError for labels that do not fit the task or, with `is_learned`, leave nothing to learn."""
     counts, size = None, 0
     for labels in task.label_batches(dataset):
         task.check(labels)
@@ -211,7 +208,6 @@ def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> No
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
-    """Raise UsageError when one setting disables another, or when augmentation on the device makes targets wrong."""
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
         raise UsageError(
@@ -260,7 +256,6 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
 
 
 def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDataset | None) -> None:
-    """Raise UsageError when the settings need metrics that cannot be computed from these samples and this task."""
     wanted = {"metric": settings.metric, "watch": settings.watch, "patience": settings.patience}
     given = [f"--{name}" for name, value in wanted.items() if value]
     if given and valid_set is None:

@@ -135,7 +135,6 @@ def check_export(folder: Path, kind: Kind) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Make the folder, and remove the models of an earlier export."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in [folder / CARD_NAME, *(each for kind in KINDS for each in folder.glob(f"model-*.{kind}"))]:

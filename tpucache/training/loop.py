@@ -200,11 +200,7 @@ def _report_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
 
 
 def _note(run: _Loop, progress: Progress, idle: float) -> str:
-    """Return the text that follows the rate in the progress bar.
-
-    It has the position in the run, the time left for all folds, the device's idle share, and how much of the cache has
-    been built or downloaded.
-    """
+    """Return the text that follows the rate in the progress bar."""
     plan, following, network = run.plan, run.options.following, run.data.train_set.network
     kept, all_left = network.progress if network is not None else "", ""
     if run.building.text:
@@ -216,10 +212,7 @@ def _note(run: _Loop, progress: Progress, idle: float) -> str:
 
 
 def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
-    """Train until the run is finished or has to stop, and save it.
-
-    Return the pace of the steps, and the Stopped error if the run has to stop, else None.
-    """
+    """Train until the run is finished or has to stop, and save it."""
     learner, plan, state, options = run.learner, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
     residence = _open_residence(run)

@@ -488,11 +488,7 @@ class _Mistakes(NamedTuple):
 
 
 def _mistakes(run: RunFiles) -> _Mistakes | None:
-    """Return the section about mistakes; None if the run's files do not have what it needs.
-
-    For classes and masks it has the confusion matrix. If a sample can have several labels, it has figures for each
-    class.
-    """
+    """Return the section about mistakes; None if the run's files lack what it needs."""
     if "predictions" in run.arrays:
         labels, predictions = run.arrays["labels"].astype(np.int64), run.arrays["predictions"].astype(np.int64)
         outputs = max([int(run.info.get("outputs", 0)), *(labels + 1).tolist(), *(predictions + 1).tolist()])

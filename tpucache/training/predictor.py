@@ -187,10 +187,6 @@ class Predictor:
 
 
 def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
-    """Raise UsageError if `options` ask for mirrored, cropped or resized inputs that the models cannot take.
-
-    `fields` are the inputs of the models, by name.
-    """
     names = options.view_names
     if not names:
         return

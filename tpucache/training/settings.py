@@ -390,7 +390,6 @@ def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
 
 
 def _precision(given: Precision, bf16: bool) -> Precision:
-    """Raises UsageError if the two settings contradict each other."""
     if bf16 and given not in ("auto", "mixed", "bf16"):
         raise UsageError(f"bf16 and the precision {given} contradict each other: leave one of them out")
     return "bf16" if bf16 else given

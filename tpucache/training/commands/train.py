@@ -349,7 +349,7 @@ def _split(
 
 
 def _kept_settings(run: Path) -> dict[str, Any]:
-    """Return, by name, a run's settings that differ from their defaults. Raises UsageError without `run.json`."""
+    """Return a run's settings that differ from their defaults. Raises UsageError without `run.json`."""
     from tpucache.store.files import read_file
     from tpucache.training.settings import settings_from, unusual_settings
 

@@ -128,7 +128,7 @@ def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
 
 
 def _weights_file(source: Path) -> Path:
-    """Return the file of weights at a path or in a folder. Raises UsageError if there is none, or more than one."""
+    """Raises UsageError if there is no file of weights, or more than one."""
     if not source.is_dir():
         if not source.is_file():
             raise UsageError(f"there are no weights at {source}: give a file of weights, or the folder of a run")

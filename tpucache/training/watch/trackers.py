@@ -211,7 +211,6 @@ class MlflowRun:
 
 
 def _tagged(row: Row) -> dict[str, float]:
-    """Return an epoch's numbers by their tags: `valid/…` for metrics, `epoch/…` for the rest."""
     return {
         name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}": value
         for name, value in row.items()
