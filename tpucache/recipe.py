@@ -157,12 +157,18 @@ class Recipe:
         object.__setattr__(self, "size", size)
         if self.codec not in IMAGE_CODECS:  # the list of names is made only for the error
             self._check("codec", False, "one of " + ", ".join(IMAGE_CODECS))
-        chromas = CODECS[self.codec].chromas
-        allowed = f"one of {', '.join(chromas)} for {self.codec}" if chromas else f"to be left out for {self.codec}"
-        self._check("chroma", self.chroma is None or self.chroma in chromas, allowed)
-        low, high = CODECS[self.codec].quality_range or (0, -1)
-        allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"to be left out for {self.codec}"
-        self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
+        chromas, qualities = CODECS[self.codec].chromas, CODECS[self.codec].quality_range
+        for name, has_setting in (("chroma", chromas), ("quality", qualities)):
+            if not has_setting and getattr(self, name) is not None:
+                raise RecipeError(f"{name} is no setting of the codec {self.codec}: leave it out")
+        if chromas:
+            chosen = self.chroma is None or self.chroma in chromas
+            self._check("chroma", chosen, f"one of {', '.join(chromas)} for {self.codec}")
+        if qualities:
+            low, high = qualities
+            self._check(
+                "quality", self.quality is None or _whole(self.quality, low, high), f"{low} to {high} for {self.codec}"
+            )
         if wrong := misfit(vars(self), Recipe):
             raise RecipeError(wrong)
         self._check_pixels()

@@ -114,6 +114,21 @@ def test_the_command_takes_the_augmentations_of_train(deep, tmp_path, capsys):
     assert "give --batch" in capsys.readouterr().err
 
 
+def test_the_command_shows_the_variants_of_a_kept_copy_too(drawn, tmp_path):
+    (source := tmp_path / "source").mkdir()
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
+        Image.fromarray(pixels).save(source / f"{number}.png")
+    build_cache(source, tmp_path / "c", Recipe(size=8, variants=2), jobs=1)
+    command = ["preview", str(tmp_path / "c"), "-o", str(tmp_path / "b.png"), "--batch"]
+    assert main(command) == 0
+    assert main([*command, "--cache-dir", str(tmp_path / "kept")]) == 0
+    images = [fields["image"] for fields in drawn[1::2]]
+    assert len(images) == 8
+    for at_path, kept in zip(images[:4], images[4:], strict=True):
+        np.testing.assert_array_equal(at_path, kept)
+
+
 def test_sheets_and_reports_show_images_of_any_depth(deep):
     assert preview_cache(deep, 2).width > 300
     page = report_cache(deep, 2).html

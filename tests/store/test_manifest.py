@@ -224,6 +224,11 @@ def test_a_truth_value_is_no_statistic() -> None:
         Manifest.from_json(json.dumps(replaced(("statistics", "mean", 0), True)))
 
 
+def test_each_channel_with_a_mean_has_a_deviation() -> None:
+    with pytest.raises(FormatError, match="3 channels have a mean, but 2"):
+        Manifest.from_json(json.dumps(replaced(("statistics", "std"), [0.0, 1.0])))
+
+
 @pytest.mark.parametrize("path", KEYS, ids=label)
 def test_no_key_may_be_missing_or_null(path: Path_) -> None:
     with pytest.raises(FormatError):

@@ -402,6 +402,7 @@ def _check_sizes(cache: Cache) -> None:
     """Raise DamageError if a file of a cache is missing or has the wrong size: somebody may have removed old files."""
     for entry in cache.manifest.files:
         path = cache.directory / entry.name
-        found = path.stat().st_size if path.exists() else None
-        if found != entry.bytes:
-            raise DamageError(f"{path} has {found or 0:,} bytes, but the manifest says {entry.bytes:,}")
+        if not path.exists():
+            raise DamageError(f"{path} is missing")
+        if (found := path.stat().st_size) != entry.bytes:
+            raise DamageError(f"{path} has {found:,} bytes, but the manifest says {entry.bytes:,}")

@@ -223,7 +223,10 @@ def preview(options: argparse.Namespace) -> int:
     if options.batch:
         from tpucache.report.batch import preview_batch
 
-        sheet = preview_batch(_opened(options), augment, options.samples, seed=options.seed)
+        shown = _opened(options)
+        if not isinstance(shown, Path) and shown.manifest.augmented:
+            shown = shown.in_variant("epoch")  # as train does
+        sheet = preview_batch(shown, augment, options.samples, seed=options.seed)
     elif augment != AugmentSettings():
         raise UsageError("options of augmentation change only a preview of a batch: give --batch, too")
     else:

@@ -62,11 +62,12 @@ _SKIPPED: Final = (
 
 def check_title(title: str) -> str:
     """Return a title without spaces at its ends if Kaggle accepts it. Raises UsageError if not."""
-    if len(title.strip()) not in TITLE_LENGTH or not title.isprintable():
+    title = title.strip()
+    if len(title) not in TITLE_LENGTH or not title.isprintable():
         raise UsageError(
             f"--title is {TITLE_LENGTH[0]} to {TITLE_LENGTH[-1]} printable characters, not {title!r} ({len(title)})"
         )
-    return title.strip()
+    return title
 
 
 def check_license(name: str | None) -> str:

@@ -477,7 +477,9 @@ def _check_deleted(manifest: Manifest) -> None:
 
 def _check_statistics(manifest: Manifest) -> None:
     channels = len(manifest.statistics.mean)
-    if any({len(each.std), len(manifest.statistics.std)} != {channels} for each in manifest.statistics.frequencies):
+    if len(manifest.statistics.std) != channels:
+        raise FormatError(f"{channels} channels have a mean, but {len(manifest.statistics.std)} a standard deviation")
+    if any(len(each.std) != channels for each in manifest.statistics.frequencies):
         raise FormatError(f"the mean has {channels} channels, but a standard deviation has another number")
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):
