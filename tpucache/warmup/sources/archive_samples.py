@@ -53,7 +53,7 @@ class MemberFiles(Protocol):
 
     @property
     def is_several(self) -> bool:
-        """Whether names begin with the name of their archive."""
+        """Whether the names of files begin with the path of their archive."""
         ...
 
     @property

@@ -229,8 +229,8 @@ class SourceKind(NamedTuple):
     """A kind of source that a user can name by a path, a pattern or a name.
 
     `description` completes "give …" in errors. `matches` returns whether a user's text names such a source, and `open`
-    returns the source. The second argument of `open` says what columns, features and keys mean; `options` are the names
-    of the options in it that the source uses.
+    returns the source. The second argument of `open` is a TableOptions or None; `options` are the names of those of its
+    options that the source uses.
     """
 
     description: str
