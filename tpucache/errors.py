@@ -1,7 +1,7 @@
 """The errors that tpucache raises on purpose, as a tree.
 
 TpucacheError
-├── UsageError              an argument with a value that is not allowed (also a ValueError)
+├── UsageError              an argument's value, or a call at this time, is not allowed (also a ValueError)
 │   └── OutOfRangeError     an index outside of the samples (also an IndexError)
 ├── DependencyError         an optional library is missing or unfit (also an ImportError)
 ├── RecipeError             a recipe or an augmentation cannot be used, or differs from that of the unfinished cache
@@ -32,7 +32,7 @@ class TpucacheError(Exception):
 
 
 class UsageError(TpucacheError, ValueError):
-    """An argument has a value that is not allowed."""
+    """The value of an argument, or a call at this time, is not allowed."""
 
 
 class OutOfRangeError(UsageError, IndexError):

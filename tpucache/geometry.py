@@ -228,7 +228,10 @@ class Framing:
         return width, height
 
     def place(self, resized: Array) -> Array:
-        """Turn resized pixels (height, width, …), whose size is `self.size`, and return them on a canvas of zeros."""
+        """Turn resized pixels by `self.turn`, and return them in the middle of a canvas of zeros.
+
+        `resized` (height, width, …) has the size `self.size`, before the turn.
+        """
         turned = turn(resized, self.turn)
         if turned.shape[:2] == self.canvas[::-1]:
             return np.ascontiguousarray(turned)

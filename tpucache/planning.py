@@ -98,7 +98,7 @@ class PlanRow:
 
     @property
     def cache(self) -> tuple[Any, ...]:
-        """The codec, size, bands and number of variants, which are equal in all rows of the same cache."""
+        """The codec, size, bands and number of variants of the row's cache: equal in all rows of one cache."""
         return self.codec, self.size, self.bands, self.variants
 
 

@@ -297,5 +297,5 @@ def test_images_of_other_numbers_and_channels_are_refused(dtype):
         Augment(RAND, [0.0] * 3, [1.0] * 3, 8, 8, CPU, dtype)
     with pytest.raises(UsageError, match="trivial_augment needs images of 1 or 3 channels, not 4"):
         Augment(TRIVIAL, [0.0] * 4, [1.0] * 4, 8, 8, CPU)
-    with pytest.raises(UsageError, match="give draw this size"):
+    with pytest.raises(UsageError, match="give them to `draw` as `size`"):
         draw(TRIVIAL, 0, 0, 4)

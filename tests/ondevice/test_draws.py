@@ -119,7 +119,7 @@ def test_crops_are_spread_as_those_of_torchvision(size, zoom):
 
 
 def test_a_crop_needs_the_images_size():
-    with pytest.raises(UsageError, match="give draw this size"):
+    with pytest.raises(UsageError, match="give them to `draw` as `size`"):
         draw(AugmentSettings(crop=True), 0, 0, 4)
 
 

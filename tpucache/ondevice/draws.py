@@ -50,9 +50,9 @@ def draw(
     UsageError for a crop or operations without a size.
     """
     if settings.operations and size is None:
-        raise UsageError("random operations depend on the images' height and width: give draw this size")
+        raise UsageError("random operations depend on the images' height and width: give them to `draw` as `size`")
     if settings.crop and size is None:
-        raise UsageError("a random crop depends on the images' height and width: give draw this size")
+        raise UsageError("a random crop depends on the images' height and width: give them to `draw` as `size`")
     drawn = [_draw_view(settings, (seed, step), view, batch_size, size) for view in range(settings.views)]
     return np.concatenate(drawn, 1, dtype=np.float32)
 

@@ -112,7 +112,7 @@ class KaggleDataset:
             f"the upload of {name}", lambda: self._client.blobs.blob_api_client.start_blob_upload(request)
         )
         if not answer.token or not answer.create_url.startswith(("https://", "http://")):
-            raise PublishError(f"Kaggle gave no token for {name}: run the same command again")
+            raise PublishError(f"Kaggle gave no token or no URL to upload {name}: run the same command again")
         return Blob(answer.token, answer.create_url)
 
     def send(self, blob: Blob, name: str, file: BinaryIO, size: int, advance: Callable[[int], None]) -> None:

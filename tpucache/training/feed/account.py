@@ -79,5 +79,5 @@ class Account:
         return {name: earlier.get(name, 0.0) + spent for name, spent in self._seconds.items()}
 
     def wall_seconds(self) -> float:
-        """Return the total seconds by the clock, up to the last change of the part, or the last call of `seconds`."""
+        """Return the seconds of the run, earlier processes included, up to the last call of `begin` or `seconds`."""
         return self._earlier_wall + self._since - self._began

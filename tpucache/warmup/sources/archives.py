@@ -164,7 +164,7 @@ def _plain(name: str, path: str) -> str:
 
 
 def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return all files and folders of a tar in order; `archive` is the name of the archive in its members.
+    """Return a Member for each file and folder of a tar, in order; `archive` is the tar's path in the Members.
 
     A link stands for the file that it names. The name of a folder ends with a slash. `advance` is called with 1 for
     each entry. Raises SourceError when the tar is compressed, broken or cut short, has sparse files, or has links to
@@ -263,11 +263,11 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
 
 
 def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return all files of a zip in the order of its directory; `archive` is the name of the archive in its members.
+    """Return a Member for each file of a zip, in the order of its directory, and then for each folder.
 
-    The folders of the zip follow; their names end with a slash. `advance` is called with the number of files. Raises
-    SourceError when the zip is broken, or when an entry is encrypted, compressed by another method than deflate,
-    overlaps another entry, or claims an impossible size.
+    `archive` is the zip's path in the Members. The name of a folder ends with a slash. `advance` is called with the
+    number of files. Raises SourceError when the zip is broken, or when an entry is encrypted, compressed by another
+    method than deflate, overlaps another entry, or claims an impossible size.
     """
     try:
         with open_file(path) as opened:
@@ -277,7 +277,7 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
 
 
 def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return all files and folders of an open zip, as `list_zip` does; `path` names the zip in errors.
+    """Return the Members of an open zip, as `list_zip` does; `path` names the zip in errors.
 
     Raises SourceError as `list_zip` does, and OSError if the file cannot be read.
     """

@@ -165,7 +165,8 @@ def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
     if twice:
         first, second = [path for path, name in names.items() if name == twice[0]][:2]
         raise SourceError(
-            f"{first!r} and {second!r} both match {twice[0]!r} in the JSON: add folders to the file names in the JSON"
+            f"{first!r} and {second!r} both match {twice[0]!r} in the JSON: list each by its path in the JSON, or "
+            "remove one from the source"
         )
     return names
 
