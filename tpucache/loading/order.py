@@ -68,7 +68,7 @@ class EpochOrder:
 
     @property
     def text_by_sample(self) -> str:
-        """The order as text, without the words that `text` adds if a chunk's samples have the same variant."""
+        """The order as text. Unlike `text`, it never says that all samples of a chunk have the same variant."""
         if self.sampling is not None:
             return self.sampling.text
         if self.name == "local":

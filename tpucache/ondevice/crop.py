@@ -118,10 +118,10 @@ def _lanczos(functions: Any, angles: Array) -> Array:
 
 
 def _waves(functions: Any, pixels: Array, frequencies: int) -> list[Array]:
-    """Return the lowest frequencies of blocks of eight pixels, one array for each frequency.
+    """Return the first `frequencies` DCT coefficients of each block of eight pixels, one array for each coefficient.
 
-    The pixels of a block lie along the first dimension. Even waves are symmetric and odd ones antisymmetric, so that
-    each frequency is a sum of four terms.
+    The pixels of a block lie along the first dimension. Even rows of the DCT's matrix are symmetric and odd rows
+    antisymmetric, so that each coefficient is a sum of four terms. `functions` is `ArrayLibrary.functions`.
     """
     half = BLOCK // 2
     first, second = pixels[:half], functions.flip(pixels[half:], (0,))

@@ -232,10 +232,10 @@ class RecordSlots:
         return np.concatenate([group, np.flatnonzero(is_left)[:more]])
 
     def _fill(self, chunk: int, numbers: Numbers) -> Numbers:
-        """Assign the rows of a chunk to the records in `numbers`; return the numbers of the records to read for it.
+        """Assign the rows of a chunk to the records in `numbers`, and return the numbers of the records to read.
 
-        `numbers` has -1 for a row without a record. There the result has the chunk's first record, so that the chunk is
-        read in one piece. The result ends with the chunk's last record.
+        `numbers` has an entry for each row: -1 if the row gets no record. The result is `numbers` up to the last
+        record. It has the first record in place of each -1, so that the chunk is read in one piece.
         """
         is_record = numbers >= 0
         self._states[chunk] = _PLANNED  # first, so that an interrupt frees the rows again

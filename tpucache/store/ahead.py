@@ -44,11 +44,11 @@ class Lateness:
         self._work: float | None = None
 
     def waited(self, seconds: float) -> None:
-        """Add the seconds that the storage took to deliver one file."""
+        """Add to the mean the seconds that the storage took to deliver one file."""
         self._wait = _mean(self._wait, seconds)
 
     def worked(self, seconds: float) -> None:
-        """Add the seconds that the caller worked between receiving one file and asking for the next."""
+        """Add to the mean the seconds that the caller worked between receiving one file and asking for the next."""
         self._work = _mean(self._work, seconds)
 
     @property

@@ -166,7 +166,7 @@ if hasattr(os, "register_at_fork"):
 def _take_lock(path: Path, content: bytes) -> int | None:
     """Lock a file, write `content` to it and return its descriptor; None on a file system without locks.
 
-    Raises BlockingIOError when another process keeps the file locked, and OSError.
+    Raises BlockingIOError if another process keeps the file locked for two seconds, and OSError for other failures.
     """
     if fcntl is None:
         return None
@@ -216,7 +216,7 @@ def _is_named(number: int, path: Path) -> bool:
 def _take_lease(path: Path, content: bytes) -> None:
     """Create the lock file `path` as a lease, and write `content` into it. An expired lease is replaced.
 
-    Raises BlockingIOError while another process holds the lease, and OSError.
+    Raises BlockingIOError while another process holds or replaces the lease, and OSError for other failures.
     """
     while True:
         try:

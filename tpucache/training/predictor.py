@@ -163,8 +163,9 @@ class Predictor:
     def prepare(self, dataset: CachedDataset) -> CachedDataset:
         """Return a cache's samples as the models take them, with the input columns of each run, encoded as in that run.
 
-        The cache may have no labels, or other classes. Raises UsageError if its fields and sizes are not those that the
-        models were trained with.
+        The cache may have no labels, or other classes. If the options ask for crops or resized views, its images may
+        have any size. Raises UsageError for a missing field, for one of another dtype or shape than the models learned
+        from, and for columns that cannot be encoded.
         """
         self._check(dataset)
         wanted = [columns for columns in self._columns if columns.parts]

@@ -299,21 +299,23 @@ class TrainSettings:
     def batch(self) -> int:
         """The number of samples in one optimizer step. Raises UsageError before the batch size is decided."""
         if self.batch_size is None:
-            raise UsageError("the batch size is decided when the run begins: give batch_size to know it before")
+            raise UsageError("the batch size is decided when the run begins: give batch_size if you need it earlier")
         return self.batch_size
 
     @property
     def passes(self) -> int:
         """The number of epochs. Raises UsageError before the number is decided."""
         if not isinstance(self.epochs, int):
-            raise UsageError("the number of epochs is decided when the run begins: give epochs to know it before")
+            raise UsageError(
+                "the number of epochs is decided when the run begins: give epochs as a number if you need it earlier"
+            )
         return self.epochs
 
     @property
     def peak_lr(self) -> float:
         """The highest learning rate of the run. Raises UsageError before it is decided."""
         if self.lr is None:
-            raise UsageError("the learning rate is decided when the run begins: give lr to know it before")
+            raise UsageError("the learning rate is decided when the run begins: give lr if you need it earlier")
         return scale_lr(self.lr, self.batch, self.scale or "none")
 
     @property

@@ -59,7 +59,7 @@ def test_braces_stand_for_their_names_in_order() -> None:
     assert expand_braces("a{1..3}-{x,y}") == ["a1-x", "a1-y", "a2-x", "a2-y", "a3-x", "a3-y"]
     assert expand_braces("{a}-{}-{1...2}") == ["{a}-{}-{1...2}"]
     for pattern in ("{3..1}", "{0..99999999999}", "{0..999}{0..999}"):
-        with pytest.raises(SourceError, match="stands for"):
+        with pytest.raises(SourceError, match="counts down, or the pattern stands for"):
             expand_braces(pattern)
 
 

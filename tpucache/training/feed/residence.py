@@ -112,7 +112,7 @@ class Residence:
 
     @property
     def planned_bytes(self) -> int:
-        """The bytes of all training records in their largest size, and of all validation records, on all cores."""
+        """The bytes of validation records, and of training records in their largest size, on this process's cores."""
         return self._decision.planned_bytes
 
     def decide(self) -> bool:

@@ -77,7 +77,7 @@ class TensorBoard:
                 self._writer.close()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Write the losses of the steps from number `first` on; TensorBoard's steps are counted from 1."""
+        """Write the losses of consecutive steps from `first` on, counted from 0. TensorBoard's steps count from 1."""
         self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
@@ -131,7 +131,7 @@ class Tracker:
                 self._service.close(outcome)
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Send the losses of the steps from number `first` on; the service's steps are counted from 1."""
+        """Send the losses of consecutive steps from `first` on, counted from 0. The service's steps count from 1."""
         self._send([(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:

@@ -306,7 +306,10 @@ def expand_braces(pattern: str) -> list[str]:
         start, stop, names = found.groups()
         count = 1 + int(stop) - int(start) if names is None else 1 + names.count(",")
         if not 0 < count <= _MOST_PATTERNS - len(patterns) - len(complete):
-            raise SourceError(f"{pattern}: {found[0]} stands for no names, or for more than {_MOST_PATTERNS:,}")
+            raise SourceError(
+                f"{pattern}: {found[0]} counts down, or the pattern stands for more than {_MOST_PATTERNS:,} names: "
+                "give a smaller range, from the lower number to the higher"
+            )
         parts = (
             [f"{number:0{len(start)}}" for number in range(int(start), int(stop) + 1)]
             if names is None
