@@ -114,6 +114,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         for variant in variants
         for block, records in enumerate(blocks)
     ]
+    channels = draw(st.lists(st.tuples(numbers, numbers), max_size=3))
     return Manifest(
         samples=sum(blocks),
         variants=tuple(variants),
@@ -123,8 +124,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         tables=tuple(FileEntry(name, draw(st.integers(0, 1 << 62)), draw(shas)) for name in TABLE_NAMES),
         skipped=tuple(draw(st.lists(st.builds(Skipped, st.integers(0, 99), st.text(max_size=9), names), max_size=2))),
         statistics=Statistics(
-            tuple(draw(st.lists(numbers, max_size=3))),
-            tuple(draw(st.lists(numbers, max_size=3))),
+            tuple(mean for mean, _ in channels),
+            tuple(std for _, std in channels),
             tuple(draw(st.sampled_from([[], [7] * len(classes)]))),
         ),
         fingerprint=draw(shas),

@@ -112,6 +112,13 @@ def test_a_label_column_without_any_label_is_refused(tmp_path: Path) -> None:
         _list(tmp_path, "path,y\n1.jpg,\n2.jpg, \n", label_cols=("y",))
 
 
+def test_a_label_column_of_words_for_no_number_is_refused_among_several(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no number in any row of column 'b'"):
+        _list(tmp_path, "path,a,b\n1.jpg,1,NA\n2.jpg,2,nan\n", label_cols=("a", "b"))
+    with pytest.raises(SourceError, match="no row with a number in each of the label columns a, b"):
+        _list(tmp_path, "path,a,b\n1.jpg,1,NA\n2.jpg,,2\n", label_cols=("a", "b"))
+
+
 @pytest.mark.parametrize(
     ("header", "options", "expected"),
     [

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources import Sample, TFRecordSource, open_source, tfrecords
+from tpucache.warmup.sources import Sample, TableOptions, TFRecordSource, open_source, tfrecords
 from tpucache.warmup.sources import tfrecords as tfrecord
 from tpucache.warmup.sources.source import Item
 from tpucache.warmup.sources.tfrecords import read_boxes, read_example
@@ -307,6 +307,13 @@ def test_features_that_cannot_be_kept_are_a_sample_error(features: dict[str, Any
     with pytest.raises(SampleError, match=reason) as caught:
         _read(features)
     assert caught.value.path == "a.tfrec#0"
+
+
+def test_a_text_among_several_label_features_is_named() -> None:
+    with pytest.raises(SampleError, match="feature 'b' is text"):
+        read_example(
+            _example({"image": [JPEG], "a": [1], "b": [b"x"]}), "a.tfrec#0", TableOptions(label_cols=("a", "b"))
+        )
 
 
 def test_an_empty_label_is_a_sample_error() -> None:

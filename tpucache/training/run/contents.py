@@ -158,9 +158,10 @@ def _check_metadata(content: Mapping[str, Any], where: str) -> None:
     for each in found.fields:
         check_field(each)
     channels = next((each.shape[2] for each in found.fields if each.name == IMAGE), None)
-    if len(found.mean) != len(found.std) or (channels is not None and len(found.mean) != channels):
+    channels = len(found.mean) if channels is None else channels
+    if not len(found.mean) == len(found.std) == channels:
         raise FormatError(
-            f"{where}: 'mean' and 'std' have {len(found.mean)} and {len(found.std)} values, not {channels} channels"
+            f"{where}: 'mean' has {len(found.mean)} values and 'std' {len(found.std)}: the channels are {channels}"
         )
 
 

@@ -40,8 +40,8 @@ def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) 
     In a single column, whole numbers are classes in numerical order, other numbers are values to regress, and other
     texts, such as 007, are classes in alphabetical order. Several columns are a vector: of classes if all numbers are 0
     or 1, else of values. With a separator, a single column has several class names in each cell; its labels are vectors
-    of classes, all 0 for an empty cell. Raises SourceError for a column without labels, and for one of several columns
-    in which no cell is a number.
+    of classes, all 0 for an empty cell. Raises SourceError for a column without labels, for one of several columns in
+    which no cell is a number, and if no row has a number in each of several columns.
     """
     if not columns:
         return TableLabels([None] * len(table.lines), (), {})
@@ -122,6 +122,8 @@ def _vectors(table: CsvTable, names: Sequence[str], faults: dict[int, str]) -> t
     for row in zip(*columns, strict=True):
         values = tuple(float(value) for value in row if value is not None)
         labels.append(values if len(values) == len(names) else None)
+    if not faults and all(label is None for label in labels):
+        raise SourceError(f"{table.path} has no row with a number in each of the label columns {', '.join(names)}")
     return labels, tuple(names) if known <= {0, 1} else ()
 
 
@@ -144,7 +146,7 @@ def _numbers(table: CsvTable, name: str, faults: dict[int, str]) -> list[int | f
     """Return the numbers of a label column, None for a cell without a number.
 
     `faults` gets the reason for each wrong cell, by row. Empty cells and words such as NA are not wrong. Raises
-    SourceError if there are wrong cells and no number.
+    SourceError if no cell is a number.
     """
     cells = table.column(name)
     numbers: dict[str, int | float | None] = {}
@@ -155,7 +157,9 @@ def _numbers(table: CsvTable, name: str, faults: dict[int, str]) -> list[int | f
             numbers[cell] = None
             wrong |= {cell} if cell.strip() and cell.strip().lower() not in MISSING_WORDS else set()
     reason = "is not a number: leave the cell empty where there is no label"
-    if wrong and all(value is None for value in numbers.values()):
+    if all(value is None for value in numbers.values()):
+        if not wrong:
+            raise SourceError(f"{table.path} has no number in any row of column {name!r}: leave this label column out")
         row = next(row for row, cell in enumerate(cells) if cell in wrong)
         raise table.wrong(row, name, f"{cells[row]!r} {reason}")
     if wrong:

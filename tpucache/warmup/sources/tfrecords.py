@@ -383,7 +383,11 @@ def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequ
     names = names or _found_label(texts, numbers)
     for name in names:
         if name in texts:
-            return _text_label(texts, names, path)
+            if len(names) > 1:
+                raise SampleError(
+                    path, f"feature {name!r} is text: if there are several label features, all must be numbers"
+                )
+            return _text_label(texts, name, path)
         if name not in numbers:
             raise SampleError(path, f"has no feature {name!r}: there are {', '.join([*texts, *numbers])}")
         if not len(numbers[name]):
@@ -403,17 +407,12 @@ def _found_label(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array])
     return [name for name in _LABELS if name in numbers][:1] or [name for name in _LABELS if texts.get(name)][:1]
 
 
-def _text_label(texts: dict[str, list[bytes]], names: Sequence[str], path: str) -> Any:
-    """Remove the feature `names[0]` from `texts`, and return it as the label: the name of a class, or a tuple of names.
+def _text_label(texts: dict[str, list[bytes]], name: str, path: str) -> Any:
+    """Remove the feature `name` from `texts`, and return it as the label: the name of a class, or a tuple of names.
 
-    Returns None if all texts are blank. Raises SampleError for several `names`, and for bytes that are not text.
+    Returns None if all texts are blank. Raises SampleError for bytes that are not text.
     """
-    if len(names) > 1:
-        raise SampleError(
-            path, f"feature {names[0]!r} or another label feature is text: if there are several, all must be numbers"
-        )
-    values = texts.pop(names[0])
-    labels = tuple(_text(value, names[0], path) for value in values)
+    labels = tuple(_text(value, name, path) for value in texts.pop(name))
     if not any(label.strip() for label in labels):
         return None
     return labels[0] if len(labels) == 1 else labels
