@@ -41,7 +41,7 @@ def test_a_fraction_outside_zero_to_one_is_refused(fraction):
 
 @pytest.mark.parametrize("labels", [[], [0], [0, 1, 2], [[1.0, 0.0]]])
 def test_what_cannot_be_split_is_refused_with_the_reason(labels):
-    with pytest.raises(UsageError, match=f"{len(labels)} samples in . classes cannot be split at 0.5"):
+    with pytest.raises(UsageError, match=f"{len(labels)} samples cannot be split at 0.5"):
         stratified_split(np.array(labels), 0.5, 0)
 
 

@@ -41,8 +41,8 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
     train = np.setdiff1d(np.arange(len(labels)), valid)
     if not len(valid) or not len(train):
         raise UsageError(
-            f"{len(labels):,} samples in {len(parts):,} classes cannot be split at {fraction}: at least one class "
-            "needs two samples. Validate on another cache, or on a fold of this one"
+            f"{len(labels):,} samples cannot be split at {fraction}: at least one class needs two samples. Validate on "
+            "another cache, or on a fold of this one"
         )
     return Split(train, valid)
 

@@ -80,7 +80,7 @@ class TorchTable:
         except RuntimeError as error:  # also torch's OutOfMemoryError
             raise DeviceFullError(
                 f"{slots.rows * row_bytes / 1e9:,.2f} GB of records do not fit into the memory of {chunk.device}: "
-                "leave resident out"
+                "use resident=no"
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:

@@ -156,8 +156,9 @@ def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop", 
     """Return a module that decodes batches of `CachedLoader(finish="device")`.
 
     The module returns uint8 (batch, channels, height, width). `size` is the size of the decoded images, (height, width)
-    in pixels or one number for both, from 8 to twice the stored size. Each call of this module may give another size:
-    `module(batch, 160)`. `fit` says how an image of another shape is fitted to `size`, as warmup's option `--fit` does.
+    in pixels or one number for both, from 8 to twice the stored size. With `size`, and without `crop`, each call of the
+    module may give another size: `module(batch, 160)`. `fit` says how an image of another shape is fitted to `size`, as
+    warmup's option `--fit` does.
 
     With `crop` the module resizes a random part of each image to that size (default: the stored size), without
     aliasing, and mirrors some of the parts: `module(batch, draws)`. Here `draws` are the numbers of

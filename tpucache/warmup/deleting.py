@@ -85,7 +85,8 @@ def read_paths(file: str | Path) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise SourceError(f"{file} cannot be read: {error}") from error
     if not paths:
-        raise SourceError(f"{file} lists no paths: write one path on each line")
+        place = "row of the column path" if file.suffix.lower() == ".csv" else "line"
+        raise SourceError(f"{file} lists no paths: write one path in each {place}")
     return paths
 
 

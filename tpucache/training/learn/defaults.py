@@ -47,7 +47,7 @@ _STEPS: Final = 250
 _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
 #: The smallest batch, unless there are few samples. Smaller ones take longer for each sample, for a deep model twice.
-_LEAST_BATCH: Final = 16
+_LEAST_BATCH: Final = 32
 #: With fewer samples, a run that shows fewer than the second number has the smallest parts for its cores. It ends soon
 #: all the same, and it learns more (docs/numbers.md has figures).
 _FEW_SAMPLES: Final = 1_000
@@ -171,7 +171,7 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
     Given values are kept. A run has 5 epochs, or up to 40 if 5 epochs show fewer than 4,000 samples. A batch consists
     of equal shares: one for each of the `cores` of each process, times `accumulate`. With fewer than 1,000 samples, and
     if all epochs together show fewer than 8,000, a share has 8 samples. Otherwise the batch is the largest power of two
-    with which the run has 250 steps, at least 16, at most 128 samples for each core and at least 8 for each share. It
+    with which the run has 250 steps, at least 32, at most 128 samples for each core and at least 8 for each share. It
     is smaller if the samples do not fill `steps_per_execution` such batches. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:

@@ -229,7 +229,8 @@ class Executor(WorkerOptions):
             package = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}[self.backend]
             raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
         except (OSError, ConnectionError, ValueError) as error:
-            raise BuildError(f"no {self.backend} scheduler answers at {self.scheduler}: {error}") from error
+            place = f" at {self.scheduler}" if self.scheduler else ""
+            raise BuildError(f"no {self.backend} scheduler answers{place}: {error}") from error
 
 
 class ForkedWorkers(Executor):
