@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,20 @@ def test_several_columns_are_a_class_each_and_names_are_numbered_in_their_order(
     (tmp_path / "named").mkdir()
     masks = masks_of(tmp_path / "named", write(tmp_path / "named", named), Recipe(size=(4, 6)), rle_class_col="class")
     assert masks[0].T.reshape(-1)[:4].tolist() == [2, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("numbers", "nothing"), [("12", ""), (("1.0", "2.0"), "nan"), ("ab", " ")])
+def test_a_row_without_masks_and_without_a_class_changes_no_number_of_a_class(
+    numbers: Sequence[str], nothing: str, tmp_path: Path
+) -> None:
+    cells = [("a.png", numbers[0], "1 1"), ("a.png", numbers[1], "3 1"), ("b.png", nothing, "")]
+    rows = [{"ImageId": name, "class": number, "EncodedPixels": runs} for name, number, runs in cells]
+    masks = masks_of(tmp_path, write(tmp_path, rows), Recipe(size=(4, 6)), rle_class_col="class")
+    assert masks[0].T.reshape(-1)[:4].tolist() == [1, 0, 2, 0]
+    assert not masks[1].any()
+    rows[2]["EncodedPixels"] = "1 1"
+    with pytest.raises(SourceError, match=r"line 4, column 'class': .* is no class, and the row has run lengths"):
+        masks_of(tmp_path / "other", write(tmp_path, rows), Recipe(size=(4, 6)), rle_class_col="class")
 
 
 def test_masks_lie_on_the_image_that_is_stated(tmp_path: Path) -> None:

@@ -14,11 +14,16 @@ import numpy.typing as npt
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.types import Array
-from tpucache.warmup.records.numbers import Decoded, to_pixels
+from tpucache.warmup.records.numbers import WHITE_16, Decoded, to_pixels
 
 _MAGIC_AT: Final = 128
 _INVERTED: Final = "MONOCHROME1"
-_RGB: Final = "RGB"
+_PALETTE: Final = "PALETTE COLOR"
+_MODALITY_LUT: Final = "ModalityLUTSequence"
+#: Where an enhanced file has the rescaling and the window of its first frame, or of all frames.
+_GROUPS: Final = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
+_MACROS: Final = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
+_ADVICE: Final = "state which number is white by --white-level, or use --mode keep"
 
 
 def is_dicom(data: bytes) -> bool:
@@ -33,7 +38,8 @@ class DicomImage:
     modes rgb and grey, grey pixels are shown as a viewer does: the stored numbers are rescaled and then mapped to black
     and white by the first of these that exists: the recipe's white level, the file's VOI LUT, the file's first window
     (DICOM PS3.3, C.11.2), or, if the file does not rescale, the range of its bits. In all modes, a MONOCHROME1 file,
-    whose low numbers are bright, is inverted.
+    whose low numbers are bright, is inverted, a modality LUT replaces the stored numbers, and a palette becomes RGB.
+    Slope, intercept and window may also be those of the first frame (functional groups of enhanced files).
     """
 
     kind = "DICOM"
@@ -63,25 +69,38 @@ class DicomImage:
         from pydicom import pixels
 
         file = self._file
-        numbers: Array = np.asarray(pixels.pixel_array(file, index=0))
-        if numbers.ndim == 3 and str(file.PhotometricInterpretation).startswith("YBR"):
-            numbers = pixels.convert_color_space(numbers, file.PhotometricInterpretation, _RGB)
+        numbers: Array = np.asarray(pixels.pixel_array(file, index=0))  # pydicom converts YBR to RGB itself
         if numbers.shape[:2] != self.size[::-1]:
             raise ValueError(
                 f"the file has {numbers.shape[1]} x {numbers.shape[0]} pixels, and its header says "
                 f"{self.size[0]} x {self.size[1]}"
             )
+        if str(file.PhotometricInterpretation) == _PALETTE:
+            numbers = np.asarray(pixels.apply_color_lut(numbers, file))
+        elif _MODALITY_LUT in file:
+            numbers = np.asarray(pixels.apply_modality_lut(numbers, file))
         return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
+
+    def _tag(self, name: str) -> Any:
+        """Return the value of a tag of the file, or else of its first frame or all its frames; None without a value."""
+        places = [self._file]
+        for groups in _GROUPS:
+            for group in (self._file.get(groups) or ())[:1]:
+                places += [part for macro in _MACROS for part in (group.get(macro) or ())[:1]]
+        return next((value for place in places if (value := place.get(name)) not in (None, "")), None)
 
     @property
     def _range(self) -> tuple[int, int]:
-        """The least and the largest number that the stored bits can have."""
+        """The least and the largest number that the bits of the stored numbers, or of the modality LUT, can have."""
+        if _MODALITY_LUT in self._file:
+            return 0, (1 << int(self._file.ModalityLUTSequence[0].LUTDescriptor[2])) - 1
         bits = int(self._file.BitsStored)
         return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if self._file.PixelRepresentation else (0, (1 << bits) - 1)
 
     @property
     def _rescaling(self) -> tuple[float, float]:
-        return float(self._file.get("RescaleSlope", 1)), float(self._file.get("RescaleIntercept", 0))
+        slope, intercept = self._tag("RescaleSlope"), self._tag("RescaleIntercept")
+        return 1.0 if slope is None else float(slope), float(intercept or 0)
 
     @property
     def _is_inverted(self) -> bool:
@@ -126,12 +145,16 @@ class DicomImage:
             bits = int(file.VOILUTSequence[0].LUTDescriptor[2])
             looked_up = pixels.apply_voi_lut(np.rint(values).astype(np.int64), file, prefer_lut=True)
             return np.asarray(looked_up, np.float64) / ((1 << bits) - 1)
-        if file.get("WindowWidth") is not None and file.get("WindowCenter") is not None:
-            function = str(file.get("VOILUTFunction") or "LINEAR").upper()
-            return _window(values, _first(file.WindowCenter), _first(file.WindowWidth), function)
+        centre, width = self._tag("WindowCenter"), self._tag("WindowWidth")
+        if width is not None and centre is not None:
+            if _first(width) <= 0:
+                raise ValueError(f"the window's width is {_first(width):g}: {_ADVICE}")
+            return _window(values, _first(centre), _first(width), str(self._tag("VOILUTFunction") or "LINEAR").upper())
         if (slope, intercept) != (1, 0):
-            raise ValueError("the file has no window: state which number is white by --white-level, or use --mode keep")
+            raise ValueError(f"the file has no window: {_ADVICE}")
         low, high = self._range
+        if high - low >= WHITE_16 and 0 < (largest := np.abs(values).max()) < (high - low + 1) / 4:
+            raise ValueError(f"its numbers are at most {largest:g}, far less than its bits can hold: {_ADVICE}")
         return (values - low) / (high - low)
 
 
