@@ -112,8 +112,9 @@ def test_a_row_without_masks_and_without_a_class_changes_no_number_of_a_class(
     assert masks[0].T.reshape(-1)[:4].tolist() == [1, 0, 2, 0]
     assert not masks[1].any()
     rows[2]["EncodedPixels"] = "1 1"
+    (tmp_path / "other").mkdir()
     with pytest.raises(SourceError, match=r"line 4, column 'class': .* is no class, and the row has run lengths"):
-        masks_of(tmp_path / "other", write(tmp_path, rows), Recipe(size=(4, 6)), rle_class_col="class")
+        masks_of(tmp_path, write(tmp_path / "other", rows), Recipe(size=(4, 6)), rle_class_col="class")
 
 
 def test_masks_lie_on_the_image_that_is_stated(tmp_path: Path) -> None:

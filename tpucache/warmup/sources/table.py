@@ -26,7 +26,7 @@ from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
 from tpucache.warmup.sources.folder import read_file
-from tpucache.warmup.sources.labels import read_labels
+from tpucache.warmup.sources.labels import MISSING_WORDS, read_labels
 from tpucache.warmup.sources.source import Column, Item, Listing, Member, Sample, SourceKind, column_names, unique
 
 #: Names of the column of paths; the first name that exists is used, or else the first column.
@@ -365,22 +365,23 @@ def join_rows(
     """Return a table with one row for each path, and the run lengths of all rows of that path.
 
     A single column of run lengths is class 1, or the class that its row has in the column `class_col`; several columns
-    are the classes 1, 2, … in order. Class names in `class_col` are numbered from 1 in alphabetical order. Other
-    columns that differ between the rows of an image are left out, with a warning; if `labels` names such a column,
-    SourceError is raised. It is also raised if class numbers are not from 1 to 255.
+    are the classes 1, 2, … in order. Class names in `class_col` are numbered from 1 in alphabetical order; a row
+    without run lengths needs no class. Other columns that differ between the rows of an image are left out, with a
+    warning; if `labels` names such a column, SourceError is raised. It is also raised for run lengths without a class,
+    and if class numbers are not from 1 to 255.
     """
     paths = table.column(path_col)
     rows: dict[str, list[int]] = {}
     for row, path in enumerate(paths):
         rows.setdefault(path if path.strip() else f"#{row}", []).append(row)
-    numbers = None if class_col is None else _class_numbers(table, class_col)
     columns = [table.column(name) for name in rle_cols]
+    numbers = None if class_col is None else _class_numbers(table, class_col, columns[0])
     runs = [
         [
             Runs(place + 1 if numbers is None else numbers[row], cells[row].strip())
             for row in group
             for place, cells in enumerate(columns)
-            if cells[row].strip().lower() not in _NOTHING
+            if not _is_nothing(cells[row])
         ]
         for group in rows.values()
     ]
@@ -418,17 +419,26 @@ def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray
     return np.concatenate(parts)
 
 
-def _class_numbers(table: CsvTable, name: str) -> Sequence[int]:
+def _class_numbers(table: CsvTable, name: str, runs: Sequence[str]) -> Sequence[int]:
+    """Return the class number of each row, 0 for a row without run lengths that names no class."""
     cells = [cell.strip() for cell in table.column(name)]
-    known: Mapping[str, Any] = {cell: to_number(cell) for cell in set(cells)}
+    nameless = {cell for cell in set(cells) if not cell or cell.lower() in MISSING_WORDS}
+    for row, cell in enumerate(cells):
+        if cell in nameless and not _is_nothing(runs[row]):
+            raise table.wrong(row, name, f"{cell!r} is no class, and the row has run lengths: name their class")
+    known: dict[str, Any] = {cell: to_number(cell) for cell in {*cells} - nameless}
     if not all(isinstance(number, int) for number in known.values()):
         known = {cell: number for number, cell in enumerate(sorted(known), 1)}
-    if min(known.values()) < 1 or max(known.values()) > _MOST_CLASSES:
+    if known and (min(known.values()) < 1 or max(known.values()) > _MOST_CLASSES):
         raise SourceError(
             f"{table.path}, column {name!r}: classes of masks are 1 to {_MOST_CLASSES}, as 0 means not masked, "
             f"not {min(known.values())} to {max(known.values())}"
         )
-    return [known[cell] for cell in cells]
+    return [known.get(cell, 0) for cell in cells]
+
+
+def _is_nothing(runs: str) -> bool:
+    return runs.strip().lower() in _NOTHING
 
 
 def _is_alike(cells: Sequence[str], rows: Mapping[str, Sequence[int]]) -> bool:
