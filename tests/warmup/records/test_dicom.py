@@ -110,6 +110,59 @@ def test_colours_are_colours() -> None:
     np.testing.assert_array_equal(presize(encoded(pixels, 8), Recipe(size=SIDE), "a"), pixels)
 
 
+def test_colours_stored_as_ybr_are_converted_once() -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    stored = pydicom.pixels.convert_color_space(pixels, "RGB", "YBR_FULL")
+    found = presize(encoded(stored, 8, PhotometricInterpretation="YBR_FULL"), Recipe(size=SIDE), "a")
+    assert np.abs(found.astype(int) - pixels).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["rgb", "keep"])
+def test_a_palette_becomes_its_colours(mode: Any) -> None:
+    rng = np.random.default_rng(2)
+    indices, colours = rng.integers(0, 256, (SIDE, SIDE), np.uint8), rng.integers(0, 256, (256, 3), np.uint8)
+    tags: dict[str, Any] = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for channel, name in enumerate(("Red", "Green", "Blue")):
+        tags[f"{name}PaletteColorLookupTableDescriptor"] = [256, 0, 8]
+        tags[f"{name}PaletteColorLookupTableData"] = colours[:, channel].tobytes()
+    found = presize(encoded(indices, 8, **tags), Recipe(size=SIDE, mode=mode), "a")
+    np.testing.assert_array_equal(found, colours[indices])
+
+
+def test_a_modality_table_replaces_the_stored_numbers() -> None:
+    table = Dataset()
+    table.LUTDescriptor, table.ModalityLUTType = [4096, 0, 16], "US"
+    table.add_new("LUTData", "US", [(4095 - number) * 16 for number in range(4096)])
+    data = encoded(ModalityLUTSequence=Sequence([table]))
+    np.testing.assert_array_equal(shown(data), np.rint((4095 - NUMBERS) * 16 / 65535 * 255))
+    np.testing.assert_array_equal(shown(data, KEEP), (4095 - NUMBERS) * 16)
+
+
+@pytest.mark.parametrize("groups", ["PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"])
+def test_an_enhanced_file_has_its_window_and_rescaling_in_its_frames(groups: str) -> None:
+    transformation, window, group = Dataset(), Dataset(), Dataset()
+    transformation.RescaleSlope, transformation.RescaleIntercept = 2, -1024
+    window.WindowCenter, window.WindowWidth = 900, 1500
+    group.PixelValueTransformationSequence, group.FrameVOILUTSequence = Sequence([transformation]), Sequence([window])
+    enhanced = encoded(NumberOfFrames=1, **{groups: Sequence([group])})
+    plain = encoded(RescaleSlope=2, RescaleIntercept=-1024, WindowCenter=900, WindowWidth=1500)
+    np.testing.assert_array_equal(shown(enhanced), shown(plain))
+    np.testing.assert_array_equal(shown(enhanced, KEEP), shown(plain, KEEP))
+
+
+@pytest.mark.parametrize("numbers", [NUMBERS, NUMBERS.astype(np.int16) - 1024])
+def test_few_of_16_stored_bits_do_not_turn_black_or_grey(numbers: npt.NDArray[Any]) -> None:
+    with pytest.raises(SampleError, match=r"at most .*, far less than its bits can hold: .*--white-level"):
+        shown(encoded(numbers, 16))
+    assert shown(encoded(np.zeros_like(NUMBERS), 16)).max() == 0
+
+
+@pytest.mark.parametrize("width", [0, -400])
+def test_a_window_without_a_width_is_refused(width: int) -> None:
+    with pytest.raises(SampleError, match=f"the window's width is {width}: "):
+        shown(encoded(WindowCenter=40, WindowWidth=width))
+
+
 def test_the_first_frame_is_taken() -> None:
     frames = np.stack([NUMBERS, NUMBERS // 2])
     data = encoded(NUMBERS, NumberOfFrames=2, PixelData=frames.tobytes())
