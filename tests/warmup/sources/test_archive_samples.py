@@ -52,6 +52,22 @@ def test_images_with_class_numbers_columns_and_masks(tmp_path):
     assert set(source.load(listing.samples[2]).fields) == {"image", "mask"}
 
 
+@pytest.mark.parametrize("label", ["cls", "json"])
+def test_a_cls_file_wins_over_a_key_of_json_in_any_order(tmp_path, label):
+    other = "json" if label == "cls" else "cls"
+    content = {"cls": b"2", "json": b'{"cls": 7}'}
+    source = open_source(
+        _write(tmp_path / "a.tar", [{"png": _pixels(1), label: content[label], other: content[other]}])
+    )
+    assert source.list().samples[0].label == 2
+
+
+def test_a_byte_order_mark_is_no_part_of_a_label(tmp_path):
+    samples = [{"png": _pixels(n), "cls": f"\ufeff{n}\r\n".encode()} for n in (2, 10)]
+    source = open_source(_write(tmp_path / "a.tar", samples))
+    assert [sample.label for sample in source.list().samples] == [2, 10]
+
+
 @pytest.mark.slow
 def test_shards_become_a_cache_that_trains(tmp_path):
     for shard in range(2):

@@ -127,6 +127,10 @@ def test_files_of_systems_are_named_and_hidden_ones_are_not(tmp_path: Path, capl
         (("Train/1.png", "Validation/2.png", "TEST/3.png"), "Train", ["TEST", "Validation"]),
         (("training/cat/1.png", "dev/cat/2.png", "extra/cat/3.png"), "training", ["dev"]),
         (("images/train/1.png", "images/test/2.png", "labels/train/1.txt"), "images/train", ["images/test"]),
+        (("training_set/cat/1.png", "test_set/cat/2.png"), "training_set", ["test_set"]),
+        (("train_images/1.png", "test_images/2.png"), "train_images", ["test_images"]),
+        (("seg_train/cat/1.png", "seg_test/cat/2.png"), "seg_train", ["seg_test"]),
+        (("train2017/1.png", "val2017/2.png"), "train2017", ["val2017"]),
     ],
 )
 def test_parts_of_a_data_set_are_refused_with_the_command_for_each(
@@ -145,6 +149,15 @@ def test_parts_of_a_data_set_are_refused_with_the_command_for_each(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("names", [("images", "masks"), ("JPEGImages", "SegmentationClass")])
+def test_images_and_their_masks_are_no_classes(tmp_path: Path, kind: str, names: tuple[str, str]) -> None:
+    source = _make(tmp_path, kind, *(f"{name}/1.png" for name in names))
+    with pytest.raises(SourceError, match=f"holds the folders {names[0]} and {names[1]}, which are images and their"):
+        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+    build_cache(source, tmp_path / "cache", SMALL, jobs=1, classes=names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_classes_that_are_called_as_parts_are_used_where_they_are_given(tmp_path: Path, kind: str) -> None:
     source = _make(tmp_path, kind, "train/1.png", "test/2.png", "bus/3.png")
     build_cache(source, tmp_path / "cache", SMALL, jobs=1, classes=["bus", "test", "train"])
@@ -159,7 +172,15 @@ def test_classes_that_are_called_as_parts_are_used_where_they_are_given(tmp_path
     }
 
 
-@pytest.mark.parametrize("names", [("train/1.png", "bus/2.png"), ("test/1.png", "val/2.png"), ("train/1.png",)])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/1.png", "bus/2.png"),
+        ("test/1.png", "val/2.png"),
+        ("train/1.png",),
+        ("bullet_train/1.png", "test_tube/2.png"),
+    ],
+)
 def test_one_such_name_alone_is_a_class(tmp_path: Path, names: tuple[str, ...]) -> None:
     listing = open_source(_make(tmp_path, "folder", *names)).list()
     assert listing.doubt == ""

@@ -100,7 +100,9 @@ def test_boxes_of_crowds_are_left_out_and_reported(tmp_path: Path, caplog: pytes
     assert (CachedDataset(tmp_path / "cache")[0]["boxes"][:, 4] >= 0).sum() == 1
 
 
-@pytest.mark.parametrize(("width", "fails"), [(40, False), (39, False), (20, True), (0, False), (None, False)])
+@pytest.mark.parametrize(
+    ("width", "fails"), [(40, False), (39, False), (20, True), (0, False), (None, False), ("20", True)]
+)
 def test_boxes_of_an_image_of_another_size_are_refused(width: Any, fails: bool, tmp_path: Path) -> None:
     content = coco()
     content["images"][0]["width"] = width
@@ -176,6 +178,10 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
             for box in ({}, {"bbox": None}, {"bbox": []})
         ),
         (coco(annotations=[{"id": 4, "image_id": 7, "category_id": [3], "bbox": [1, 2, 3, 4]}]), "has the category"),
+        (
+            coco(annotations=[{"id": 4, "image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4], "iscrowd": "0"}]),
+            "annotation 4 has the iscrowd '0', which is not 0 or 1",
+        ),
     ],
 )
 def test_what_is_no_coco_file_of_the_images_is_refused(content: Any, reason: str, tmp_path: Path) -> None:
@@ -217,6 +223,22 @@ def test_a_fault_of_one_image_is_skipped_with_it_and_listed(tmp_path: Path, capl
 def test_categories_of_one_name_are_classes_of_their_own(tmp_path: Path) -> None:
     categories = [{"id": 18, "name": "dog"}, {"id": 3, "name": "dog"}, {"id": 0, "name": "ant"}]
     assert build(tmp_path, coco(categories=categories)).classes == ("ant", "dog (id 3)", "dog (id 18)")
+
+
+def test_boxes_of_images_with_classes_of_their_own_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    boxes = write(tmp_path, coco())
+    for name, folder in (("a.png", "day"), ("b.png", "night")):
+        (tmp_path / "batches" / folder).mkdir(parents=True)
+        (tmp_path / "images" / name).rename(tmp_path / "batches" / folder / name)
+    listing = box_source(open_source(tmp_path / "batches"), boxes).list()
+    assert listing.classes == ("day", "night")
+    assert (
+        "those of the images, 'day', 'night'; boxes have the positions of their categories, 'car', 'dog'" in caplog.text
+    )
+    assert "1 images are found by file name alone, in another folder than in the JSON" in caplog.text
+    assert "such as 'night/b.png' for 'train/b.png'" in caplog.text
 
 
 def plainly(content: dict[str, Any]) -> dict[str, list[list[float]] | None]:

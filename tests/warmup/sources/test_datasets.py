@@ -288,6 +288,10 @@ def test_an_exception_of_the_dataset_is_a_sample_error_with_its_type(make: Make)
         ({"id": "a", "n": 1}, "no image and no array among its keys id, n"),
         ((IMAGE, IMAGE), r"'label' has the shape \(2, 4, 3\)"),
         ((IMAGE, 1, 2), "a tuple of 3"),
+        (
+            {"image": IMAGE, "boxes": np.ones((2, 4)), "labels": np.array([3, 1])},
+            "as many 'labels' as boxes: give the class of each box as the fifth number",
+        ),
         ("path.jpg", "'image' is a str: give the image itself"),
         (("a fine film", 1), r"tokenise first, and give \{'input_ids'"),
         ({"text": "a fine film", "label": 1}, r"no array among its keys text, label: .*tokenise first"),

@@ -154,6 +154,23 @@ def test_boxes_that_lack_something_are_refused(tmp_path, broken):
         source.load(source.list().samples[0])
 
 
+def test_boxes_with_texts_alone_as_classes_are_refused(tmp_path):
+    example = {name: value for name, value in _objects(2).items() if name != "image/object/class/label"}
+    path = _write(tmp_path / "a.tfrecord", [example])
+    source = open_source(path)
+    with pytest.raises(SampleError, match="has the classes of boxes only as texts: write their numbers as"):
+        source.load(source.list().samples[0])
+    source = open_source(path, TableOptions(drop=("image/object/class/text",)))
+    assert source.load(source.list().samples[0]).fields["boxes"].shape == (2, 4)
+
+
+def test_corners_in_pixels_are_refused(tmp_path):
+    example = {**_objects(1), "image/object/bbox/xmax": [6.0]}
+    source = open_source(_write(tmp_path / "a.tfrecord", [example]))
+    with pytest.raises(SampleError, match="has a box corner of 6: corners must be fractions"):
+        source.load(source.list().samples[0])
+
+
 def test_options_that_records_do_not_have_are_refused(tmp_path):
     path = _write(tmp_path / "a.tfrec", [_ranzcr(1)])
     with pytest.raises(UsageError, match=r"TFRecord files .* no --suffix"):

@@ -277,6 +277,15 @@ def _boxes(
     wrong = np.flatnonzero((boxes[:, 2:4] < boxes[:, :2]).any(axis=1))
     if wrong.size:
         raise SampleError(path, f"box {wrong[0]} has a negative width or height: {boxes[wrong[0], :4].tolist()}")
+    wrong = np.flatnonzero((boxes[:, 4:] < 0) | (boxes[:, 4:] % 1 != 0))
+    if wrong.size:
+        raise SampleError(path, f"box {wrong[0]} has the class {boxes[wrong[0], 4]:g}: give whole numbers from 0")
+    if boxes[:, :4].max() <= 1 and (boxes[:, :4] % 1).any() and max(framing.stored) > 1:
+        raise SampleError(
+            path,
+            f"its boxes, such as {boxes[0, :4].tolist()}, lie in one pixel: if they are fractions of the image, "
+            "multiply them by its width and height",
+        )
     coordinates = _coordinates(framing, recipe, path)
     if size is not None and not framing.is_of(size, coordinates):
         raise SampleError(

@@ -261,8 +261,8 @@ def _sample(number: int, group: Mapping[str, str], files: Mapping[str, Member]) 
 def _listed_metadata(sample: Sample, read: Read) -> dict[str, Any]:
     """Return a sample's label, columns and text. Unreadable metadata are ignored here: loading raises the error."""
     known: dict[str, Any] = {}
-    for member in sample.members:
-        kind = _kind(_split(member.name)[1])
+    kinds = [(_kind(_split(member.name)[1]), member) for member in sample.members]
+    for kind, member in sorted(kinds, key=lambda each: each[0] != _JSON):  # other files win over keys of a .json
         if kind in (_CLASS, _JSON, _TEXT):
             with contextlib.suppress(SampleError):
                 known |= _metadata(kind, read(member, sample.path), sample.path)
@@ -271,7 +271,7 @@ def _listed_metadata(sample: Sample, read: Read) -> dict[str, Any]:
 
 def _metadata(kind: str, data: bytes, path: str) -> dict[str, Any]:
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # Windows begins texts with a byte order mark
         if kind == _JSON:
             content = parse_json(text)
             if not isinstance(content, dict):

@@ -18,6 +18,8 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
+from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources.reading import named
 from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, source_name
 
 #: The column of the samples table that counts the boxes which reach beyond a sample's image.
@@ -112,11 +114,24 @@ class BoxSource(DerivedSource):
                 "%s: %d annotations of images that the file does not list are left out, such as %s",
                 self.path, len(coco.strays), coco.strays[0],
             )  # fmt: skip
+        apart = [(path, name) for path, name in names.items() if _are_apart(path, name)]
+        if apart:
+            _log.warning(
+                "%s: %d images are found by file name alone, in another folder than in the JSON, such as %r for %r. If "
+                "these are other images, name the folder that the JSON is of",
+                self.path, len(apart), *apart[0],
+            )  # fmt: skip
         missing = len(coco.images) - len(kept)
         if missing:
             _log.warning("%s lists %d images that the source does not have", self.path, missing)
         unlisted = len(listing.samples) - len(kept)
         has_labels = any(sample.label is not None for sample in listing.samples)
+        if has_labels and listing.classes and listing.classes != coco.classes:
+            _log.warning(
+                "%s: the classes of the cache are those of the images, %s; boxes have the positions of their "
+                "categories, %s. If the images' classes are only folders, put all images into one folder",
+                self.path, named(listing.classes), named(coco.classes),
+            )  # fmt: skip
         return dataclasses.replace(
             listing,
             samples=[
@@ -171,6 +186,12 @@ def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
     return names
 
 
+def _are_apart(path: str, name: str) -> bool:
+    """Return whether the paths of one file name differ in the folder that they name last, and each has a folder."""
+    folder, other = (posixpath.basename(posixpath.dirname(each)) for each in (path, name))
+    return bool(folder and other) and folder != other
+
+
 def _coco_of(path: Path) -> _Coco:
     try:
         status = path.stat()
@@ -194,11 +215,12 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
             key = item.get("image_id")
             if not isinstance(key, _ID) or key not in images:
                 strays.append(f"{_annotation(item, number)} of image {key!r:.60}")
-            elif item.get("iscrowd"):
-                crowds[key] += 1
             else:
                 try:
-                    rows[key].append(_row(item, numbers))
+                    if _is_crowd(item):
+                        crowds[key] += 1
+                    else:
+                        rows[key].append(_row(item, numbers))
                 except ValueError as error:
                     faults.setdefault(key, f"{_annotation(item, number)} {error}")
         if images and strays and len(strays) == len(content["annotations"]):
@@ -241,6 +263,14 @@ def _annotation(item: Mapping[str, Any], number: int) -> str:
     return f"annotation {item['id']!r:.60}" if "id" in item else f"the annotation at position {number}"
 
 
+def _is_crowd(item: Mapping[str, Any]) -> bool:
+    """Return whether an annotation is of a crowd. Raises ValueError, as `_row` does."""
+    value = item.get("iscrowd")
+    if value not in (None, 0, 1):
+        raise ValueError(f"has the iscrowd {value!r:.60}, which is not 0 or 1")
+    return bool(value)
+
+
 def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:
     """Return left, top, right, bottom and class of an annotation.
 
@@ -271,10 +301,14 @@ def _is_length(value: Any) -> bool:
 
 
 def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
-    width, height = item.get("width"), item.get("height")
-    if not all(isinstance(side, (int, float)) and 1 <= side <= _LARGEST for side in (width, height)):
-        return None
-    return int(item["width"]), int(item["height"])
+    width, height = (_side(item.get(name)) for name in ("width", "height"))
+    return None if width is None or height is None else (width, height)
+
+
+def _side(value: Any) -> int | None:
+    if isinstance(value, str):  # some programs write numbers as text
+        value = to_number(value)
+    return int(value) if isinstance(value, (int, float)) and 1 <= value <= _LARGEST else None
 
 
 def _count_outside(boxes: npt.NDArray[np.float64], size: tuple[int, int] | None) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from tpucache.errors import DependencyError, SampleError, SourceError, UsageError
 from tpucache.imports import load_callable
-from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.types import Array
 from tpucache.warmup.sources.folder import FolderSource, read_file
 from tpucache.warmup.sources.labels import LABEL_NAMES, labels_of_values
@@ -51,6 +51,7 @@ _SAVED, _SAVED_SPLITS = ("state.json", "dataset_info.json"), "dataset_dict.json"
 #: The field's name of an item that is only a sequence of numbers.
 SEQUENCE: Final = "input_ids"
 _PIXELS: Final = (IMAGE, MASK)
+_PLURALS: Final = ("labels", "targets")  # beside boxes, torchvision's models take one for each box
 _KEPT: Final = "give an image, numbers, or arrays of numbers; text only in addition"
 _TEXT: Final = (
     "give the image itself, not its path; give text as the numbers of a tokenizer: tokenise first, and give "
@@ -354,6 +355,13 @@ def to_item(value: Any, path: str) -> Item:
             columns[name] = str(field) if isinstance(field, str) else _scalar(field)
         else:
             fields[key] = field
+    boxes = fields.get(BOXES)
+    if label_key in _PLURALS and isinstance(label, tuple) and getattr(boxes, "shape", ()) == (len(label), 4):
+        raise SampleError(
+            path,
+            f"has as many {label_key!r} as boxes: give the class of each box as the fifth number of its row, or "
+            "call the labels of the image 'label'",
+        )
     if not fields:
         is_text = any(isinstance(content, str) for content in rest.values())
         advice = f": {_TEXT}" if is_text else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import shlex
 import stat
 from collections import Counter
@@ -49,13 +50,15 @@ JUNK: Final = frozenset(
         *("__pycache__", "icon\r"),
     )
 )
-#: Names of the parts of a data set. Folders are parts if there are a training folder and another one of these.
-_TRAIN: Final = frozenset(("train", "training", "trainset", "train_set"))
-_HELD_OUT: Final = frozenset(
-    (
-        *("val", "valid", "validation", "test", "testing", "dev", "eval"),
-        *("valset", "val_set", "testset", "test_set", "validation_set"),
-    )
+#: Words in the names of the parts of a data set. Folders are parts if one is for training and another one is held out,
+#: and their names have the same other words, such as train_images and test_images.
+_TRAIN: Final = frozenset(("train", "training", "trainset"))
+_HELD_OUT: Final = frozenset(("val", "valid", "validation", "test", "testing", "dev", "eval", "valset", "testset"))
+_WORD: Final = re.compile(r"[^\W\d_]+|\d+")
+#: Names of folders with images, and of those with their masks.
+_IMAGES: Final = frozenset(("images", "image", "imgs", "img", "jpegimages"))
+_MASKS: Final = frozenset(
+    ("masks", "mask", "labels", "label", "annotations", "segmentationclass", "groundtruth", "ground_truth", "gt")
 )
 _NAMED: Final = 5
 
@@ -193,10 +196,16 @@ def shared_folders(paths: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def _doubt(where: str, classes: Sequence[str]) -> str:
     """Return why folders are probably parts of a data set and not classes, judged by their names, or ""."""
-    train = [name for name in classes if name.lower() in _TRAIN]
-    held_out = [name for name in classes if name.lower() in _HELD_OUT]
+    train, held_out = _parts(classes)
     if not train or not held_out:
-        return ""
+        images, masks = ([name for name in classes if name.lower() in names] for names in (_IMAGES, _MASKS))
+        if not images or not masks:
+            return ""
+        return (
+            f"{where} holds the folders {images[0]} and {masks[0]}, which are images and their masks, not classes: "
+            "name both files of each sample in a .csv, and give its column of masks as --mask-col. If they are "
+            "classes, give --classes FILE with their names"
+        )
     first, *others = (shlex.quote(f"{where}/{name}") for name in (*train, *held_out))
     commands = [f"`warmup {first} CACHE/{train[0]} …`"]
     names = (*train[1:], *held_out)
@@ -207,6 +216,20 @@ def _doubt(where: str, classes: Sequence[str]) -> str:
         f"{where} holds the folders {', '.join((*train, *held_out))}, which are parts of a data set, not classes: "
         f"warm up each of them, {' and '.join(commands)}. If they are classes, give --classes FILE with their names"
     )
+
+
+def _parts(classes: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the folders for training and those that are held out, judged by their names; both are empty without such.
+
+    In each of the two there is a name for each name of the other with the same words besides those of `_TRAIN` and
+    `_HELD_OUT`, so that bullet_train and test_tube are no parts.
+    """
+    words = {name: frozenset(_WORD.findall(name.lower())) - {"set"} for name in classes}
+    train, held_out = (
+        {name: found - part for name, found in words.items() if found & part} for part in (_TRAIN, _HELD_OUT)
+    )
+    both = {*train.values()} & {*held_out.values()}
+    return [name for name in train if train[name] in both], [name for name in held_out if held_out[name] in both]
 
 
 def _some(names: Iterable[str]) -> str:

@@ -96,6 +96,8 @@ LEFT: Final = f"{OBJECTS}bbox/xmin"
 _CORNERS: Final = (LEFT, *(f"{OBJECTS}bbox/{name}" for name in ("ymin", "xmax", "ymax")))
 #: Features with the classes of boxes, in the Object Detection API and in ImageNet's records; the first is preferred.
 _CLASSES: Final = (f"{OBJECTS}class/label", f"{OBJECTS}bbox/label")
+_LARGEST_CORNER: Final = 1.1  # as in the Object Detection API; larger corners are pixels
+_CLASS_NAMES: Final = f"{OBJECTS}class/text"
 _SIZE: Final = ("image/width", "image/height")
 
 
@@ -291,6 +293,12 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
     label = _label(texts, numbers, options.label_cols, path)
     size = None
     if image is not None and LEFT in numbers:
+        if _CLASS_NAMES in texts and not any(name in numbers for name in _CLASSES):
+            raise SampleError(
+                path,
+                f"has the classes of boxes only as texts: write their numbers as {_CLASSES[0]!r}, or give "
+                f"--drop {_CLASS_NAMES} to leave the classes out",
+            )
         fields[BOXES], size = read_boxes(numbers, path)
         texts = {name: values for name, values in texts.items() if not name.startswith(OBJECTS)}
         numbers = {name: values for name, values in numbers.items() if not name.startswith(OBJECTS)}
@@ -458,5 +466,10 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[in
         )
     width, height = (int(numbers[name][0]) for name in _SIZE)
     boxes: Array = np.stack(columns, axis=1)
+    if (boxes[:, :4] > _LARGEST_CORNER).any():
+        raise SampleError(
+            path,
+            f"has a box corner of {boxes[:, :4].max():g}: corners must be fractions of the image's width and height",
+        )
     boxes[:, :4] *= (width, height, width, height)
     return boxes, (width, height)
