@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, CachedLoader
+from tpucache import CachedDataset, CachedLoader, UsageError
 from tpucache.loading.dataset import COLUMNS
 from tpucache.store.manifest import Manifest, Statistics
 from tpucache.store.samples import encode_columns
@@ -48,3 +48,22 @@ def test_a_batch_has_labels_and_columns_of_its_samples(cache: Path, tmp_path: Pa
     sample = dataset[7]
     assert torch.equal(sample["label"], plain[7][1])
     assert torch.equal(sample[COLUMNS], torch.from_numpy(values[7]))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "values", "message"),
+    [
+        ([0, 1], [[1.0]], "2 samples"),  # numpy would give this row to both
+        ([0, 1], [1.0, 2.0], "2 samples"),
+        ([0, 1], [[1.0], [2.0], [3.0]], "2 samples"),
+        ([0, 0, 1], [[1.0], [2.0], [3.0]], "several times"),
+        ([0, 0, 1], [[np.nan], [2.0], [3.0]], "several times"),
+    ],
+)
+def test_columns_that_are_not_one_row_for_each_sample_are_refused(
+    cache: Path, chosen: list[int], values: list[object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        CachedDataset(cache)[chosen].with_columns(np.array(values))
+    again = CachedDataset(cache)[[0, 0, 1]].with_columns(np.array([[np.nan], [np.nan], [3.0]]))
+    assert again[2][COLUMNS].tolist() == [3.0]

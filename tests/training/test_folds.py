@@ -317,6 +317,19 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
     assert not (tmp_path / "new").exists()
 
 
+def test_folds_of_a_selection_or_of_two_caches_are_refused(folded, cache, tmp_path):
+    """Folds are positions in a whole cache: in a selection they would be other samples."""
+    whole, other = CachedDataset(folded), tmp_path / "other"
+    for chosen in (np.arange(len(whole))[::-1], np.arange(len(whole) - 1)):
+        for sets in ((whole, whole[chosen]), (whole[chosen], whole)):
+            with pytest.raises(UsageError, match="are a selection of"):
+                open_all_folds(tmp_path / "run", *sets, resume=False)
+    items = [(np.zeros((8, 8, 3), np.uint8), number % 2) for number in range(len(whole))]
+    build_cache(items, other, Recipe(size=8), jobs=1)
+    with pytest.raises(UsageError, match="have other samples"):
+        open_all_folds(tmp_path / "run", CachedDataset(other), whole, resume=False)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_maps_are_scored_over_all_folds_and_turned_back_when_mirrored(tmp_path):

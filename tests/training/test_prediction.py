@@ -229,6 +229,14 @@ def test_predictions_that_are_not_finite_are_refused(cache, folds, tmp_path):
     assert not (tmp_path / "out.csv").exists()
 
 
+def test_datasets_of_other_samples_are_not_averaged(cache, folds, tmp_path):
+    predictor, dataset = Predictor(folds[:1], CpuDevice(), trust=TRUST), many(cache, 9)
+    for other in (many(cache, 9, 1)[::-1], many(cache, 8, 1)):
+        with pytest.raises(UsageError, match="other samples, or the same in another order"):
+            predict(predictor, [dataset, other], tmp_path / "out.csv", 8)
+    assert predict(predictor, [dataset, many(cache, 9, 1)], tmp_path / "out.csv", 8).samples == 9
+
+
 def test_no_samples_make_a_table_without_rows(cache, folds, tmp_path):
     report = predict(
         Predictor(folds[:1], CpuDevice(), trust=TRUST),

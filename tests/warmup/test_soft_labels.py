@@ -116,3 +116,23 @@ def test_options_and_tables_that_do_not_fit_are_refused(cache, tmp_path, capsys)
     strange = predictions(tmp_path / "strange.csv", [("none.png", "", "a", 1, 0, 1)])
     with pytest.raises(SourceError, match="no row"):
         relabel_cache(cache, strange, soft=SOFT)
+
+
+def test_soft_labels_are_not_mixed_with_class_numbers(cache, tmp_path):
+    """Two samples of two classes: numpy would broadcast their class numbers to the shape of soft labels."""
+    plain = CachedDataset(cache)
+    relabel_cache(cache, predictions(tmp_path / "one.csv", rows_of(cache, [0], [(0.75, 0.25, 1)])), soft=SOFT)
+    shown = CachedDataset(cache).with_soft_labels()
+    for datasets in ((shown, plain), (plain, shown)):
+        with pytest.raises(UsageError, match="soft labels"):
+            MixedLoader([CachedLoader(each, 4, drop_last=True) for each in datasets], shares=[1, 1])
+
+
+def test_labels_are_not_mixed_with_standardised_ones(tmp_path):
+    items = [(np.full((8, 8, 3), number, np.uint8), number + 0.5) for number in range(4)]
+    build_cache(items, tmp_path / "cache", Recipe(size=8), jobs=1)
+    plain = CachedDataset(tmp_path / "cache")
+    for other in (plain, plain.with_standardised_labels([1.0], [3.0])):
+        loaders = [CachedLoader(each, 4) for each in (plain.with_standardised_labels([1.0], [2.0]), other)]
+        with pytest.raises(UsageError, match="standardised"):
+            MixedLoader(loaders, shares=[1, 1])

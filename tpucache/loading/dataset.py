@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tpucache.errors import FormatError, UsageError
 from tpucache.loading.find import open_cache
-from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
+from tpucache.loading.indices import integer_positions, is_single, overrides, to_array, to_integer, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import (
     Divide,
@@ -363,15 +363,30 @@ class CachedDataset(Dataset[Item]):
     def with_columns(self, values: Array) -> CachedDataset:
         """Return a dataset whose items are dicts that also have "columns": a row of `values`, float32 (n, width).
 
-        Raises UsageError if records have a field with that name.
+        Raises UsageError unless `values` has a row for each sample, with the same values where a sample was selected
+        several times, and if records have a field with that name.
         """
         if COLUMNS in self.names:
             raise UsageError(
                 f"the records have a field {COLUMNS!r} already, so columns cannot be inputs as well: leave the columns "
                 "out, or rename the field"
             )
+        values = to_array("columns", values)
+        if values.ndim != 2 or len(values) != len(self):
+            raise UsageError(
+                f"columns have shape {values.shape}, and the dataset has {len(self):,} samples: give an array (n, "
+                "width) with a row for each sample"
+            )
+        positions, values = self.positions, values.astype(np.float32)
         whole = np.full((self.manifest.samples, values.shape[1]), np.nan, np.float32)
-        whole[self.positions] = values
+        whole[positions] = values
+        # A sample that was selected several times has one row in `whole`.
+        differs = ~np.isclose(whole[positions], values, rtol=0, atol=0, equal_nan=True).all(1)
+        if differs.any():
+            raise UsageError(
+                f"the sample {self.paths[int(differs.argmax())]!r} was selected several times, and its rows of columns "
+                "differ: give it the same values each time"
+            )
         derived = self._derive(self._selection, self._open_reader)
         derived._columns = whole
         return derived
@@ -394,6 +409,16 @@ class CachedDataset(Dataset[Item]):
         derived = self._derive(self._selection, self._open_reader)
         derived._targets = (soft * weights[:, None]).astype(np.float32)
         return derived
+
+    @property
+    def label_form(self) -> str:
+        """How batches show labels, as text: as they are stored, as soft labels, or standardised by which numbers."""
+        if self._targets is not None:
+            return "soft labels"
+        if self._scale is None:
+            return "they are stored"
+        mean, std = (each.tolist() for each in self._scale)
+        return f"numbers standardised by the mean {mean} and the deviation {std}"
 
     def with_standardised_labels(self, mean: Sequence[float], std: Sequence[float]) -> CachedDataset:
         """Return a dataset whose batches have standardised labels: (label - mean) / std, for each column of the labels.

@@ -326,6 +326,11 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
             f"{other.directory} has labels of another kind than {one.directory}: build it with "
             f"`warmup SOURCE CACHE --like {one.directory}`"
         )
+    if one.label_form != other.label_form:
+        raise UsageError(
+            f"{other.directory} gives labels as {other.label_form}, and {one.directory} as {one.label_form}: give both "
+            "caches soft labels (`relabel --soft-labels`, with_soft_labels), or the same mean and deviation, or neither"
+        )
 
 
 def _forms(dataset: CachedDataset) -> list[tuple[Any, ...]]:

@@ -43,6 +43,11 @@ class RunData:
         return image_channels(self.train_set)
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes that the task learns; empty if they have no names."""
+        return self.task.class_names(self.train_set.classes)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the caches are complete. `open_or_build` returns a cache that is still being built."""
         return self.train_set.is_finished and (self.valid_set is None or self.valid_set.is_finished)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tpucache.errors import UnfinishedError
+from tpucache.errors import UnfinishedError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import fold_splits
 from tpucache.runs import OUT_OF_FOLD_NAME, REFIT_NAME, fold_folder
@@ -75,10 +75,11 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
 
     `train_set` and `valid_set` both have all samples of the cache: `train_set` reads them for training, and `valid_set`
     for validation. With several processes, open the device first: then only the main process uses the folder. Raises
-    UsageError if the cache has no folds, the folder has a run of other folds, or the folder has a run and `resume` is
-    false; TrainingError if the folder cannot be read.
+    UsageError if the cache has no folds, a set is a selection or has other samples than the other set, the folder has a
+    run of other folds, or the folder has a run and `resume` is false; TrainingError if the folder cannot be read.
     """
     run, splits = Path(run), fold_splits(valid_set.table)
+    _check_whole(train_set, valid_set)
     current().on_main(lambda: check_folds(run, list(splits), resume))
     folds = [
         Fold(name, fold_folder(run, name), train_set.select(split.train), valid_set.select(split.valid))
@@ -88,6 +89,21 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
     dataset = valid_set if len(validated) == len(valid_set) else valid_set.select(validated)
     trained = np.unique(np.concatenate([split.train for split in splits.values()]))
     return Folds(run, dataset, folds, train_set.select(trained))
+
+
+def _check_whole(train_set: CachedDataset, valid_set: CachedDataset) -> None:
+    """Raise UsageError unless both sets have all samples of a cache: folds are positions in its samples table."""
+    for name, dataset in (("training", train_set), ("validation", valid_set)):
+        if not np.array_equal(dataset.positions, np.arange(dataset.manifest.samples)):
+            raise UsageError(
+                f"the {name} samples are a selection of {dataset.directory}, and folds divide all samples of a cache, "
+                "in its order: give the whole cache. `tpucache delete` makes a version without some samples"
+            )
+    if train_set.paths != valid_set.paths:
+        raise UsageError(
+            f"{train_set.directory} and {valid_set.directory} have other samples, or the same in another order: folds "
+            "need the same samples to train on and to validate on"
+        )
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ def train(
         state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
         initial = InitialWeights(settings, None)
         if saved is None:
-            initial = processes.on_main(lambda: initial_weights(run, settings, data.channels))
+            initial = processes.on_main(lambda: initial_weights(run, settings, data.channels, data.class_names))
             settings = initial.settings
             if settings.epochs == AUTO:
                 settings = decide_epochs(initial, data, device, custom, stop, 1 + options.following)

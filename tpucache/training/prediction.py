@@ -154,6 +154,11 @@ def predict(
         fits = -(-batch_size // cores) * cores
         over = f"{processes.world_size} processes" if processes.world_size > 1 else f"{cores} cores"
         raise UsageError(f"a batch of {batch_size} does not divide over {over}: give --batch-size {fits}")
+    if any(each.place != dataset.place or not np.array_equal(each.positions, dataset.positions) for each in datasets):
+        raise UsageError(
+            "the datasets have other samples, or the same in another order, and predictions are averaged row by row: "
+            "give the same samples of one cache in several variants"
+        )
     datasets = [predictor.prepare(each) for each in datasets]
     with Progress(len(dataset) * len(datasets), "predict", "images") as progress:
         found = _PREDICT[task.form](predictor, datasets, _Work(output, batch_size, threads, progress, by_rank=by_rank))

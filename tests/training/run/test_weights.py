@@ -172,6 +172,21 @@ def test_a_new_run_is_normalised_as_the_run_whose_weights_it_begins_with(tmp_pat
         assert begun().mean is None
 
 
+def test_weights_of_a_run_with_as_many_other_classes_are_taken_with_a_warning(tmp_path, caplog):
+    settings = TrainSettings(weights=str(tmp_path))
+    for learned, now, words in (
+        (("a", "b", "c"), ("a", "c", "b"), "in another order: output 1 was 'b' and is now 'c'"),
+        (("a", "b", "c"), ("a", "b", "d"), "classes: output 2 was 'c' and is now 'd'"),
+        (("a", "b", "c"), ("a", "b", "c"), ""),
+        (("a", "b", "c"), ("b", "c"), ""),  # the last layer has another size, and is created anew
+    ):
+        torch.save({"model": WEIGHTS, "classes": list(learned)}, tmp_path / "best.pt")
+        caplog.clear()
+        initial_weights(tmp_path / "new", settings, 3, now)
+        assert words in caplog.text
+        assert bool(words) == bool(caplog.text)
+
+
 def test_pretrained_weights_without_timm_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(DependencyError, match="pip install timm"):

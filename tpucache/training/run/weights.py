@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,6 +19,8 @@ from tpucache.training.run.checkpoint import ContentError, is_stored_whole, read
 from tpucache.training.settings import TrainSettings
 
 Tensors = dict[str, torch.Tensor]
+
+_log: Final = logging.getLogger("tpucache")
 
 #: Keys under which checkpoints of other programs keep the model's weights.
 _CONTAINERS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "weights", "params", "state_dict_ema")
@@ -46,11 +49,14 @@ class InitialWeights(NamedTuple):
     weights: Tensors | None
 
 
-def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> InitialWeights:
+def initial_weights(
+    run: str | Path, settings: TrainSettings, channels: int, classes: Sequence[str] = ()
+) -> InitialWeights:
     """Return the weights that a new run begins with, and the run's settings.
 
-    `channels` is the number of channels of the run's images. Raises UsageError for weights in the folder of the new
-    run, and the errors of `find_weights` and `read_weights`.
+    `channels` is the number of channels of the run's images, and `classes` are the names of its classes. If the weights
+    come from a run with as many other classes, whose last layer fits, a warning says so. Raises UsageError for weights
+    in the folder of the new run, and the errors of `find_weights` and `read_weights`.
     """
     if settings.weights is None:
         return InitialWeights(settings, None)
@@ -60,12 +66,26 @@ def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> 
     path = _weights_file(source)
     content = _read(path)
     weights = _tensors(path, content)
+    _warn_of_classes(source, content, tuple(classes))
     is_open = settings.normalise == "auto" and settings.mean is None and settings.std is None
     if is_open and path.name == BEST_NAME and isinstance(content, Mapping):
         mean, std = (finite_numbers(content.get(name), channels) for name in ("mean", "std"))
         if mean and std and min(std) > 0:
             settings = replace(settings, normalise="cache", mean=mean, std=std)
     return InitialWeights(settings, weights)
+
+
+def _warn_of_classes(source: Path, content: Any, classes: tuple[str, ...]) -> None:
+    learned = content.get("classes") if isinstance(content, Mapping) else None
+    if not isinstance(learned, (list, tuple)) or len(learned) != len(classes) or tuple(learned) == classes:
+        return
+    at = next(at for at, pair in enumerate(zip(learned, classes, strict=True)) if pair[0] != pair[1])
+    order = " in another order" if {*map(str, learned)} == {*classes} else ""
+    _log.warning(
+        "%s has learned other classes%s: output %s was %r and is now %r. The last layer fits and begins with these "
+        "weights: build the cache with --classes if the same classes are meant",
+        source, order, at, str(learned[at])[:60], classes[at][:60],
+    )  # fmt: skip
 
 
 def find_weights(text: str, model: str) -> Path:
