@@ -164,6 +164,15 @@ def test_boxes_with_texts_alone_as_classes_are_refused(tmp_path):
     assert source.load(source.list().samples[0]).fields["boxes"].shape == (2, 4)
 
 
+def test_boxes_of_crowds_are_left_out_as_in_coco(tmp_path):
+    examples = [{**_objects(2), "image/object/is_crowd": values} for values in ([0, 1], [1])]
+    source = open_source(_write(tmp_path / "a.tfrecord", examples))
+    first, second = source.list().samples
+    assert source.load(first).fields["boxes"].tolist() == [[0, 2, 6, 6, 1]]
+    with pytest.raises(SampleError, match="has 2 boxes, and 1 values of 'image/object/is_crowd'"):
+        source.load(second)
+
+
 def test_corners_in_pixels_are_refused(tmp_path):
     example = {**_objects(1), "image/object/bbox/xmax": [6.0]}
     source = open_source(_write(tmp_path / "a.tfrecord", [example]))

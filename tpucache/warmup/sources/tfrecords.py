@@ -98,6 +98,7 @@ _CORNERS: Final = (LEFT, *(f"{OBJECTS}bbox/{name}" for name in ("ymin", "xmax", 
 _CLASSES: Final = (f"{OBJECTS}class/label", f"{OBJECTS}bbox/label")
 _LARGEST_CORNER: Final = 1.1  # as in the Object Detection API; larger corners are pixels
 _CLASS_NAMES: Final = f"{OBJECTS}class/text"
+_CROWDS: Final = f"{OBJECTS}is_crowd"  # 1 for the box of a crowd
 _SIZE: Final = ("image/width", "image/height")
 
 
@@ -449,13 +450,15 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[in
     """Return boxes in pixels, and the (width, height) of their image.
 
     Boxes are float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class. `numbers` has the
-    features of the TF Object Detection API, which stores corners as fractions of the image's width and height. Raises
-    SampleError if a feature is missing, or if the features have different numbers of values.
+    features of the TF Object Detection API, which stores corners as fractions of the image's width and height. As in
+    COCO JSON files, the boxes of crowds are left out. Raises SampleError if a feature is missing, or if the features
+    have different numbers of values.
     """
     missing = [name for name in (*_CORNERS, *_SIZE) if name not in numbers]
     if missing:
         raise SampleError(path, f"has boxes but no feature {missing[0]!r}: leave boxes out with --drop '{OBJECTS}*'")
     classes = next((numbers[name] for name in _CLASSES if name in numbers), None)
+    crowds = numbers.get(_CROWDS, np.empty(0))
     parts = [numbers[name].astype(np.float64) for name in _CORNERS]
     columns = parts if classes is None else [*parts, classes.astype(np.float64)]
     if several := [name for name in _SIZE if len(numbers[name]) != 1]:
@@ -463,6 +466,10 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[in
     if len(set(map(len, columns))) > 1:
         raise SampleError(
             path, f"has boxes without a corner or a class: their features have {list(map(len, columns))} values"
+        )
+    if len(crowds) not in (0, len(columns[0])):
+        raise SampleError(
+            path, f"has {len(columns[0])} boxes, and {len(crowds)} values of {_CROWDS!r}: give one for each"
         )
     width, height = (int(numbers[name][0]) for name in _SIZE)
     boxes: Array = np.stack(columns, axis=1)
@@ -472,4 +479,4 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[in
             f"has a box corner of {boxes[:, :4].max():g}: corners must be fractions of the image's width and height",
         )
     boxes[:, :4] *= (width, height, width, height)
-    return boxes, (width, height)
+    return (boxes[crowds == 0] if len(crowds) else boxes), (width, height)
