@@ -85,7 +85,7 @@ def test_several_classes_of_a_sample_come_back_whatever_they_are_called(
         [name for name, mark in zip(classes, row, strict=True) if mark] for row in marks
     ]
     if any(map(any, marks)):
-        found, names = split_names(read.column("prediction"), SEPARATOR, is_own=read.is_own)
+        found, names = split_names(read.column("prediction"), SEPARATOR, "here", is_own=read.is_own)
         places = [names.index(name) if name in names else None for name in classes]
         assert [[place is not None and bool(row[place]) for place in places] for row in found] == marks
 

@@ -277,3 +277,28 @@ def test_numbers_that_lost_their_zeros_are_named_with_what_to_do(
     relabel_cache(tmp_path / "cache", table, KIND, corrections=True)
     assert "1 rows of" in caplog.text
     assert "zfill(3)" in caplog.text
+
+
+def test_a_column_that_may_be_the_new_labels_or_folds_and_is_not_used_is_told_of(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = CachedDataset(copy).labels.tolist()
+    rows = [f"{path},x,1,2" for path in CachedDataset(copy).paths]
+    table = write(copy.parent / "t.csv", "path,label,fold,age", rows)
+    relabel_cache(copy, table)
+    assert "column 'label' is only kept as a column, and the labels stay as they were: give --label-col" in caplog.text
+    assert "column 'fold' is only kept as a column, and the folds stay as they were: give --fold-col" in caplog.text
+    assert CachedDataset(copy).labels.tolist() == labels
+    caplog.clear()
+    relabel_cache(copy, table, TableOptions(label_cols=("label",), drop=("fold",)))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [(TableOptions(rle_cols=("kind",)), "auto"), (TableOptions(label_cols=("kind",), label_sep="|"), "numbers")],
+    ids=["runs", "separator"],
+)
+def test_options_without_a_meaning_are_refused(copy: Path, table: Path, options: TableOptions, labels: Any) -> None:
+    with pytest.raises(UsageError, match=r"leave (rle_cols|it) out"):
+        relabel_cache(copy, table, options, labels=labels)

@@ -172,7 +172,9 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
 def selected_source(options: argparse.Namespace) -> Source:
     """Return the source to warm up, limited to the samples that the options select."""
     from tpucache.warmup.sources import select_source
+    from tpucache.warmup.sources.labelled import check_separator
 
+    check_separator(options.labels, options.label_sep)
     source = _opened(options.source, options)
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
 

@@ -25,10 +25,10 @@ from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
 from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
-from tpucache.warmup.sources.labelled import check_kind, class_names, read_labels_as
+from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, read_labels_as
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Label, unique
-from tpucache.warmup.sources.table import TableOptions, kept_columns, path_column
+from tpucache.warmup.sources.table import LABEL_NAMES, TableOptions, kept_columns, path_column
 from tpucache.warmup.tables import class_counts, label_column, label_facts, taken, write_table
 
 RowNumbers = npt.NDArray[np.int64]
@@ -80,8 +80,11 @@ def relabel_cache(
     cache, options = Path(cache).absolute(), options or TableOptions()
     if options.mask_col is not None or options.root is not None:
         raise UsageError("masks and the folder of images are for a warmup: leave --mask-col and --root out")
+    if options.rle_cols:
+        raise UsageError("masks as run lengths are for a warmup: leave rle_cols out")
     names = class_names(classes)
     check_kind(labels, names)
+    check_separator(labels, options.label_sep)
     if not options.label_cols and (labels != "auto" or names):
         raise UsageError("--labels and --classes need a column of labels: name it with --label-col")
     soft = soft or SoftOptions()
@@ -165,9 +168,26 @@ def _new_columns(
                 "labels": label_facts(kind, columns[LABEL], bool(classes)),
             },
         }
+    _tell_of_unused(table, options)
     for name, column in kept_columns(table, options).items():
         columns[name] = taken(column, rows)
     return columns, changes
+
+
+def _tell_of_unused(table: CsvTable, options: TableOptions) -> None:
+    """Warn of columns that are called like labels or folds, and that no option names as such."""
+    used = {path_column(table, options), *options.label_cols, options.fold_col, *options.keep}
+    left = [name for name in table.names if name not in used and not options.is_dropped(name)]
+    for known, given, what, flag in (
+        (LABEL_NAMES, options.label_cols, "labels", "--label-col"),
+        (("fold",), options.fold_col, "folds", "--fold-col"),
+    ):
+        for name in left:
+            if name.lower() in known and not given:
+                _log.warning(
+                    "%s: column %r is only kept as a column, and the %s stay as they were: give %s %s to replace them",
+                    table.path, name, what, flag, name,
+                )  # fmt: skip
 
 
 def _table_labels(table: CsvTable, options: TableOptions) -> tuple[Sequence[Label], tuple[str, ...]]:

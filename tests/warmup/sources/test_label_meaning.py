@@ -302,3 +302,22 @@ def test_a_named_column_without_any_label_is_refused_in_all_sources(tmp_path: Pa
     for name in ("rows.parquet", "rows.tar", "rows.csv"):
         with pytest.raises(SourceError, match=r"has no label in any row of .*'kind'"):
             open_source(tmp_path / name, TableOptions(label_cols=("kind",))).list()
+
+
+def test_a_stated_value_means_no_label_in_any_spelling_and_among_several_names(tmp_path: Path) -> None:
+    numbers, several, lists = (tmp_path / name for name in ("numbers", "several", "lists"))
+    for folder in (numbers, several):
+        folder.mkdir()
+    missing: dict[str, Any] = {"missing_label": ["-1.0", "none"], "on_error": "skip"}
+    assert _read(_table(numbers, ["0", "1", "-1"]), numbers / "cache", **missing) == (("0", "1"), [0, 1], ["2.png"])
+    table = _table(several, ["a|b", "none", "b"])
+    table = TableSource(several / "table.csv", TableOptions(label_cols=("label",), label_sep="|"))
+    expected = (("a", "b"), [[1, 1], [0, 1]])
+    assert _read(table, several / "cache", **missing) == (*expected, ["1.png"])
+    items = Plain([["a", "b"], ["none"], ["b"]])
+    assert _read(items, lists, **missing) == (*expected, ["1"])
+
+
+def test_minus_one_is_a_class_if_the_classes_name_it(tmp_path: Path) -> None:
+    classes = ["-1", "0", "1"]
+    assert _read(_table(tmp_path, classes), tmp_path / "cache", classes=classes) == (tuple(classes), [0, 1, 2], [])

@@ -246,3 +246,21 @@ def test_a_resumed_build_has_the_same_bytes(tmp_path):
     path = _shard(tmp_path / "a.parquet", range(20))
     first = build_cache(path, tmp_path / "one", Recipe(size=8), jobs=1)
     assert build_cache(path, tmp_path / "one", Recipe(size=8), jobs=1).identity == first.identity
+
+
+@pytest.mark.parametrize("names", [("train.parquet", "test.parquet"), ("train-0.parquet", "valid_1.parquet")])
+def test_files_of_the_parts_of_a_data_set_are_refused_together(names, tmp_path):
+    for name in names:
+        _write(tmp_path / name, {"image": [_png(1)], "label": [0]})
+    with pytest.raises(SourceError, match=r"holds files of parts of a data set, .*train.*: give one of them"):
+        open_source(tmp_path).list()
+    assert len(open_source(tmp_path / names[0]).list().samples) == 1
+    both = ",".join(name.removesuffix(".parquet") for name in names)
+    assert len(open_source(tmp_path / f"{{{both}}}.parquet").list().samples) == 2
+
+
+@pytest.mark.parametrize("labels", [[3, 4], [["a"], ["b"]]])
+def test_a_separator_for_labels_that_are_no_text_is_refused(labels, tmp_path):
+    _write(tmp_path / "a.parquet", {"image": [_png(1)] * 2, "label": labels})
+    with pytest.raises(SourceError, match=r"label column 'label' holds .*, not text: leave --label-sep out"):
+        open_source(tmp_path / "a.parquet", TableOptions(label_cols=("label",), label_sep="|")).list()

@@ -399,3 +399,31 @@ def test_the_only_column_that_is_called_so_is_the_label_and_that_is_said(
 def test_a_column_of_labels_without_any_is_none(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,label\na.png,\nb.png,\n")
     assert [sample.label for sample in TableSource(tmp_path / "t.csv").list().samples] == [None, None]
+
+
+def test_a_word_for_no_label_among_several_names_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _list(tmp_path, "path,y\n1.jpg,a|b\n2.jpg,NA\n", label_cols=("y",), label_sep="|")
+    assert "'NA' is a class: if it means that there is no label" in caplog.text
+
+
+@pytest.mark.parametrize(("cells", "told"), [(("cat", "cat "), True), (("Cat", "cat"), True), (("1", "1.0"), False)])
+def test_classes_that_differ_only_in_spaces_or_case_are_told_of(
+    cells: tuple[str, str], told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _list(tmp_path, f"path,y\n1.jpg,{cells[0]}\n2.jpg,{cells[1]}\n", label_cols=("y",))
+    assert ("are different classes: write them alike" in caplog.text) is told
+
+
+def test_rows_that_name_an_image_again_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    listing = _list(tmp_path, "path,y\n1.jpg,a\n2.jpg,b\n1.jpg,b\n", label_cols=("y",))
+    assert "1 rows name an image again, such as '1.jpg' in the lines 2 and 4" in caplog.text
+    assert [sample.path for sample in listing.samples] == ["1.jpg", "2.jpg", "1.jpg#2"]
+
+
+@pytest.mark.parametrize("flag", ["keep", "drop"])
+def test_a_pattern_of_columns_that_matches_none_is_told_of(
+    flag: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _list(tmp_path, "path,age\n1.jpg,3\n", **{flag: ("agee", "a*")})
+    assert f"--{flag} agee matches no column: there are 'path', 'age'" in caplog.text
+    assert len(caplog.records) == 1

@@ -196,7 +196,7 @@ def shared_folders(paths: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def _doubt(where: str, classes: Sequence[str]) -> str:
     """Return why folders are probably parts of a data set and not classes, judged by their names, or ""."""
-    train, held_out = _parts(classes)
+    train, held_out = find_parts(classes)
     if not train or not held_out:
         images, masks = ([name for name in classes if name.lower() in names] for names in (_IMAGES, _MASKS))
         if not images or not masks:
@@ -218,8 +218,8 @@ def _doubt(where: str, classes: Sequence[str]) -> str:
     )
 
 
-def _parts(classes: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the folders for training and those that are held out, judged by their names; both are empty without such.
+def find_parts(classes: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names of parts for training and those that are held out; both are empty without such names.
 
     In each of the two there is a name for each name of the other with the same words besides those of `_TRAIN` and
     `_HELD_OUT`, so that bullet_train and test_tube are no parts.

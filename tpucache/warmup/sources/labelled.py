@@ -91,6 +91,12 @@ def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
         raise UsageError("labels that are numbers have no classes: leave out --classes, or --labels numbers")
 
 
+def check_separator(kind: LabelKind, separator: str | None) -> None:
+    """Raise UsageError for a separator between names if labels are numbers."""
+    if separator is not None and kind == "numbers":
+        raise UsageError("--label-sep is for several names of classes: leave it out, or --labels numbers")
+
+
 def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     """Return class names in order: the given names, those of a cache, or the lines of a text file.
 
@@ -184,7 +190,8 @@ def _read_all(
     """
     given, stated = values, missing
     numbers = () if are_names(own) else [to_number(name) or 0 for name in own]
-    if missing is None and kind != "numbers" and are_counted_from_minus_one(numbers):
+    is_class = str(UNLABELLED) in classes
+    if missing is None and kind != "numbers" and not is_class and are_counted_from_minus_one(numbers):
         missing = (str(UNLABELLED),)
     values, own = _without_missing(values, own, missing)
     if kind == "auto" and classes and _are_single_floats(values):
@@ -243,10 +250,19 @@ def _without_missing(
     Samples of these classes get the label None. If the remaining names are whole numbers, the classes are in numerical
     order. If they are other numbers, they become values to regress, and there are no classes.
     """
-    gone = {number for number, name in enumerate(own) if missing and name.strip() in missing}
+    stated = set() if are_names(own) else {to_number(text) for text in missing or ()}  # -1.0 is the class -1
+    gone = {
+        number for number, name in enumerate(own) if missing and (name.strip() in missing or to_number(name) in stated)
+    }
+    left = [name for number, name in enumerate(own) if number not in gone]
+    if gone and all(value is None or (isinstance(value, tuple) and len(value) == len(own)) for value in values):
+        kept = [number for number in range(len(own)) if number not in gone]
+        return [
+            None if value is None or any(value[number] for number in gone) else tuple(value[number] for number in kept)
+            for value in values
+        ], tuple(left)
     if not gone or not all(value is None or isinstance(value, int) for value in values):
         return values, own
-    left = [name for number, name in enumerate(own) if number not in gone]
     texts = [
         None if value is None or value in gone else own[value] if 0 <= value < len(own) else value for value in values
     ]

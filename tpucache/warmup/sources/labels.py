@@ -23,6 +23,8 @@ MISSING_WORDS: Final = frozenset(
     ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
 )
 
+_WORD_IS_CLASS: Final = "%s: %s is a class: if it means that there is no label, give --missing-label"
+
 _log: Final = logging.getLogger("tpucache")
 
 
@@ -49,7 +51,8 @@ def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) 
         if not any(cell.strip() for cell in table.column(name)):
             raise SourceError(f"{table.path} has no label in any row of column {name!r}")
     if separator is not None:
-        return TableLabels(*split_names(table.column(columns[0]), separator, is_own=table.is_own), {})
+        where = f"{table.path}, column {columns[0]!r}"
+        return TableLabels(*split_names(table.column(columns[0]), separator, where, is_own=table.is_own), {})
     faults: dict[int, str] = {}
     if len(columns) == 1:
         labels, classes = labels_of_texts(table.column(columns[0]), f"{table.path}, column {columns[0]!r}")
@@ -107,7 +110,14 @@ def without_words(cells: Collection[str], where: str) -> set[str]:
         distinct = others
         _log.warning("%s: %s among numbers means no label", where, shown)
     elif words:
-        _log.warning("%s: %s is a class: if it means that there is no label, give --missing-label", where, shown)
+        _log.warning(_WORD_IS_CLASS, where, shown)
+    alike: dict[str, str] = {}
+    for cell in sorted(distinct):
+        if (other := alike.setdefault(" ".join(cell.split()).casefold(), cell)) != cell and to_number(cell) is None:
+            _log.warning(
+                "%s: %r and %r are different classes: write them alike if they are meant to be one", where, other, cell
+            )
+            break
     numbers = sum(to_number(name) is not None for name in distinct)
     if numbers and 2 * numbers >= len(distinct) and are_names(distinct):
         odd = next((name for name in sorted(distinct) if to_number(name) is None), min(distinct))
@@ -128,17 +138,20 @@ def _vectors(table: CsvTable, names: Sequence[str], faults: dict[int, str]) -> t
 
 
 def split_names(
-    cells: Sequence[str], separator: str, *, is_own: bool = False
+    cells: Sequence[str], separator: str, where: str, *, is_own: bool = False
 ) -> tuple[Sequence[Label], tuple[str, ...]]:
     """Split cells with several class names. Return a 0 or 1 for each cell and class, and the names of all classes.
 
     `is_own` says that tpucache's `join_names` wrote the cells: the marks that it put before some names are removed.
+    Warns of words such as NA among the names; the warning begins with `where`.
     """
     rows = [
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
         for cell in cells
     ]
     classes = tuple(sorted(set().union(*rows)))
+    if words := [name for name in classes if name.lower() in MISSING_WORDS]:
+        _log.warning(_WORD_IS_CLASS, where, ", ".join(map(repr, words)))
     return [tuple(float(name in row) for name in classes) for row in rows], classes
 
 

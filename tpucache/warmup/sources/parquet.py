@@ -20,7 +20,7 @@ from tpucache.errors import DependencyError, SampleError, SourceError, TpucacheE
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.types import Array
-from tpucache.warmup.sources.folder import read_below
+from tpucache.warmup.sources.folder import find_parts, read_below
 from tpucache.warmup.sources.labels import (
     LABEL_NAMES,
     check_any,
@@ -96,6 +96,7 @@ class ParquetSource:
             names = sorted(self._copies, key=os.fsencode)
         self._check_names(names)
         roles = self._roles(names[0])
+        self._options.tell_of_unused(open_rows(self._path(names[0])).schema.names, self._where)
         light = (*roles.labels, *roles.kept, *([self._options.fold_col] if self._options.fold_col else []))
         values: dict[str, list[Any]] = {name: [] for name in light}
         samples: list[Sample] = []
@@ -151,6 +152,14 @@ class ParquetSource:
 
     def _check_names(self, names: Sequence[str]) -> None:
         splits = sorted({found[1] for name in names if (found := _SPLIT.fullmatch(Path(name).name))})
+        parts = {part for name in names for part in (Path(name).stem.rstrip("0123456789-_."), *Path(name).parts[:-1])}
+        train, held_out = find_parts(sorted(parts))
+        if train and len(splits) < 2 and "{" not in self._pattern:
+            shown = ", ".join((*train, *held_out))
+            raise SourceError(
+                f"{self._place} holds files of parts of a data set, {shown}: give one of them, or name all in braces, "
+                f"'{self._place}/{{a,b}}{_SUFFIX}'"
+            )
         if len(splits) > 1:
             raise SourceError(
                 f"{self._place} holds files of the splits {', '.join(splits)}: give a pattern for one split, such as "
@@ -190,7 +199,12 @@ def _labels(
         return (), ()
     found = values[names[0]]
     if separator is not None:
-        return split_names([value or "" for value in found], separator)
+        wrong = next((value for value in found if not (value is None or isinstance(value, str))), None)
+        if wrong is not None:
+            raise SourceError(
+                f"{where}: label column {names[0]!r} holds {wrong!r:.60}, not text: leave --label-sep out"
+            )
+        return split_names([value or "" for value in found], separator, where)
     return labels_of_values(found, where, roles.classes)
 
 

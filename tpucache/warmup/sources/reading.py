@@ -305,9 +305,11 @@ def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None
 def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) -> bool:
     """Return whether a vector means that the sample has no label.
 
-    This is so if all of its numbers are missing, or one is listed in `missing`. A NaN among other numbers is only an
-    unknown value.
+    This is so if all of its numbers are missing, or one of its numbers or texts is listed in `missing`. A NaN among
+    other numbers is only an unknown value.
     """
+    if missing and any(isinstance(part, str) and part.strip() in missing for part in value):
+        return True
     if not value or not all(isinstance(part, (int, float)) for part in value):
         return False
     found = [is_missing(part, (), missing) for part in value]

@@ -110,6 +110,14 @@ class TableOptions:
         """Return whether a pattern of `drop` matches the name of a column."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.drop)
 
+    def tell_of_unused(self, names: Sequence[str], where: str) -> None:
+        """Warn of patterns of `keep` and `drop` that match none of the columns; the warning begins with `where`."""
+        for flag, patterns in (("--keep", self.keep), ("--drop", self.drop)):
+            for pattern in patterns:
+                if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                    shown = ", ".join(map(repr, names))
+                    _log.warning("%s: %s %s matches no column: there are %s", where, flag, pattern, shown)
+
 
 class TableSource:
     """The rows of a CSV file, in order.
@@ -144,6 +152,7 @@ class TableSource:
                 self._path, options.label_cols[0], options.label_cols[0],
             )  # fmt: skip
         labels, classes, faults = read_labels(table, options.label_cols, options.label_sep)
+        self._tell_of_repeated(table, files.images)
         found = None if self._archive is None else self._archive.list()
         samples = []
         for (name, number), label in zip(files.rows.items(), labels, strict=True):
@@ -180,6 +189,16 @@ class TableSource:
             return Item(fields)
         runs = read_runs(files.runs.runs[number], self._options.rle_relative, sample.path)
         return Item(fields, mask_runs=runs)
+
+    def _tell_of_repeated(self, table: CsvTable, images: Sequence[str]) -> None:
+        first: dict[str, int] = {}
+        repeated = [row for row, image in enumerate(images) if image and first.setdefault(image, row) != row]
+        if repeated:
+            image = images[repeated[0]]
+            _log.warning(
+                "%s: %d rows name an image again, such as %r in the lines %d and %d: each row is a sample of its own",
+                self._path, len(repeated), image, table.lines[first[image]], table.lines[repeated[0]],
+            )  # fmt: skip
 
     def _read(self, sample: Sample, place: int, name: str) -> bytes:
         """Return the bytes of a sample's file `name`; in an archive, of its member at position `place`."""
@@ -305,6 +324,8 @@ def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
     fold that is not a whole number from -1.
     """
     columns: dict[str, Column] = {}
+    if not options.rle_cols:  # columns that differ within an image are left out of the table by now
+        options.tell_of_unused(table.names, str(table.path))
     if options.fold_col is not None:
         cells = table.column(options.fold_col)
         numbers = {cell: to_number(cell) for cell in set(cells)}
