@@ -194,7 +194,7 @@ def test_a_batch_by_default_divides_and_is_there(samples, epochs, cores, process
     assert decide_length(decided, 10 * samples, 1) == decided  # it is kept
 
 
-@pytest.mark.parametrize(("samples", "epochs"), [(1, 40), (42, 40), (320, 13), (799, 6), (800, 5), (10**6, 5)])
+@pytest.mark.parametrize(("samples", "epochs"), [(1, 100), (42, 100), (320, 25), (1599, 6), (1600, 5), (10**6, 5)])
 def test_few_samples_are_shown_more_often(samples, epochs):
     decided = decide_length(TrainSettings(), samples)
     assert decided.epochs == epochs

@@ -51,13 +51,13 @@ _LEAST_BATCH: Final = 32
 #: With fewer samples, a run that shows fewer than the second number has the smallest parts for its cores. It ends soon
 #: all the same, and it learns more (docs/numbers.md has figures).
 _FEW_SAMPLES: Final = 1_000
-_FEW_SHOWN: Final = 8_000
+_FEW_SHOWN: Final = 16_000
 #: The default number of epochs. With --epochs auto, the batch size is decided as for this number of epochs: the pace,
 #: which decides the epochs, can be measured only with a batch size.
 _EPOCHS: Final = 5
 #: Samples that all epochs together show at least, and the most epochs for it: a run on few samples has more epochs.
-_SHOWN: Final = 4_000
-_MOST_EPOCHS: Final = 40
+_SHOWN: Final = 8_000
+_MOST_EPOCHS: Final = 100
 
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
@@ -168,11 +168,11 @@ def decide_settings(
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
     """Return the settings with epochs and batch size, and with `order_parts` for the order "local".
 
-    Given values are kept. A run has 5 epochs, or up to 40 if 5 epochs show fewer than 4,000 samples. A batch consists
+    Given values are kept. A run has 5 epochs, or up to 100 if 5 epochs show fewer than 8,000 samples. A batch consists
     of equal shares: one for each of the `cores` of each process, times `accumulate`. With fewer than 1,000 samples, and
-    if all epochs together show fewer than 8,000, a share has 8 samples. Otherwise the batch is the largest power of two
-    with which the run has 250 steps, at least 32, at most 128 samples for each core and at least 8 for each share. It
-    is smaller if the samples do not fill `steps_per_execution` such batches. Raises UsageError for too few samples.
+    if all epochs together show fewer than 16,000, a share has 8 samples. Otherwise the batch is the largest power of
+    two with which the run has 250 steps, at least 32, at most 128 samples for each core and at least 8 for each share.
+    It is smaller if the samples do not fill `steps_per_execution` such batches. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
