@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -155,3 +156,36 @@ def test_a_table_of_colours_is_read(heading: str, tmp_path: Path) -> None:
 def test_a_recipe_refuses_what_are_no_colours(given: Any) -> None:
     with pytest.raises(RecipeError, match="mask_colours is"):
         Recipe(mask_colours=given)
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("recipe", [SCALE, COLOURS], ids=["scale", "colours"])
+def test_colours_of_16_bits_are_not_cut_to_black(recipe: Recipe, channels: int) -> None:
+    white = 65535 if recipe is SCALE else 0
+    for value, is_refused in ((1, True), (255, True), (white, False)):
+        pixels = np.dstack([CLASSES.astype(np.uint16) * np.uint16(value)] * channels)
+        data = cv2.imencode(".png", pixels)[1].tobytes()
+        if is_refused:
+            with pytest.raises(SampleError, match="the mask: its colours have 16 bits"):
+                decode_mask(data, "a", recipe)
+        else:
+            np.testing.assert_array_equal(decode_mask(data, "a", recipe), CLASSES * bool(value))
+
+
+def test_colours_are_looked_up_in_grey_of_16_bits_too() -> None:
+    recipe = Recipe(mask_colours=("000000", "404040"))
+    data = encoded(Image.fromarray(CLASSES.astype(np.uint16) * np.uint16(64)))
+    np.testing.assert_array_equal(decode_mask(data, "a", recipe), CLASSES)
+    with pytest.raises(SampleError, match="the colour 1, 1, 1, which --mask-colours does not list"):
+        decode_mask(encoded(Image.fromarray(CLASSES.astype(np.uint16))), "a", recipe)
+
+
+@pytest.mark.parametrize("white", [1, 20, 1000])
+def test_a_pgm_whose_numbers_pillow_scales_is_refused(white: int) -> None:
+    data = f"P5\n3 2\n{white}\n".encode() + CLASSES.astype(">u2" if white > 255 else "u1").tobytes()
+    with pytest.raises(
+        SampleError, match=f"the mask: Pillow scales its numbers, as the file says that {white} is white"
+    ):
+        decode_mask(data, "a")
+    plain = b"P5\n3 2\n255\n" + CLASSES.tobytes()
+    np.testing.assert_array_equal(decode_mask(plain, "a"), CLASSES)

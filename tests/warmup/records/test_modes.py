@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any
 
 import cv2
@@ -88,3 +89,57 @@ def test_a_png_of_16_bits_cut_anywhere_is_refused() -> None:
     for cut in range(8, len(data) - 12, 29):
         with pytest.raises(SampleError):
             presize(data[:cut], KEEP, "a")
+
+
+def tiff(pixels: npt.NDArray[Any], tags: dict[int, list[int]]) -> bytes:
+    """Return a TIFF of one strip a plane. `tags` are further tags of whole numbers of 16 bits."""
+    content, planes = pixels.tobytes(), tags[277][0] if tags.get(284) == [2] else 1
+    part = len(content) // planes
+    longs = {273: [8 + part * plane for plane in range(planes)], 279: [part] * planes}
+    rows = sorted({256: [7], 257: [9], 259: [1], 278: [9], **longs, **tags}.items())
+    directory, extra = struct.pack("<H", len(rows)), b""
+    end = 8 + len(content) + 2 + 12 * len(rows) + 4
+    for tag, values in rows:
+        kind = "I" if tag in longs else "H"
+        value = struct.pack(f"<{len(values)}{kind}", *values)
+        if len(value) > 4:
+            value, extra = struct.pack("<I", end + len(extra)), extra + value
+        directory += struct.pack("<HHI", tag, 4 if kind == "I" else 3, len(values)) + value.ljust(4, b"\0")
+    return struct.pack("<2sHI", b"II", 42, 8 + len(content)) + content + directory + bytes(4) + extra
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "tags"),
+    [("u1", 4, {}), ("u2", 4, {}), ("u1", 6, {}), ("u1", 2, {262: [1]}), ("u1", 5, {262: [5]})],
+)
+def test_channels_that_pillow_leaves_out_are_refused(dtype: str, count: int, tags: dict[int, list[int]]) -> None:
+    colours = {1: 1, 2: 3, 5: 4}[tags.get(262, [2])[0]]
+    pixels = RNG.integers(0, 256, (9, 7, count)).astype(dtype) * np.array(257 if dtype == "u2" else 1, dtype)
+    more = {258: [8 * pixels.itemsize] * count, 262: [2], 277: [count], 338: [0] * (count - colours)}
+    data = tiff(pixels, {**more, **tags})
+    with pytest.raises(SampleError, match=f"Pillow reads {colours} of its {count} channels"):
+        presize(data, KEEP, "a")
+    if colours == 3:
+        np.testing.assert_array_equal(presize(data, Recipe(size=(9, 7)), "a"), pixels[..., :3] >> 8 * (dtype == "u2"))
+
+
+@pytest.mark.parametrize("mode", ["rgb", "grey", "keep"])
+def test_files_that_pillow_misreads_are_refused(mode: Any) -> None:
+    recipe = Recipe(size=(9, 7), mode=mode)
+    signed = tiff(np.full((9, 7), -3, np.int8), {258: [8], 262: [1], 277: [1], 339: [2]})
+    with pytest.raises(SampleError, match="signed numbers of 8 bits as unsigned"):
+        presize(signed, recipe, "a")
+    planes = tiff(DEEP.transpose(2, 0, 1), {258: [16] * 3, 262: [2], 277: [3], 284: [2]})
+    with pytest.raises(SampleError, match="16 bits that are stored plane by plane"):
+        presize(planes, recipe, "a")
+    done, data = cv2.imencode(".jp2", RNG.integers(0, 65536, (64, 64, 3)).astype(np.uint16))
+    assert done
+    with pytest.raises(SampleError, match="JPEG 2000 with colours of more than 8 bits"):
+        presize(data.tobytes(), recipe, "a")
+
+
+def test_a_ppm_of_16_bits_is_not_kept_as_8() -> None:
+    data = b"P6 # a comment\n7 9\n65535\n" + DEEP.astype(">u2").tobytes()
+    with pytest.raises(SampleError, match="colours of more than 8 bits as 8 bits"):
+        presize(data, KEEP, "a")
+    assert np.abs(presize(data, Recipe(size=(9, 7)), "a").astype(int) - np.rint(DEEP / 257)).max() <= 1

@@ -24,7 +24,9 @@ from PIL.Image import Image
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.types import Array
+from tpucache.warmup.records.numbers import PixelsError
 from tpucache.warmup.records.pillow import opened, orientation, stored_pixels
+from tpucache.warmup.records.pillow_modes import COLOUR_MODES, bits_of, deep_colours, white_of_ppm
 
 Mask = npt.NDArray[np.uint8]
 
@@ -54,12 +56,26 @@ def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[
         return _from_array(data, path, recipe), 1
     with opened(data, path, _WHAT, recipe.max_pixels) as image:
         turned = orientation(image, data)
+        _check_depth(image, data, is_scaled=recipe.mask_values == "scale")
         if recipe.mask_colours and not image.mode.startswith(("I", "F")):
             return _by_colours(stored_pixels(image, data, "RGB"), recipe, path), turned
         if image.mode in _PALETTES and recipe.mask_values != "scale":
             return stored_pixels(image, data, "P"), turned
         numbers = _grey(image, data, turned, path, scaled=recipe.mask_values == "scale")
-    return _to_classes(numbers, recipe, path), turned
+    classes = _to_classes(numbers, recipe, path)
+    return (_by_colours(np.dstack([classes] * 3), recipe, path) if recipe.mask_colours else classes), turned
+
+
+def _check_depth(image: Image, data: bytes, *, is_scaled: bool) -> None:
+    """Raise PixelsError for a mask whose numbers Pillow changes when it converts them to another depth."""
+    if image.format == "PPM" and image.mode != "1" and not is_scaled and white_of_ppm(data) not in (255, 65535):
+        raise PixelsError(
+            f"Pillow scales its numbers, as the file says that {white_of_ppm(data)} is white: save it as a PNG"
+        )
+    if image.mode in COLOUR_MODES and bits_of(image, data) == 16:
+        colours = deep_colours(image, data)[..., : 1 if image.mode == "LA" else 3]
+        if not np.array_equal(colours >> 8, colours & 255):
+            raise PixelsError("its colours have 16 bits, and 8 of them are not enough: save the mask with 8 bits")
 
 
 def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool:

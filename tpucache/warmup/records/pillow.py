@@ -29,11 +29,16 @@ from tpucache.geometry import TURNS, turn_back
 from tpucache.recipe import Mode, Recipe
 from tpucache.types import Array
 from tpucache.warmup.records.numbers import Decoded, PixelsError
-from tpucache.warmup.records.pillow_modes import to_mode
+from tpucache.warmup.records.pillow_modes import bits_of, to_mode
 
 _EXIF_ORIENTATION: Final = 0x0112
 _TIFF_WIDTH: Final = 256
 _TIFF_HEIGHT: Final = 257
+_TIFF_PLANES: Final = 284
+_TIFF_SAMPLE_FORMAT: Final = 339
+_SEPARATE: Final = 2  # each channel is a plane of its own
+_SIGNED: Final = 2
+_JPEG2000_SIZE: Final = b"\xff\x4f\xff\x51"  # the marker before the size and the bits of each channel
 
 # The errors that Pillow's plugins raise for broken files. A header with a wrong size causes a MemoryError.
 _BROKEN: Final = (
@@ -84,8 +89,7 @@ def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None
                 image = Image.open(io.BytesIO(data))
             with image:
                 check_size(image.size, path, what, max_pixels)
-                if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
-                    raise PixelsError("Pillow reads a black and white BMP of 4 or 8 bits as 1 bit: save it as a PNG")
+                _refuse_misread(image, data)
                 if image.format not in _DECODED_LATER:
                     with _as_broken():
                         image.load()
@@ -235,6 +239,29 @@ def check_size(size: tuple[int, int], path: str, what: str, max_pixels: int | No
     """Raise SampleError when an image of this (width, height) has more pixels than `max_pixels`; None: no limit."""
     if max_pixels is not None and size[0] * size[1] > max_pixels:
         raise SampleError(path, f"{what}too many pixels: {size[0]} x {size[1]} are more than --max-pixels {max_pixels}")
+
+
+def _refuse_misread(image: Image.Image, data: bytes) -> None:
+    """Raise PixelsError for a file that Pillow decodes to wrong pixels without an error."""
+    if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
+        raise PixelsError("Pillow reads a black and white BMP of 4 or 8 bits as 1 bit: save it as a PNG")
+    if image.format == "JPEG2000" and image.mode not in ("L", "I;16") and _bits_of_jpeg2000(data) > 8:
+        raise PixelsError(
+            "Pillow reads white as black in a JPEG 2000 with colours of more than 8 bits: save it as a PNG"
+        )
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return
+    bits = bits_of(image, data)
+    if bits == 8 and _SIGNED in image.tag_v2.get(_TIFF_SAMPLE_FORMAT, ()):
+        raise PixelsError("Pillow reads its signed numbers of 8 bits as unsigned: save them as 16 bits")
+    if bits == 16 and image.tag_v2.get(_TIFF_PLANES, 1) == _SEPARATE and image.tile[0][0] == "raw":
+        raise PixelsError("Pillow misreads colours of 16 bits that are stored plane by plane: save it as a PNG")
+
+
+def _bits_of_jpeg2000(data: bytes) -> int:
+    start = data.find(_JPEG2000_SIZE)
+    count = int.from_bytes(data[start + 40 : start + 42], "big")
+    return max((bits & 0x7F) + 1 for bits in data[start + 42 : start + 42 + 3 * count : 3])
 
 
 def _bits_of_bmp(data: bytes) -> int:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any, Final
 
 import numpy as np
@@ -31,9 +32,12 @@ _LOW_BYTE_MODES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
 _PNG_BITS_AT: Final = 24
 _TIFF_BITS: Final = 258
 _TIFF_PHOTOMETRIC: Final = 262
+_TIFF_CHANNELS: Final = 277
 _TIFF_SAMPLE_FORMAT: Final = 339
 _WHITE_IS_ZERO: Final = 0
 _SIGNED: Final = 2
+#: The head of a PGM or PPM: width, height and the number for white.
+_PPM_HEAD: Final = re.compile(rb"P[2356](?:(?:\s|#[^\n]*\n)+(\d+)){3}")
 
 
 def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> Array:
@@ -121,11 +125,16 @@ def _is_black_png(data: bytes) -> bool:
 def _as_they_are(image: Image.Image, data: bytes) -> Array:
     """Return the numbers of a file unchanged: uint8, uint16, int16 or float32. A palette becomes RGB or RGBA.
 
-    Raises PixelsError for numbers of other types.
+    Raises PixelsError for numbers of other types, and for channels or bits that Pillow does not read.
     """
-    bits = bits_of(image, data)
+    bits, count = bits_of(image, data), len(image.getbands())
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_CHANNELS, 1) > count:
+        channels = image.tag_v2[_TIFF_CHANNELS]
+        raise PixelsError(f"Pillow reads {count} of its {channels} channels: save the image as .npy, or use --mode rgb")
+    if image.mode == "RGB" and image.format == "PPM" and white_of_ppm(data) > 255:
+        raise PixelsError("Pillow reads its colours of more than 8 bits as 8 bits: save the image as PNG or .npy")
     if image.mode in COLOUR_MODES and bits == 16:
-        return _deep_colours(image, data)
+        return deep_colours(image, data)
     if image.mode.startswith("I;16"):
         return np.asarray(image).astype("<u2")
     if image.mode == "I":
@@ -149,7 +158,13 @@ def _whole_numbers(image: Image.Image, bits: int) -> Array:
     raise PixelsError("its pixels are whole numbers of 32 bits: save them as 16 bits, or as floats of 32 bits")
 
 
-def _deep_colours(image: Image.Image, data: bytes) -> Array:
+def white_of_ppm(data: bytes) -> int:
+    """Return the number for white that a PGM or PPM file states; 255 if it states none."""
+    head = _PPM_HEAD.match(data)
+    return int(head[1]) if head else 255
+
+
+def deep_colours(image: Image.Image, data: bytes) -> Array:
     """Return 16-bit colours, read by OpenCV: Pillow keeps only high bytes. Raises DependencyError, PixelsError."""
     try:
         import cv2
