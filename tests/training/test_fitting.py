@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
+import numpy as np
 import pytest
 import tiny_models
 import torch
 
 from tpucache import CachedDataset, UsageError
+from tpucache.loading.split import stratified_split
 from tpucache.training import Predictor, RunOptions, TrainSettings, train
 from tpucache.training.device import CpuDevice
 
@@ -36,6 +41,17 @@ def test_a_function_a_module_and_a_name_give_the_same_run(cache, tmp_path):
     assert Predictor([tmp_path / "function"], CpuDevice(), trust=["tiny_models:tiny"]).runs == 1
     with pytest.raises(UsageError, match="Sequential was given as an object"):
         Predictor([tmp_path / "module"], CpuDevice())
+
+
+def test_a_fraction_is_validated_on_clean_images_whatever_is_trained_on(cache, tmp_path):
+    settings = dataclasses.replace(SETTINGS, epochs=1)
+    chosen = CachedDataset(cache, "epoch")[::-1]
+    for name, data in (("cache", cache), ("dataset", chosen)):
+        train(tiny_models.tiny, data, 0.2, settings, options=QUICK, run=tmp_path / name)
+        info = json.loads((tmp_path / name / "run.json").read_text())
+        assert (info["training"]["variant"], info["validation"]["variant"]) == ("epoch", 0)
+    held = chosen.positions[stratified_split(chosen.labels.numpy(), 0.2, settings.seed).valid]
+    assert np.load(tmp_path / "dataset" / "validation.npz")["positions"].tolist() == held.tolist()
 
 
 @pytest.mark.slow

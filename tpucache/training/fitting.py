@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from tpucache.loading.dataset import CachedDataset
@@ -59,14 +61,14 @@ def train(
     """Train a model on a cache, and return it with its best weights, its history and its report.
 
     `model` is a module, a callable that takes the number of outputs and returns a module, or a name as in
-    `TrainSettings.model`. `valid` is a dataset, a cache, or a fraction of `dataset`. `optimizer` is an optimizer's name
-    as in `TrainSettings.optimizer`, or a callable of (parameter groups, lr); without it the settings choose the
-    optimizer. The schedule of the settings sets the optimizer's learning rate. `device` is an opened device, or the
-    name of a backend or of a device, as `open_device` takes them. "auto" is XLA with all cores on a TPU, else plain
-    torch on a GPU or the CPU; a line on standard error says which, and why. `run` is the folder that the run writes to;
-    without it only the result is kept. In a notebook with matplotlib, the curves are shown during training. When an
-    epoch ends, a line about it goes to `options.on_epoch`, or else to standard error. A resumed run needs the same
-    model and optimizer.
+    `TrainSettings.model`. `valid` is a dataset, a cache, or a fraction of `dataset`, of which the clean images are
+    validated if each epoch has another variant. `optimizer` is an optimizer's name as in `TrainSettings.optimizer`, or
+    a callable of (parameter groups, lr); without it the settings choose the optimizer. The schedule of the settings
+    sets the optimizer's learning rate. `device` is an opened device, or the name of a backend or of a device, as
+    `open_device` takes them. "auto" is XLA with all cores on a TPU, else plain torch on a GPU or the CPU; a line on
+    standard error says which, and why. `run` is the folder that the run writes to; without it only the result is kept.
+    In a notebook with matplotlib, the curves are shown during training. When an epoch ends, a line about it goes to
+    `options.on_epoch`, or else to standard error. A resumed run needs the same model and optimizer.
 
     Raises UsageError when these arguments do not fit together, and the errors of `tpucache.training.loop.train`.
     """
@@ -74,8 +76,7 @@ def train(
     train_set, valid_set = _open_training(dataset), None
     if isinstance(valid, (int, float)):
         parts = stratified_split(train_set.labels.numpy(), float(valid), settings.seed)
-        whole = train_set if isinstance(dataset, CachedDataset) else _open(dataset)
-        train_set, valid_set = train_set.select(parts.train), whole.select(parts.valid)
+        train_set, valid_set = train_set.select(parts.train), _clean(train_set, parts.valid)
     elif valid is not None:
         valid_set = _open(valid)
     if isinstance(model, str):
@@ -118,6 +119,14 @@ def _open_training(data: Data) -> CachedDataset:
     dataset = _open(data)
     is_path = not isinstance(data, CachedDataset)
     return dataset.in_variant("epoch") if is_path and dataset.manifest.augmented else dataset
+
+
+def _clean(dataset: CachedDataset, indices: npt.NDArray[np.int64]) -> CachedDataset:
+    """Return the samples at `indices`; if each epoch has another variant, return their clean images."""
+    is_plain = type(dataset) is CachedDataset and not dataset.column_width  # `in_variant` keeps neither
+    if dataset.variant != "epoch" or 0 not in dataset.manifest.variants or not is_plain:
+        return dataset.select(indices)
+    return dataset.in_variant(0).select(dataset.positions[indices])
 
 
 def _open(data: Data) -> CachedDataset:
