@@ -164,10 +164,11 @@ def test_boxes_with_texts_alone_as_classes_are_refused(tmp_path):
     assert source.load(source.list().samples[0]).fields["boxes"].shape == (2, 4)
 
 
-def test_boxes_of_crowds_are_left_out_as_in_coco(tmp_path):
+def test_boxes_of_crowds_are_left_out_as_in_coco_and_told_of(tmp_path, caplog):
     examples = [{**_objects(2), "image/object/is_crowd": values} for values in ([0, 1], [1])]
     source = open_source(_write(tmp_path / "a.tfrecord", examples))
     first, second = source.list().samples
+    assert "boxes of crowds, those whose 'image/object/is_crowd' is not 0, are left out" in caplog.text
     assert source.load(first).fields["boxes"].tolist() == [[0, 2, 6, 6, 1]]
     with pytest.raises(SampleError, match="has 2 boxes, and 1 values of 'image/object/is_crowd'"):
         source.load(second)

@@ -309,6 +309,16 @@ def test_features_that_cannot_be_kept_are_a_sample_error(features: dict[str, Any
     assert caught.value.path == "a.tfrec#0"
 
 
+def test_feature_lists_of_a_sequence_example_are_not_lost_without_a_word() -> None:
+    features = _block(1, _feature([1, 2])) + _block(1, _feature([3, 4]))
+    lists = _block(1, _block(1, b"image/caption_ids") + _block(2, features))
+    data = _example({"image/data": [JPEG], "image/image_id": [7]}) + _block(2, lists)
+    with pytest.raises(SampleError, match=r"feature lists .* 'image/caption_ids': .* --drop 'image/caption_ids'"):
+        read_example(data, "a.tfrec#0")
+    for options in (TableOptions(drop=("image/caption*",)), TableOptions(keep=("image/image_id",))):
+        assert read_example(data, "a.tfrec#0", options) == Item({"image": JPEG}, None, {"image_image_id": 7})
+
+
 def test_a_text_among_several_label_features_is_named() -> None:
     with pytest.raises(SampleError, match="feature 'b' is text"):
         read_example(

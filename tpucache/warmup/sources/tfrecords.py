@@ -86,8 +86,23 @@ message_type {
     field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Feature" }
   }
 }
+message_type { name: "FeatureList" }
 message_type {
-  name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Features" }
+  name: "FeatureLists"
+  field {
+    name: "list" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tpucache.FeatureLists.ListEntry"
+  }
+  nested_type {
+    name: "ListEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.FeatureList" }
+  }
+}
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Features" }
+  field { name: "lists"    number: 2 type: TYPE_MESSAGE type_name: ".tpucache.FeatureLists" }
 }
 """
 
@@ -130,8 +145,7 @@ class TFRecordSource:
                 ]
         if not samples:
             raise SourceError(f"{self._root / self._pattern} holds no records")
-        if not self._options.label_cols:
-            self._tell_of_others(samples)
+        self._tell_of_features(samples)
         return Listing(samples, self._classes(samples))
 
     def load(self, sample: Sample) -> Item:
@@ -150,14 +164,19 @@ class TFRecordSource:
                 found.append(are_marks(self._data(sample.path), sample.path, self._options.label_cols))
         return self._options.label_cols if found and all(found) else ()
 
-    def _tell_of_others(self, samples: Sequence[Sample]) -> None:
-        """Warn if more than one feature could be the label by its name."""
-        found, used = set[str](), set[str]()
+    def _tell_of_features(self, samples: Sequence[Sample]) -> None:
+        """Warn of boxes that are left out, and if more than one feature could be the label by its name."""
+        found, used, has_crowds = set[str](), set[str](), False
         for sample in samples[:: max(1, len(samples) // _NAMES_LOOKED_AT)]:
             with contextlib.suppress(SampleError):
                 texts, numbers = _features(self._data(sample.path), sample.path, self._options)
                 found |= {name for name in _LABELS if len(numbers.get(name, texts.get(name, ())))}
                 used |= {*_found_label(texts, numbers)}
+                has_crowds |= bool(len(numbers.get(_CROWDS, ())))
+        if has_crowds:  # not counted, because that would read all records twice
+            _log.warning("%s: boxes of crowds, those whose %r is not 0, are left out", self, _CROWDS)
+        if self._options.label_cols:
+            return
         if len(used) == 1:
             tell_of_others(repr(self), min(used), sorted(found - used))
         elif used:
@@ -280,11 +299,20 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
     `image/object/bbox/…` are the boxes, with their class numbers; all other features in `image/object/` are dropped.
     Other features become columns if they have a single value (bytes as UTF-8 text), or arrays of int64 or float32 if
     they have several numbers; empty features are left out. Names are made plain: `image/class/text` becomes
-    image_class_text.
+    image_class_text. A SequenceExample, whose context is read as an Example, is refused if it has feature lists that
+    are not dropped.
 
     Raises SampleError if the Example cannot be converted, DependencyError without protobuf.
     """
-    texts, numbers = _features(data, path, options)
+    example = _parse(data, path)
+    lists = [name for name in sorted(example.lists.list) if options.is_kept(name)]
+    if lists:
+        raise SampleError(
+            path,
+            f"is a tf.train.SequenceExample whose feature lists are not read, such as {lists[0]!r}: write them as "
+            f"features of a tf.train.Example, or leave them out with --drop {lists[0]!r}",
+        )
+    texts, numbers = _split(example, options)
     fields: dict[str, bytes | Array] = {}
     image = _image_name(texts, path)
     if image is not None:
@@ -330,15 +358,21 @@ def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
 
 
 def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
-    """Return the features with bytes, and those with numbers, sorted by name, without dropped features.
+    """Return the features of a serialised Example, as `_split` does. Raises SampleError, as `_parse` does."""
+    return _split(_parse(data, path), options)
 
-    Raises SampleError if `data` is not an Example.
-    """
+
+def _parse(data: bytes, path: str) -> Any:
+    """Return the message of a serialised Example. Raises SampleError if `data` is none."""
     example_class, decode_error = _reader()
     try:
-        example = example_class.FromString(data)
+        return example_class.FromString(data)
     except decode_error as error:
         raise SampleError(path, f"is not a tf.train.Example: {error}") from error
+
+
+def _split(example: Any, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
+    """Return the features with bytes, and those with numbers, sorted by name, without dropped features."""
     texts: dict[str, list[bytes]] = {}
     numbers: dict[str, Array] = {}
     for name, feature in sorted(example.features.feature.items()):
