@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.redact import SEPARATOR, from_cell, to_cell, to_heading
+from tpucache.redact import PREDICTION_COLUMNS, SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
@@ -39,6 +39,9 @@ CORRECTION_COLUMNS: Final = (("path", "label"), ("sample", "path", "label", "pre
 #: The sum of a row's probabilities may differ from 1 by this much, because tables have rounded numbers.
 _SUM_ERROR: Final = 0.02
 _MOST_WEIGHT: Final = 1e6
+_PREDICTION: Final = PREDICTION_COLUMNS[-1]
+#: Ranks and probabilities in a table may differ from what was computed by this much, because of rounding.
+_RANK_ERROR: Final = 1e-3
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -227,10 +230,43 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
             f"{table.path}, line {table.lines[used[odd[0]]]}: the probabilities of the classes add up to "
             f"{totals[odd[0]]:.3g}, not to 1: give a table that predict wrote without --average rank"
         )
+    _refuse_ranks(table, classes, used, predicted)
     shares = np.where(numbers[found] >= 0, soft.soft_share, 1.0)[:, None]
     kept[0][found] = shares * predicted / totals[:, None] + (1 - shares) * targets[found]
     kept[1][found] = 1.0 if soft.weight_col is None else _cells(table, soft.weight_col, used)
     return {SOFT_LABEL: kept[0], SOFT_WEIGHT: kept[1]}
+
+
+def _refuse_ranks(
+    table: CsvTable, classes: Sequence[str], rows: Sequence[int], values: npt.NDArray[np.float64]
+) -> None:
+    """Raise SourceError if `values` (rows, classes) are ranks: those of two classes add up to 1, as probabilities do.
+
+    The ranks of a single run are spread evenly from 0 to 1. Means of the ranks of several runs are not; but in some row
+    the prediction, which follows from the probabilities, is not the class with the largest number.
+    """
+    advice = "give a table that predict wrote without --average rank"
+    if len(values) > 2 and all(_are_ranks(column) for column in values.T):
+        raise SourceError(
+            f"{table.path}: the numbers of each class are spread evenly from 0 to 1: they are ranks, not "
+            f"probabilities: {advice}"
+        )
+    names, places = table.columns.get(_PREDICTION, []), {name: number for number, name in enumerate(classes)}
+    for row, numbers in zip(rows if names else (), values, strict=bool(names)):
+        place = places.get(names[row])
+        if place is not None and numbers.max() - numbers[place] > _RANK_ERROR:
+            raise SourceError(
+                f"{table.path}, line {table.lines[row]}: the prediction is {names[row]!r}, and the largest number is "
+                f"that of {classes[int(numbers.argmax())]!r}: if the numbers are ranks, {advice}; if they are "
+                f"probabilities, leave the column {_PREDICTION!r} out"
+            )
+
+
+def _are_ranks(values: npt.NDArray[np.float64]) -> bool:
+    """Return whether numbers are their own ranks from 0 to 1, where equal numbers share their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts + 1) / 2)[inverse] / (len(values) - 1)
+    return bool(len(counts) > 1 and abs(ranks - values).max() < min(_RANK_ERROR, 0.25 / len(values)))
 
 
 def _class_column(table: CsvTable, name: str) -> str:
