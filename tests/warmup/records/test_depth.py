@@ -56,7 +56,7 @@ def _ramp(most: float, dtype: Any = np.uint16) -> Array:
     return np.linspace(0, most, 16 * 16).reshape(16, 16).astype(dtype)
 
 
-def _grey(data: bytes, white: int | None = None) -> Array:
+def _grey(data: bytes | Array, white: int | None = None) -> Array:
     pixels = presize(data, Recipe(size=16, white_level=white), "some/path").astype(int)
     np.testing.assert_array_equal(pixels, np.repeat(pixels[..., :1], 3, axis=2))
     return pixels[..., 0]
@@ -204,3 +204,13 @@ def test_a_transparent_colour_of_16_bits_is_refused() -> None:
     data = _png(_ramp(65535), _RGB, _chunk(b"tRNS", struct.pack(">HHH", 1000, 1000, 1000)))
     with pytest.raises(SampleError, match="is transparent"):
         _grey(data)
+
+
+@pytest.mark.parametrize("most", [16384, 32767])
+def test_signed_numbers_of_16_bits_need_a_white_level(most: int) -> None:
+    values = _ramp(most, np.int16)
+    for data in (_tiff(values), values):
+        with pytest.raises(SampleError, match=r"are signed and have 16 bits, .* such as --white-level"):
+            _grey(data)
+        np.testing.assert_allclose(_grey(data, most), _expected(values, most), atol=0.51)
+    assert not _grey(_tiff(np.zeros((16, 16), np.int16))).any()

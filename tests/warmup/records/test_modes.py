@@ -143,3 +143,32 @@ def test_a_ppm_of_16_bits_is_not_kept_as_8() -> None:
     with pytest.raises(SampleError, match="colours of more than 8 bits as 8 bits"):
         presize(data, KEEP, "a")
     assert np.abs(presize(data, Recipe(size=(9, 7)), "a").astype(int) - np.rint(DEEP / 257)).max() <= 1
+
+
+def bmp_of_alpha(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Return a BMP of 32 bits whose header has a mask for alpha. `pixels` are RGBA."""
+    height, width = pixels.shape[:2]
+    content = pixels[::-1, :, [2, 1, 0, 3]].tobytes()
+    head = struct.pack("<IiiHHIIiiII", 108, width, height, 1, 32, 3, len(content), 0, 0, 0, 0)
+    head += struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000) + b"BGRs" + bytes(48)
+    return struct.pack("<2sIII", b"BM", 14 + len(head) + len(content), 0, 14 + len(head)) + head + content
+
+
+@pytest.mark.parametrize("mode", ["rgb", "grey"])
+def test_alpha_that_is_0_everywhere_hides_no_picture(mode: Any) -> None:
+    recipe = Recipe(size=(9, 7), mode=mode)
+    pixels = RNG.integers(0, 256, (9, 7, 4), np.uint8)
+    pixels[..., 3] = 0
+    opaque = presize(pixels[..., :3], recipe, "a")
+    np.testing.assert_array_equal(presize(bmp_of_alpha(pixels), recipe, "a"), opaque)
+    for name in ("PNG", "TGA", "TIFF", "WEBP"):
+        target = io.BytesIO()
+        Image.fromarray(pixels).save(target, name, **({"lossless": True, "exact": True} if name == "WEBP" else {}))
+        with pytest.raises(SampleError, match="alpha is 0 everywhere"):
+            presize(target.getvalue(), recipe, "a")
+    with pytest.raises(SampleError, match="alpha is 0 everywhere"):
+        presize(pixels, recipe, "a")
+    pixels[:] = 0
+    assert (presize(pixels, recipe, "a") == 255).all()
+    pixels[0, 0] = 9, 9, 9, 255
+    assert (presize(bmp_of_alpha(pixels), recipe, "a") == 255).mean() > 0.9

@@ -115,7 +115,10 @@ def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
         return np.ascontiguousarray(pixels[..., 0])
     image = Image.fromarray(np.ascontiguousarray(pixels))
     if pixels.shape[2] in (2, 4):
-        image = over_white(image)
+        try:
+            image = over_white(image)
+        except PixelsError as error:
+            raise SampleError(path, str(error)) from error
     return np.asarray(image.convert("L") if mode == "grey" else image)
 
 
@@ -123,7 +126,7 @@ def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
     """Return whole numbers or floats as uint8, in the same shape: 0 stays 0, `white` becomes 255.
 
     Without `white`, 65535 is white, or 1 for floats, if the numbers show that this is their range. Raises
-    UncertainRangeError if they do not, and for numbers that are out of the range or not finite.
+    UncertainRangeError if they do not, as int16 never does, and for numbers that are out of the range or not finite.
     """
     low, high = values.min().item(), values.max().item()
     if not (np.isfinite(low) and np.isfinite(high)):
@@ -136,6 +139,8 @@ def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
         raise UncertainRangeError(
             f"its pixels are at most {high:.6g}, which is nearly black if {most} is white: {_ADVICE}"
         )
+    if white is None and high > 0 and values.dtype == np.int16:  # 65535 is more than they can hold
+        raise UncertainRangeError(f"its pixels are signed and have 16 bits, which do not show what is white: {_ADVICE}")
     grey = np.empty(values.shape, np.uint8)
     for row, levels in enumerate(values):  # row by row, because float64 takes eight times the memory of uint8
         exact = levels.astype(np.float64)  # numpy 1 would compute in float32, and round some pixels differently
@@ -144,8 +149,17 @@ def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
 
 
 def over_white(image: Image.Image) -> Image.Image:
-    """Return an image with transparency as RGB, over white."""
+    """Return an image with transparency as RGB, over white.
+
+    Raises PixelsError if all pixels are transparent but have different colours: then alpha hides a whole picture.
+    """
     rgba = image.convert("RGBA")
+    *colours, (_, most) = rgba.getextrema()
+    if not most and any(low != high for low, high in colours):
+        raise PixelsError(
+            "its alpha is 0 everywhere, so that its picture would become white: save it without alpha, "
+            "or use --mode keep"
+        )
     canvas = Image.new("RGBA", rgba.size, "white")
     return Image.alpha_composite(canvas, rgba).convert("RGB")
 

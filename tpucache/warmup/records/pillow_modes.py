@@ -55,25 +55,29 @@ def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> A
         image.info["transparency"] = (
             clear * 255 // (2**bits - 1)
         )  # Pillow scales the pixels to 0..255, but not this value
-    colours = _to_colours(image, white)
+    colours = _to_colours(image, data, white)
     return np.asarray(colours.convert("L") if mode == "grey" and colours.mode != "L" else colours)
 
 
-def _to_colours(image: Image.Image, white: int | None) -> Image.Image:
+def _to_colours(image: Image.Image, data: bytes, white: int | None) -> Image.Image:
     """Return an image of any Pillow mode as RGB; as L for the modes I and F, and for L without transparency."""
     if image.mode in ("L", "RGB") and "transparency" not in image.info:
         image.load()
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        return Image.fromarray(_deep_grey(image, white))
+        return Image.fromarray(_deep_grey(image, data, white))
+    if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
+        return image.convert("RGB")  # the bytes for alpha are unused, as viewers understand them, too
     if "transparency" in image.info or image.mode in ALPHA_MODES:
         return over_white(image)
     return image.convert("RGB")
 
 
-def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
+def _deep_grey(image: Image.Image, data: bytes, white: int | None) -> npt.NDArray[np.uint8]:
     scaled_by_pillow = image.format == "PPM" and image.mode == "I"  # a PGM states its white level
     values = np.asarray(image)
+    if image.mode == "I" and isinstance(image, TiffImagePlugin.TiffImageFile) and bits_of(image, data) == 16:
+        values = _whole_numbers(image, 16)  # int16 if the file's numbers are signed
     grey = to_8_bits(values, WHITE_16 if scaled_by_pillow else white)
     if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO:
         np.subtract(255, grey, out=grey)  # Pillow inverts only 8-bit images
