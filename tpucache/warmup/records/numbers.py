@@ -154,8 +154,7 @@ def over_white(image: Image.Image) -> Image.Image:
     Raises PixelsError if all pixels are transparent but have different colours: then alpha hides a whole picture.
     """
     rgba = image.convert("RGBA")
-    *colours, (_, most) = rgba.getextrema()
-    if not most and any(low != high for low, high in colours):
+    if not rgba.getchannel("A").getbbox() and rgba.getcolors(1) is None:  # None: more than one colour
         raise PixelsError(
             "its alpha is 0 everywhere, so that its picture would become white: save it without alpha, "
             "or use --mode keep"
