@@ -170,7 +170,7 @@ MISTAKES = [
     ("return Item(", "return dict(", SourceError, "0: parts.Grey.load returned a dict, not an Item"),
     ("return Listing(", "raise OSError('gone'); (", SourceError, "parts.Grey.list raised OSError: gone"),
     ("return Listing(", "return tuple, (", SourceError, "parts.Grey.list returned a tuple, not a Listing"),
-    ("Sample(n,", "Sample(n + 1,", SourceError, "does not number the samples from 0"),
+    ("Sample(n,", "Sample(n + 1,", SourceError, "does not number the samples 0, 1, 2"),
     ('f"{n}"', '"all"', SourceError, "two samples with the path 'all'"),
 ]
 

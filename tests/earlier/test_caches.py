@@ -205,7 +205,7 @@ def test_a_version_that_no_commit_wrote_is_refused_with_a_remedy(
     content = json.loads((cache / "manifest.json").read_text())
     (cache / "manifest.json").write_text(json.dumps({**content, "version": version}))
     with pytest.raises(
-        FormatError, match=f"version {version!r}, .*install the tpucache that wrote the cache, or build"
+        FormatError, match=f"version is {version!r}, .*install the tpucache that wrote the cache, or build"
     ):
         CachedDataset(cache)
 

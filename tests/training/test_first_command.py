@@ -42,7 +42,9 @@ def few(tmp_path_factory):
     return build
 
 
-@pytest.mark.parametrize(("count", "batch", "steps"), [*thorough((20, 8, 80)), (40, 8, 200), *thorough((320, 8, 520))])
+@pytest.mark.parametrize(
+    ("count", "batch", "steps"), [*thorough((20, 8, 200)), (40, 8, 500), *thorough((320, 8, 1000))]
+)
 def test_few_samples_train_without_an_option(few, tmp_path, monkeypatch, capsys, count, batch, steps):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")  # another machine may have a TPU
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

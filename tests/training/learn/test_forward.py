@@ -45,7 +45,7 @@ def test_a_mean_and_a_deviation_of_ones_own_replace_those_known(dataset):
         ({"mean": (1.0,)}, "--mean is one number for each of 3 channels, not 1"),
         ({"normalise": "model"}, "no statistics, which models of timm have"),
         ({"std": (1.0,) * 4}, "--std is one number for each of 3 channels, not 4"),
-        ({"mean": (0.485, 0.456, 0.406)}, "0 to 255.*multiply by 255"),
+        ({"mean": (0.485, 0.456, 0.406)}, "0 to 255.*multiply it by 255"),
         ({"mean": (1.0, float("nan"), 1.0)}, "finite"),
         ({"std": (1.0, 0.0, 1.0)}, "above 0"),
     ],
