@@ -17,7 +17,8 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.warmup import build_cache
-from tpucache.warmup.sources import TableOptions, TableSource, open_source
+from tpucache.warmup.build_options import LabelKind
+from tpucache.warmup.sources import TableOptions, TableSource, open_source, select_source
 from tpucache.warmup.sources.reading import find_reading
 
 hub = pytest.importorskip("datasets")
@@ -321,3 +322,19 @@ def test_a_stated_value_means_no_label_in_any_spelling_and_among_several_names(t
 def test_minus_one_is_a_class_if_the_classes_name_it(tmp_path: Path) -> None:
     classes = ["-1", "0", "1"]
     assert _read(_table(tmp_path, classes), tmp_path / "cache", classes=classes) == (tuple(classes), [0, 1, 2], [])
+
+
+def test_names_of_classes_are_not_read_as_numbers(tmp_path: Path) -> None:
+    options = TableOptions(label_cols=("label",), label_sep="|")
+    _table(tmp_path, ["a|b", "a", "b"])
+    table = select_source(TableSource(tmp_path / "table.csv", options), limit=2)
+    with pytest.raises(UsageError, match="--label-sep is for several names of classes"):
+        build_cache(table, tmp_path / "cache", SMALL, jobs=1, labels="numbers")
+    with pytest.raises(SourceError, match="lists of texts, which are classes"):
+        build_cache(Plain([["a", "b"], ["a"], ["b"]]), tmp_path / "cache", SMALL, jobs=1, labels="numbers")
+
+
+@pytest.mark.parametrize("kind", ["auto", "multilabel", "numbers"])
+def test_labels_that_are_all_empty_lists_are_refused(kind: LabelKind, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="empty lists: give the labels"):
+        build_cache(Plain([[], [], []]), tmp_path / "cache", SMALL, jobs=1, labels=kind)

@@ -81,6 +81,11 @@ class ParquetSource:
             self._root, self._pattern, self._place, self._where = Path(), "", str(pattern), str(pattern)
             self._images = Path(self._options.root).absolute() if self._options.root else None
 
+    @property
+    def label_sep(self) -> str | None:
+        """The separator between several names in a label."""
+        return self._options.label_sep
+
     def __repr__(self) -> str:
         return self._where
 

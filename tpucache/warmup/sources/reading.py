@@ -166,7 +166,14 @@ def find_reading(
         return Reading("none", names, missing=missing, kind=kind)
     texts = [value for value in known if isinstance(value, str)]
     lists = [value for value in known if isinstance(value, tuple) and (len(value) != 1 or isinstance(value[0], str))]
+    if not names and all(value == () for value in known):
+        raise SourceError(
+            f"{where}: all labels looked at are empty lists: give the labels, or leave them out (--drop with their "
+            "column; in Python None)"
+        )
     if any(isinstance(part, str) for value in lists for part in value):
+        if kind == "numbers":
+            raise SourceError(f"{where}: labels are lists of texts, which are classes: leave out --labels numbers")
         if len(lists) + len(texts) < len(known):
             other = next(value for value in known if not isinstance(value, str) and value not in lists)
             raise SourceError(
