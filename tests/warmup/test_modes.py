@@ -16,6 +16,7 @@ from tpucache.errors import RecipeError, SampleError, SourceError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
 from tpucache.store.format import VERSION
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.build import build_cache
@@ -169,3 +170,17 @@ def test_a_limit_above_pillows_own_is_kept_to_and_taken_back(tmp_path: Path, mon
         build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE), jobs=1)
     build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, max_pixels=1200), jobs=1)
     assert Image.MAX_IMAGE_PIXELS == 100
+
+
+def test_files_of_several_frames_are_counted_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "photos").mkdir()
+    frames = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (0, 200)]
+    for suffix in ("gif", "tiff", "webp", "png"):
+        frames[0].save(tmp_path / "photos" / f"more.{suffix}", save_all=True, append_images=frames[1:])
+        frames[0].save(tmp_path / "photos" / f"one.{suffix}")
+    build_cache(tmp_path / "photos", tmp_path / "cache", Recipe(size=8), jobs=1)
+    (line,) = [record.getMessage() for record in caplog.records if "several frames" in record.getMessage()]
+    assert line.endswith("only the first one is used: 4 files, such as 'more.gif'")
+    cache = Cache.open(tmp_path / "cache")
+    assert "(several frames)" not in cache.samples
+    assert sorted({*cache.samples["image_type"]}) == ["gif", "png", "tiff", "webp"]

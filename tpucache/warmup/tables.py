@@ -39,6 +39,7 @@ from tpucache.warmup.change import next_history, save_manifest
 from tpucache.warmup.library_versions import versions
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import BuildPlan
+from tpucache.warmup.records.arrays import SEVERAL_FRAMES
 from tpucache.warmup.records.frequencies import summarise_frequencies
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
 from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
@@ -59,6 +60,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
     existing = plan.existing
     before = existing.manifest if existing else None
     new = _new_info(shards, before)
+    _warn_of_frames(plan.listing, new)
     kept = set(new.numbers)
     skips = {skip.number: skip for skip in (*(before.skipped if before else ()), *new.skipped)}
     skipped = tuple(skips[number] for number in sorted(skips) if number not in kept)
@@ -105,6 +107,20 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
         history=_history(cache, plan),
     )
     return save_manifest(cache, manifest)
+
+
+def _warn_of_frames(listing: Listing, new: ChunkInfo) -> None:
+    several = [
+        number
+        for number, mark in zip(new.numbers, new.columns.get(SEVERAL_FRAMES, ()), strict=False)
+        if mark is not None
+    ]
+    if several:
+        _log.warning(
+            "of files with several frames or pages, only the first one is used: %d files, such as %r",
+            len(several),
+            listing.samples[several[0]].path,
+        )
 
 
 def _history(cache: Path, plan: BuildPlan) -> History | None:
@@ -264,7 +280,7 @@ def sample_columns(
         items = [column[at] for at in places.tolist()]
         columns[name] = np.array(items) if isinstance(column, np.ndarray) else Strings.pack([str(i) for i in items])
     known = [name for name in table if name not in columns]
-    for name in sorted({*new.columns, *known} - (columns.keys() & set(IMAGE_COLUMNS))):
+    for name in sorted({*new.columns, *known} - (columns.keys() & set(IMAGE_COLUMNS)) - {SEVERAL_FRAMES}):
         kept = list(table[name]) if name in table else [None] * (len(samples) - len(new.numbers))
         columns[name] = _plain_column([*kept, *new.columns.get(name, [None] * len(new.numbers))])
     return columns, classes, counts

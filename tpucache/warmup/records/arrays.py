@@ -34,6 +34,7 @@ from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, M
 from tpucache.store.samples import HEIGHT, MEAN, STD, TURNED, TYPE, WIDTH
 from tpucache.types import Array
 from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
+from tpucache.warmup.records.numbers import SEVERAL
 from tpucache.warmup.records.presize import presize, presize_framed
 from tpucache.warmup.sources.source import Item
 
@@ -44,6 +45,9 @@ _FARTHEST: Final = 1 << 31  # more pixels than the side of any image
 _UNSTATED: Final = (
     "give --coordinates displayed if annotations were drawn on images as viewers show them, else --coordinates stored"
 )
+
+#: The fact that an image file has several frames. It is no column of the samples table: warmup warns of such files.
+SEVERAL_FRAMES: Final = "(several frames)"
 
 #: The number of annotations by field.
 Counts = dict[str, int]
@@ -150,7 +154,15 @@ def _facts(framing: Framing, kind: str) -> Facts:
     """Return an image's values by column of the samples table. Mean and deviation are None: the caller sets them."""
     width, height = framing.stored_as("displayed")
     file_type = kind.partition(" ")[0].lower()
-    return {WIDTH: width, HEIGHT: height, TYPE: file_type, TURNED: int(framing.turn != Turn()), MEAN: None, STD: None}
+    several: Facts = {SEVERAL_FRAMES: 1} if kind.endswith(SEVERAL) else {}
+    return several | {
+        WIDTH: width,
+        HEIGHT: height,
+        TYPE: file_type,
+        TURNED: int(framing.turn != Turn()),
+        MEAN: None,
+        STD: None,
+    }
 
 
 def _names(item: Item) -> list[str]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.types import Array
-from tpucache.warmup.records.numbers import WHITE_16, Decoded, to_pixels
+from tpucache.warmup.records.numbers import SEVERAL, WHITE_16, Decoded, to_pixels
 
 _MAGIC_AT: Final = 128
 _INVERTED: Final = "MONOCHROME1"
@@ -42,7 +42,6 @@ class DicomImage:
     Slope, intercept and window may also be those of the first frame (functional groups of enhanced files).
     """
 
-    kind = "DICOM"
     orientation = 1
 
     def __init__(self, data: bytes, path: str) -> None:
@@ -55,6 +54,7 @@ class DicomImage:
         with _refusing(path):
             self._file: Any = pydicom.dcmread(io.BytesIO(data))
             self.size = (int(self._file.Columns), int(self._file.Rows))
+            self.kind = "DICOM" + (SEVERAL if int(self._file.get("NumberOfFrames") or 1) > 1 else "")
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
         """Return the pixels of the first frame in the recipe's mode, always at full size."""

@@ -7,8 +7,8 @@ The recipe decides how to read the pixels of a mask's file:
 - with `mask_values` "scale", black is class 0 and white (255, or 65535 in 16 bits) is class 1. Pixels of a palette
   image are its colours.
 - otherwise, the class is the stored number. 8-bit grey is used unchanged. In a palette image the class is the index,
-  not the colour, as in VOC, mmsegmentation and torchvision. Grey of 1, 2 or 4 bits is scaled to 0..255 (1 bit: 0 and
-  255). 16-bit grey is used if no number is above 255. RGB, and grey with alpha, are refused.
+  not the colour, as in VOC, mmsegmentation and torchvision. Grey of 2 or 4 bits is used unchanged, too; 1 bit is 0
+  and 255. 16-bit grey is used if no number is above 255. RGB, and grey with alpha, are refused.
 
 Transparency is ignored.
 """
@@ -26,7 +26,7 @@ from tpucache.recipe import Recipe
 from tpucache.types import Array
 from tpucache.warmup.records.numbers import PixelsError
 from tpucache.warmup.records.pillow import opened, orientation, stored_pixels
-from tpucache.warmup.records.pillow_modes import COLOUR_MODES, bits_of, deep_colours, white_of_ppm
+from tpucache.warmup.records.pillow_modes import COLOUR_MODES, bits_of, deep_colours, is_white_zero, white_of_ppm
 
 Mask = npt.NDArray[np.uint8]
 
@@ -72,6 +72,8 @@ def _check_depth(image: Image, data: bytes, *, is_scaled: bool) -> None:
         raise PixelsError(
             f"Pillow scales its numbers, as the file says that {white_of_ppm(data)} is white: save it as a PNG"
         )
+    if image.mode != "1" and is_white_zero(image) and (not is_scaled or bits_of(image, data) > 8):
+        raise PixelsError("0 is white in this TIFF, and Pillow inverts its numbers of 8 bits: save it as a PNG")
     if image.mode in COLOUR_MODES and bits_of(image, data) == 16:
         colours = deep_colours(image, data)[..., : 1 if image.mode == "LA" else 3]
         if not np.array_equal(colours >> 8, colours & 255):
@@ -106,6 +108,8 @@ def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) ->
         return _Numbers(stored_pixels(image, data) * np.uint8(255), turned, 255)
     if image.mode.startswith("I"):
         return _Numbers(stored_pixels(image, data), turned, 65535)
+    if image.mode == "L" and not scaled and (bits := bits_of(image, data)) < 8:
+        return _Numbers(stored_pixels(image, data) // np.uint8(255 // (2**bits - 1)), turned, 255)
     if image.mode == "L" or (scaled and image.mode == "LA"):
         return _Numbers(stored_pixels(image, data, "L"), turned, 255, image.format in _LOSSY)
     if scaled and image.mode in (*_PALETTES, "RGB", "RGBA"):

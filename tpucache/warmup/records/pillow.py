@@ -28,7 +28,7 @@ from tpucache.errors import SampleError
 from tpucache.geometry import TURNS, turn_back
 from tpucache.recipe import Mode, Recipe
 from tpucache.types import Array
-from tpucache.warmup.records.numbers import Decoded, PixelsError
+from tpucache.warmup.records.numbers import SEVERAL, Decoded, PixelsError
 from tpucache.warmup.records.pillow_modes import bits_of, to_mode
 
 _EXIF_ORIENTATION: Final = 0x0112
@@ -66,6 +66,7 @@ _JPEGS: Final = ("JPEG", "MPO")
 #: then. Pillow raises an error only at the first attempt to decode a file. A second attempt returns the part that was
 #: decoded before, with black for the rest.
 _DECODED_LATER: Final = (*_JPEGS, "TIFF")
+_OF_FRAMES: Final = ("GIF", "TIFF", "WEBP", "PNG", "AVIF")
 SCALES: Final = 8  # libjpeg decodes at 1/8, 2/8, ... 8/8 of the size
 _BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
@@ -110,11 +111,24 @@ class PillowImage:
     def __init__(self, image: Image.Image, data: bytes) -> None:
         self._image, self._data = image, data
         self.size, self.orientation = stored_size(image), orientation(image, data)
-        self.kind = f"{image.format} {image.mode}"
+        self.kind = f"{image.format} {image.mode}" + (SEVERAL if _has_several_frames(image, data) else "")
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
         """Return what the function `decode` returns for the recipe's mode and white level."""
         return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
+
+
+def _has_several_frames(image: Image.Image, data: bytes) -> bool:
+    """Return whether a file is an animation or has several pages, which is known without decoding them."""
+    if image.format not in _OF_FRAMES:
+        return False
+    if image.format != "GIF":
+        return bool(getattr(image, "is_animated", False))
+    try:  # Pillow looks for the second frame, and would have to decode the first one again
+        with Image.open(io.BytesIO(data)) as copy:
+            return bool(getattr(copy, "is_animated", False))
+    except _BROKEN:
+        return False
 
 
 def stored_size(image: Image.Image) -> tuple[int, int]:

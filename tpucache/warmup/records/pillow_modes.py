@@ -79,7 +79,7 @@ def _deep_grey(image: Image.Image, data: bytes, white: int | None) -> npt.NDArra
     if image.mode == "I" and isinstance(image, TiffImagePlugin.TiffImageFile) and bits_of(image, data) == 16:
         values = _whole_numbers(image, 16)  # int16 if the file's numbers are signed
     grey = to_8_bits(values, WHITE_16 if scaled_by_pillow else white)
-    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO:
+    if is_white_zero(image):
         np.subtract(255, grey, out=grey)  # Pillow inverts only 8-bit images
     if "transparency" in image.info:
         grey[values == image.info["transparency"]] = 255
@@ -135,6 +135,8 @@ def _as_they_are(image: Image.Image, data: bytes) -> Array:
     if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_CHANNELS, 1) > count:
         channels = image.tag_v2[_TIFF_CHANNELS]
         raise PixelsError(f"Pillow reads {count} of its {channels} channels: save the image as .npy, or use --mode rgb")
+    if bits > 8 and is_white_zero(image):
+        raise PixelsError("0 is white in this TIFF: save it so that 0 is black, or as .npy")
     if image.mode == "RGB" and image.format == "PPM" and white_of_ppm(data) > 255:
         raise PixelsError("Pillow reads its colours of more than 8 bits as 8 bits: save the image as PNG or .npy")
     if image.mode in COLOUR_MODES and bits == 16:
@@ -160,6 +162,13 @@ def _whole_numbers(image: Image.Image, bits: int) -> Array:
         signed = _SIGNED in image.tag_v2.get(_TIFF_SAMPLE_FORMAT, (1,))
         return np.asarray(image).astype("<i2" if signed else "<u2")
     raise PixelsError("its pixels are whole numbers of 32 bits: save them as 16 bits, or as floats of 32 bits")
+
+
+def is_white_zero(image: Image.Image) -> bool:
+    """Return whether 0 is white in a TIFF of grey. Pillow inverts it if it has 8 bits, and else returns its numbers."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return False
+    return bool(image.tag_v2.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO)
 
 
 def white_of_ppm(data: bytes) -> int:
