@@ -36,7 +36,7 @@ def cached(
 ) -> PictureDataset:
     """Return the pictures and labels of any map-style data set, read from a cache. Build the cache if there is none.
 
-    An item is a tuple of a picture (a PIL image, or an array or tensor of 1, 3 or 4 channels: whole numbers from 0 to
+    An item is a tuple of a picture (a PIL image, or an array or tensor of 1 or 3 channels: whole numbers from 0 to
     255, or floats from 0 to 1) and a label (the number or name of a class, or one or several numbers). The data set
     must not augment or normalise its pictures: do that in `transform`, which is called with a PIL image.
 

@@ -39,8 +39,30 @@ def test_an_array_is_what_a_file_of_it_is(kind: str, mode: Mode) -> None:
     recipe = Recipe(size=(9, 7), mode=mode)
     expected = presize(png(pixels), recipe, "a")
     channels = pixels.reshape(9, 7, -1)
+    if kind in ("LA", "RGBA"):
+        with pytest.raises(SampleError, match="nothing says whether the last is transparency"):
+            presize(channels, recipe, "a")
+        channels = pixels = np.dstack([channels[..., :-1], np.full((9, 7), 255, np.uint8)])
+        expected = presize(png(pixels), recipe, "a")
     for array in (pixels, channels, np.moveaxis(channels, 2, 0)):
         np.testing.assert_array_equal(presize(array, recipe, "a"), expected)
+
+
+@pytest.mark.parametrize("mode", ["rgb", "grey"])
+def test_a_fourth_channel_of_a_tiff_is_transparency_only_if_the_file_says_so(mode: Mode) -> None:
+    def tiff(last: int, *extra: int) -> bytes:
+        target = io.BytesIO()
+        pixels = np.dstack([PIXELS["RGB"], np.full((9, 7), last, np.uint8)])
+        Image.fromarray(pixels).save(target, "TIFF", tiffinfo={338: extra} if extra else {})
+        data = target.getvalue()
+        return data if extra else data.replace(b"\x52\x01\x03\0", b"\x50\xfd\x03\0")  # another number for the tag
+
+    recipe = Recipe(size=(9, 7), mode=mode)
+    np.testing.assert_array_equal(presize(tiff(255), recipe, "a"), presize(png(PIXELS["RGB"]), recipe, "a"))
+    expected = presize(png(np.dstack([PIXELS["RGB"], np.full((9, 7), 77, np.uint8)])), recipe, "a")
+    np.testing.assert_array_equal(presize(tiff(77, 2), recipe, "a"), expected)
+    with pytest.raises(SampleError, match="has 4 channels, and nothing says"):
+        presize(tiff(77), recipe, "a")
 
 
 def test_floats_from_0_to_1_are_scaled_in_each_channel() -> None:

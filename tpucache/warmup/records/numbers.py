@@ -6,7 +6,8 @@
   wrong range turns black or white.
 - mode: `grey` is the luma of the colours (ITU-R BT.601). `keep` leaves channels and numbers unchanged: alpha is a
   channel, numbers are uint8, uint16, int16 or float32.
-- alpha: transparent pixels are blended with white.
+- alpha: transparent pixels of a file are blended with white. In an array, the second of 2 channels and the fourth of 4
+  are alpha only if they are opaque; otherwise the image is refused, because they may be anything, such as infrared.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
     """Convert an array of pixels, of any dtype and order of axes, to a recipe's `mode`.
 
     For the modes rgb and grey, return uint8 pixels: (height, width) for the mode grey and for arrays with one channel,
-    else (height, width, 3). Transparent pixels are blended with white. For the mode keep, return the unchanged numbers,
-    (height, width, channels). Raises SampleError.
+    else (height, width, 3). An opaque last channel of 2 or 4 is left out, another one is refused. For the mode keep,
+    return the unchanged numbers, (height, width, channels). Raises SampleError.
     """
     pixels = with_channels_last(array, path)
     if mode == "keep":
@@ -115,12 +116,13 @@ def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
             raise SampleError(path, str(error)) from error
     if pixels.shape[2] == 1:
         return np.ascontiguousarray(pixels[..., 0])
-    image = Image.fromarray(np.ascontiguousarray(pixels))
     if pixels.shape[2] in (2, 4):
         try:
-            image = over_white(image)
+            check_opaque(pixels[..., -1], pixels.shape[2])
         except PixelsError as error:
             raise SampleError(path, str(error)) from error
+        pixels = pixels[..., :-1]
+    image = Image.fromarray(np.ascontiguousarray(pixels if pixels.shape[2] > 1 else pixels[..., 0])).convert("RGB")
     return np.asarray(image.convert("L") if mode == "grey" else image)
 
 
@@ -148,6 +150,15 @@ def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
         exact = levels.astype(np.float64)  # numpy 1 would compute in float32, and round some pixels differently
         grey[row] = np.rint(exact * 255 if most == 1 else exact / (most / 255))
     return grey
+
+
+def check_opaque(last: Array, count: int) -> None:
+    """Raise PixelsError if the last of `count` channels, of 8 bits, is not opaque everywhere, as alpha would be."""
+    if (last != 255).any():
+        raise PixelsError(
+            f"has {count} channels, and nothing says whether the last is transparency or other numbers, such as "
+            "infrared: give --mode keep, leave this channel out, or save the image as PNG if it is transparency"
+        )
 
 
 def over_white(image: Image.Image) -> Image.Image:

@@ -19,7 +19,15 @@ from PIL import Image, TiffImagePlugin
 from tpucache.errors import DependencyError
 from tpucache.recipe import Mode
 from tpucache.types import Array
-from tpucache.warmup.records.numbers import LEAST_16, WHITE_16, PixelsError, UncertainRangeError, over_white, to_8_bits
+from tpucache.warmup.records.numbers import (
+    LEAST_16,
+    WHITE_16,
+    PixelsError,
+    UncertainRangeError,
+    check_opaque,
+    over_white,
+    to_8_bits,
+)
 
 #: Modes of Pillow with an alpha channel.
 ALPHA_MODES: Final = ("RGBA", "LA", "PA", "La", "RGBa")
@@ -33,6 +41,7 @@ _PNG_BITS_AT: Final = 24
 _TIFF_BITS: Final = 258
 _TIFF_PHOTOMETRIC: Final = 262
 _TIFF_CHANNELS: Final = 277
+_TIFF_EXTRA: Final = 338  # ExtraSamples, which says whether further channels are alpha
 _TIFF_SAMPLE_FORMAT: Final = 339
 _WHITE_IS_ZERO: Final = 0
 _SIGNED: Final = 2
@@ -69,6 +78,8 @@ def _to_colours(image: Image.Image, data: bytes, white: int | None) -> Image.Ima
     if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
         return image.convert("RGB")  # the bytes for alpha are unused, as viewers understand them, too
     if "transparency" in image.info or image.mode in ALPHA_MODES:
+        if isinstance(image, TiffImagePlugin.TiffImageFile) and not image.tag_v2.get(_TIFF_EXTRA):
+            check_opaque(np.asarray(image)[..., -1], len(image.getbands()))
         return over_white(image)
     return image.convert("RGB")
 
