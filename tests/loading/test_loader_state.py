@@ -82,6 +82,26 @@ def test_a_state_of_other_labels_or_of_another_variant_is_refused(cache: Path, t
             CachedLoader(other, 10).load_state_dict(state)
 
 
+def test_a_state_of_labels_that_were_standardised_by_other_numbers_is_refused(tmp_path: Path) -> None:
+    items = [(np.full((8, 8, 3), number, np.uint8), number + 0.5) for number in range(8)]
+    build_cache(items, tmp_path / "cache", Recipe(size=8), jobs=1)
+    stored = CachedDataset(tmp_path / "cache")
+    shown = stored.with_standardised_labels([4.0], [2.0])
+    state = json.loads(json.dumps(stopped(CachedLoader(shown, 2), 3)))
+    for other in (stored, stored.with_standardised_labels([4.0], [3.0])):
+        with pytest.raises(UsageError, match=r"standardised by other numbers: \[\[4.0\], \[2.0\]\] in the state"):
+            CachedLoader(other, 2).load_state_dict(state)
+        loader = CachedLoader(other, 2)
+        loader.load_state_dict({name: value for name, value in state.items() if name != "scale"})  # of before
+        assert len(list(loader)) == 1
+    with pytest.raises(UsageError, match="by other numbers: none in the state"):
+        CachedLoader(shown, 2).load_state_dict(stopped(CachedLoader(stored, 2), 3))
+    with pytest.raises(UsageError, match="by other numbers: 4 in the state"):
+        CachedLoader(shown, 2).load_state_dict({**state, "scale": 4})
+    for numbers in (([4.0], [2.0]), ([4.0 + 1e-12], [2.0])):  # as the mean that another library's sum gives
+        CachedLoader(stored.with_standardised_labels(*numbers), 2).load_state_dict(state)
+
+
 def test_a_selection_of_everything_continues_the_whole(cache: Path) -> None:
     state = stopped(CachedLoader(CachedDataset(cache), 10), 3)
     CachedLoader(CachedDataset(cache)[:], 10).load_state_dict(json.loads(json.dumps(state)))

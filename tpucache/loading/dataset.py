@@ -420,6 +420,11 @@ class CachedDataset(Dataset[Item]):
         mean, std = (each.tolist() for each in self._scale)
         return f"numbers standardised by the mean {mean} and the deviation {std}"
 
+    @property
+    def label_scale(self) -> tuple[Array, Array] | None:
+        """The means and deviations that labels are standardised by in batches; None if they are as stored."""
+        return self._scale
+
     def with_standardised_labels(self, mean: Sequence[float], std: Sequence[float]) -> CachedDataset:
         """Return a dataset whose batches have standardised labels: (label - mean) / std, for each column of the labels.
 

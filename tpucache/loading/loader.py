@@ -25,7 +25,7 @@ from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool, Buffe
 from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.sampler import global_batches, rank_slice, rank_windows
 from tpucache.loading.samples import Samples
-from tpucache.loading.state import LoaderState, read_state
+from tpucache.loading.state import LoaderState, read_state, scale_text
 from tpucache.loading.tensors import Subset, pinned_empty
 from tpucache.loading.threads import ReadingThreads
 
@@ -343,6 +343,7 @@ class BatchLoader(Generic[AnySamples]):
             fingerprint=self.dataset.manifest.fingerprint,
             digest=self.dataset.digest,
             drawn=self.order.digest(self.seed, epoch),
+            scale=scale_text(self.dataset.label_scale),
         )
 
     def _go_to(self, epoch: int, position: int) -> None:

@@ -102,6 +102,11 @@ class MixedSamples:
         """SHA-256, in hexadecimal, of the digests of all datasets."""
         return hashlib.sha256(" ".join(dataset.digest for dataset in self._datasets).encode()).hexdigest()
 
+    @property
+    def label_scale(self) -> tuple[Array, Array] | None:
+        """The means and deviations that all datasets' labels are standardised by; None if labels are as stored."""
+        return self._datasets[0].label_scale
+
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
         """Read samples into the first rows of a buffer.
 

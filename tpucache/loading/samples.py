@@ -68,6 +68,11 @@ class Samples(Protocol):
         """SHA-256, in hexadecimal, of everything that decides the samples and their order."""
         ...
 
+    @property
+    def label_scale(self) -> tuple[Array, Array] | None:
+        """The means and deviations that labels are standardised by in batches; None if they are as stored."""
+        ...
+
     def prepare(self, threads: int) -> None:
         """Map shards, or read the first records into memory, for a loader with this many threads."""
         ...

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
+
+import numpy as np
 
 from tpucache.errors import UsageError
 
@@ -15,6 +18,9 @@ _COMPARED: Final = {
 }
 
 
+_ROUNDING: Final = 1e-6  # as a part of the deviation
+
+
 @dataclass(frozen=True)
 class LoaderState:
     """A position in an epoch, and everything that decides the batches after it.
@@ -22,7 +28,7 @@ class LoaderState:
     `position` is the number of samples that all ranks together have handed out in this epoch, and `samples` the number
     of samples in an epoch. `order` is the text of the EpochOrder. `chunk` is the number of samples per chunk for
     shuffle="block", otherwise 0. `fingerprint` is the recipe's, and `digest` the dataset's. `drawn` is a digest of this
-    epoch's order if a torch Sampler gives the order, otherwise "".
+    epoch's order if a torch Sampler gives the order, otherwise "". `scale` is the text of `scale_text`.
     """
 
     seed: int
@@ -34,6 +40,7 @@ class LoaderState:
     fingerprint: str
     digest: str
     drawn: str = ""
+    scale: str = ""
 
     def to_dict(self) -> dict[str, int | str]:
         """Return the state as plain numbers and strings, for torch.save or JSON."""
@@ -61,6 +68,12 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
                 f"the state cannot be continued here, {reason}: {name} {state.get(name)!r} in the state, "
                 f"{mine[name]!r} here. Make the dataset and the loader as they were, or begin anew"
             )
+    if not _same_scale(state.get("scale", own.scale), own.scale):  # states of before have no scale
+        raise UsageError(
+            "the state cannot be continued here, its labels were standardised by other numbers: "
+            f"{state['scale'] or 'none'} in the state, {own.scale or 'none'} here. Give with_standardised_labels the "
+            "same means and deviations, or begin anew"
+        )
     chunk = own.chunk and _integer(state, "chunk", 1)
     seed, epoch, position = (_integer(state, name, 0) for name in ("seed", "epoch", "position"))
     if position > own.samples:
@@ -69,6 +82,22 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
             "begin anew, as this state was changed"
         )
     return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk, drawn=state.get("drawn", ""))
+
+
+def scale_text(scale: Sequence[Sequence[float]] | None) -> str:
+    """Return the means and the deviations that labels are standardised by as JSON; "" if they are as stored."""
+    return "" if scale is None else json.dumps([[float(value) for value in each] for each in scale])
+
+
+def _same_scale(saved: object, own: str) -> bool:
+    """Return whether two texts of `scale_text` stand for the same numbers, except for rounding by another library."""
+    if saved == own or not (isinstance(saved, str) and saved and own):
+        return saved == own
+    try:
+        old, new = (np.array(json.loads(text), np.float64) for text in (saved, own))
+    except ValueError:
+        return False
+    return old.shape == new.shape and bool((np.abs(old - new) <= _ROUNDING * new[1]).all())
 
 
 def _integer(state: Mapping[str, Any], name: str, low: int) -> int:
