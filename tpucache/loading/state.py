@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from tpucache.errors import UsageError
+from tpucache.types import Array
 
 _COMPARED: Final = {
     "samples": "it belongs to another cache or to another selection of samples",
@@ -84,9 +85,9 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
     return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk, drawn=state.get("drawn", ""))
 
 
-def scale_text(scale: Sequence[Sequence[float]] | None) -> str:
+def scale_text(scale: tuple[Array, Array] | None) -> str:
     """Return the means and the deviations that labels are standardised by as JSON; "" if they are as stored."""
-    return "" if scale is None else json.dumps([[float(value) for value in each] for each in scale])
+    return "" if scale is None else json.dumps([each.tolist() for each in scale])
 
 
 def _same_scale(saved: object, own: str) -> bool:
