@@ -195,3 +195,15 @@ def test_a_folder_of_them_becomes_a_cache(tmp_path: Path) -> None:
     build_cache(tmp_path / "source", tmp_path / "cache", KEEP, jobs=1)
     image, _ = CachedDataset(tmp_path / "cache")[1]
     np.testing.assert_array_equal(image.numpy()[0], NUMBERS // 2)
+
+
+@pytest.mark.parametrize("recipe", [GREY, KEEP])
+def test_bits_at_another_place_and_tags_that_disagree_are_refused(recipe: Recipe) -> None:
+    with pytest.raises(SampleError, match="its highest bit is 15, and 11 fits its 12 stored bits"):
+        shown(encoded(NUMBERS << 4, HighBit=15), recipe)
+    with pytest.raises(SampleError, match="PresentationLUTShape INVERSE that low ones are"):
+        shown(encoded(PresentationLUTShape="INVERSE"), recipe)
+    inverse = encoded(PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="INVERSE")
+    np.testing.assert_array_equal(
+        shown(inverse, recipe), shown(encoded(PhotometricInterpretation="MONOCHROME1"), recipe)
+    )

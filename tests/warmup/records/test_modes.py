@@ -174,3 +174,9 @@ def test_alpha_that_is_0_everywhere_hides_no_picture(mode: Any) -> None:
     assert (presize(target.getvalue(), recipe, "a") == 255).all()
     pixels[0, 0] = 9, 9, 9, 255
     assert (presize(bmp_of_alpha(pixels), recipe, "a") == 255).mean() > 0.9
+
+
+def test_a_deep_tiff_whose_zero_is_white_is_not_kept() -> None:
+    data = tiff(DEEP[..., 0], {258: [16], 262: [0], 277: [1]})
+    with pytest.raises(SampleError, match="0 is white in this TIFF"):
+        presize(data, KEEP, "a")

@@ -19,6 +19,7 @@ from tpucache.warmup.records.numbers import SEVERAL, WHITE_16, Decoded, to_pixel
 _MAGIC_AT: Final = 128
 _INVERTED: Final = "MONOCHROME1"
 _PALETTE: Final = "PALETTE COLOR"
+_SHAPE: Final = "PresentationLUTShape"
 _MODALITY_LUT: Final = "ModalityLUTSequence"
 #: Where an enhanced file has the rescaling and the window of its first frame, or of all frames.
 _GROUPS: Final = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
@@ -69,6 +70,7 @@ class DicomImage:
         from pydicom import pixels
 
         file = self._file
+        self._refuse_unusual()
         numbers: Array = np.asarray(pixels.pixel_array(file, index=0))  # pydicom converts YBR to RGB itself
         if numbers.shape[:2] != self.size[::-1]:
             raise ValueError(
@@ -80,6 +82,20 @@ class DicomImage:
         elif _MODALITY_LUT in file:
             numbers = np.asarray(pixels.apply_modality_lut(numbers, file))
         return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
+
+    def _refuse_unusual(self) -> None:
+        """Raise ValueError for bits that pydicom does not move, and for tags that disagree on what is bright."""
+        stored, high = int(self._file.BitsStored), self._file.get("HighBit")
+        if high is not None and int(high) != stored - 1:
+            raise ValueError(
+                f"its highest bit is {high}, and {stored - 1} fits its {stored} stored bits: save it with HighBit "
+                f"{stored - 1}"
+            )
+        if self._file.PhotometricInterpretation == "MONOCHROME2" and self._file.get(_SHAPE) == "INVERSE":
+            raise ValueError(
+                "MONOCHROME2 says that high numbers are bright, and PresentationLUTShape INVERSE that low ones are: "
+                "correct one of them"
+            )
 
     def _tag(self, name: str) -> Any:
         """Return the value of a tag of the file, or else of its first frame or all its frames; None without a value."""
