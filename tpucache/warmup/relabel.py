@@ -230,7 +230,8 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
             f"{table.path}, line {table.lines[used[odd[0]]]}: the probabilities of the classes add up to "
             f"{totals[odd[0]]:.3g}, not to 1: give a table that predict wrote without --average rank"
         )
-    _refuse_ranks(table, classes, used, predicted)
+    if len(classes) == 2:  # only the ranks of two classes add up to 1, as probabilities do
+        _refuse_ranks(table, classes, used, predicted)
     shares = np.where(numbers[found] >= 0, soft.soft_share, 1.0)[:, None]
     kept[0][found] = shares * predicted / totals[:, None] + (1 - shares) * targets[found]
     kept[1][found] = 1.0 if soft.weight_col is None else _cells(table, soft.weight_col, used)
@@ -240,7 +241,7 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
 def _refuse_ranks(
     table: CsvTable, classes: Sequence[str], rows: Sequence[int], values: npt.NDArray[np.float64]
 ) -> None:
-    """Raise SourceError if `values` (rows, classes) are ranks: those of two classes add up to 1, as probabilities do.
+    """Raise SourceError if `values` (rows, 2) are ranks of two classes.
 
     The ranks of a single run are spread evenly from 0 to 1. Means of the ranks of several runs are not; but in some row
     the prediction, which follows from the probabilities, is not the class with the largest number.
