@@ -372,7 +372,7 @@ class _Epochs:
 
 
 class _SentRows(NamedTuple):
-    """A batch of which only the row numbers in a Resident were sent."""
+    """A batch whose rows are in a Resident: only the row numbers were sent."""
 
     resident: Resident
     sent: SentBatch

@@ -430,7 +430,7 @@ def _is_of_timm(model: nn.Module) -> bool:
 
 
 def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the weights under several choices of names, of which one may be the model's.
+    """Yield the weights under several choices of names. One choice may be the model's.
 
     The choices are the given names; the names without one or two known prefixes; the names with the name of a child of
     the model in front, such as `backbone.`; and `resnet18`'s names in place of torchvision's or timm's.

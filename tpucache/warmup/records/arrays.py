@@ -152,17 +152,10 @@ def clean_and_count(
 
 def _facts(framing: Framing, kind: str) -> Facts:
     """Return an image's values by column of the samples table. Mean and deviation are None: the caller sets them."""
-    width, height = framing.stored_as("displayed")
-    file_type = kind.partition(" ")[0].lower()
-    several: Facts = {SEVERAL_FRAMES: 1} if kind.endswith(SEVERAL) else {}
-    return several | {
-        WIDTH: width,
-        HEIGHT: height,
-        TYPE: file_type,
-        TURNED: int(framing.turn != Turn()),
-        MEAN: None,
-        STD: None,
-    }
+    (width, height), kind_name = framing.stored_as("displayed"), kind.partition(" ")[0].lower()
+    turned = int(framing.turn != Turn())
+    facts: Facts = {WIDTH: width, HEIGHT: height, TYPE: kind_name, TURNED: turned, MEAN: None, STD: None}
+    return {**facts, SEVERAL_FRAMES: 1} if kind.endswith(SEVERAL) else facts
 
 
 def _names(item: Item) -> list[str]:

@@ -26,7 +26,7 @@ from tpucache.types import Array
 #: The dtypes of images in the mode `keep`.
 KEPT_DTYPES: Final = ("|u1", "<u2", "<i2", "<f4")
 MOST_CHANNELS: Final = 16
-#: The end of the `kind` of an image file with several frames or pages, of which the first one is used.
+#: The end of the `kind` of an image file with several frames or pages. The first one is used.
 SEVERAL: Final = " of several frames"
 _NPY: Final = b"\x93NUMPY"
 #: The usual numbers of channels. If two dimensions may be the channels, the one with such a length is.

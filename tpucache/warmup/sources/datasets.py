@@ -51,7 +51,7 @@ _SAVED, _SAVED_SPLITS = ("state.json", "dataset_info.json"), "dataset_dict.json"
 #: The field's name of an item that is only a sequence of numbers.
 SEQUENCE: Final = "input_ids"
 _PIXELS: Final = (IMAGE, MASK)
-_PLURALS: Final = ("labels", "targets")  # beside boxes, torchvision's models take one for each box
+_PLURALS: Final = ("labels", "targets")  # with boxes, torchvision's models take one label for each
 _KEPT: Final = "give an image, numbers, or arrays of numbers; text only in addition"
 _TEXT: Final = (
     "give the image itself, not its path; give text as the numbers of a tokenizer: tokenise first, and give "

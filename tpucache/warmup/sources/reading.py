@@ -202,7 +202,7 @@ def find_reading(
 def _text_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
 ) -> Reading:
-    """Return how to read the labels `known`, some or all of which are texts.
+    """Return how to read the labels `known`, which hold at least one text.
 
     With `names`, a text is the name of a class, and a number its position in `names`. Without `names`, labels are read
     as `labels_of_texts` reads the cells of a table; if `missing` is None, -1 may mean no label: see
