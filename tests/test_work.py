@@ -319,7 +319,7 @@ def test_warmup_opens_an_image_once_and_waits_for_the_disk_once_a_shard(
     assert image["open"] <= 1.6
     # Today 2.3: when it is listed, and when it is opened.
     assert image["stat"] <= 2.9
-    # Today 736 on Python 3.11, and fewer on 3.13, for two records: little compared with decoding, resizing and augmenting.
+    # Today 736 on Python 3.11, less on 3.13: two records, little compared with decoding, resizing and augmenting.
     assert image["lines"] <= 742
     # Today 14 and 3.1: a chunk is up to 16 MB of records, and before its work what an earlier run left is looked for.
     assert chunk["open"] <= 18

@@ -61,9 +61,9 @@ def train(
     """Train a model on a cache, and return it with its best weights, its history and its report.
 
     `model` is a module, a callable that takes the number of outputs and returns a module, or a name as in
-    `TrainSettings.model`. `valid` is a dataset, a cache, or a fraction of `dataset`, of which the clean images are
-    validated if each epoch has another variant. `optimizer` is an optimizer's name as in `TrainSettings.optimizer`, or
-    a callable of (parameter groups, lr); without it the settings choose the optimizer. The schedule of the settings
+    `TrainSettings.model`. `valid` is a dataset, a cache, or a fraction of `dataset`. If each epoch has another variant,
+    the clean images of this fraction are validated. `optimizer` is an optimizer's name as in `TrainSettings.optimizer`,
+    or a callable of (parameter groups, lr); without it the settings choose the optimizer. The schedule of the settings
     sets the optimizer's learning rate. `device` is an opened device, or the name of a backend or of a device, as
     `open_device` takes them. "auto" is XLA with all cores on a TPU, else plain torch on a GPU or the CPU; a line on
     standard error says which, and why. `run` is the folder that the run writes to; without it only the result is kept.
