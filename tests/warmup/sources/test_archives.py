@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
@@ -150,6 +151,43 @@ def test_an_archive_that_changes_during_a_run_is_noticed(few, tmp_path, name):
     for sample in samples[1:-1]:
         with pytest.raises(SampleError, match=r"the archive, which has changed|is damaged"):
             source.load(sample)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_an_archive_is_opened_once_for_all_its_files_and_again_after_a_new_listing(few, tmp_path, name, monkeypatch):
+    opened = []
+    really_open = os.open
+
+    def count(path, *rest, **others):
+        opened.append(os.fspath(path))
+        return really_open(path, *rest, **others)
+
+    archive = _pack(few, tmp_path / name)
+    source = open_source(archive)
+    samples = source.list().samples
+    monkeypatch.setattr(os, "open", count)
+    for sample in samples:
+        source.load(sample)
+    assert opened.count(str(archive)) == 1
+    other = _pack(few, tmp_path / f"other{archive.suffix}", "elsewhere")
+    os.replace(other, archive)
+    assert source.load(samples[0]) == source.load(source.list().samples[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+def test_an_archive_is_closed_with_its_source(few, tmp_path):
+    archive = _pack(few, tmp_path / "a.zip")
+    source = open_source(archive)
+    samples = source.list().samples
+    source.load(samples[0])
+
+    def open_files() -> list[str]:
+        return [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+
+    assert str(archive.resolve()) in open_files()
+    del source
+    gc.collect()
+    assert str(archive.resolve()) not in open_files()
 
 
 def test_hidden_files_and_what_systems_add_are_no_samples(tmp_path):

@@ -16,13 +16,13 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
-from tpucache.store.files import open_file, open_regular
+from tpucache.store.files import OpenFile, open_file
 from tpucache.warmup.sources.source import Member, find_files, has_wildcard, split_pattern
 
 _ZIP: Final = ".zip"
@@ -30,6 +30,9 @@ _ZIP: Final = ".zip"
 _NAMES: Final = re.compile(r"\.(zip|tar|tgz|tbz2|txz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
 #: The most bytes that are read from one file. A file that claims more, such as a zip bomb, is not a photograph.
 _LARGEST: Final = 1 << 30
+
+#: How many archives stay open. Samples are read in order, so that those of one moment lie in few archives.
+_MOST_OPEN: Final = 4
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _READ: Final = 1 << 20
@@ -55,6 +58,13 @@ class ArchiveFiles:
     root: Path
     pattern: str
     inside: str = ""
+    #: Opens an archive. Storage that answers late would answer twice for each file, if its archive were opened again.
+    _open: functools._lru_cache_wrapper[OpenFile] = field(
+        default_factory=lambda: functools.lru_cache(_MOST_OPEN)(OpenFile), init=False, repr=False, compare=False
+    )
+
+    def __reduce__(self) -> tuple[type[ArchiveFiles], tuple[Path, str, str]]:
+        return type(self), (self.root, self.pattern, self.inside)  # without files that only this process has opened
 
     def __str__(self) -> str:
         return str(self.root / self.pattern / self.inside)
@@ -75,6 +85,7 @@ class ArchiveFiles:
 
     def entries(self) -> dict[str, Member]:
         """Return all files and folders by name, as `list` does; the name of a folder ends with a slash."""
+        self._open.cache_clear()  # archives may have been replaced since an earlier listing
         found: dict[str, Member] = {}
         with Progress(None, "list", "files", is_brief=True) as progress:
             for archive in find_files(self.root, self.pattern):
@@ -105,13 +116,10 @@ class ArchiveFiles:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file in an archive may have at most {_LARGEST:,}")
         archive = self.root / member.archive
         try:
-            descriptor = open_regular(archive)
-            try:
-                if archive.suffix.lower() != _ZIP:
-                    return read_tar(descriptor, member, path)
-                return read_zip(functools.partial(os.pread, descriptor), member, path)
-            finally:
-                os.close(descriptor)
+            opened = self._open(archive)  # stays open as long as this refers to it
+            if archive.suffix.lower() != _ZIP:
+                return read_tar(opened.number, member, path)
+            return read_zip(functools.partial(os.pread, opened.number), member, path)
         except OSError as error:
             raise SampleError(path, f"cannot be read: {archive}: {error.strerror}") from error
 
