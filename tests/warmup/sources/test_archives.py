@@ -170,7 +170,7 @@ def test_an_archive_is_opened_once_for_all_its_files_and_again_after_a_new_listi
         source.load(sample)
     assert opened.count(str(archive)) == 1
     other = _pack(few, tmp_path / f"other{archive.suffix}", "elsewhere")
-    os.replace(other, archive)
+    other.replace(archive)
     assert source.load(samples[0]) == source.load(source.list().samples[0])
 
 
