@@ -95,9 +95,9 @@ class KeptRecords:
 
 
 def table_bytes_of(loader: CachedLoader, memory: JaxMemory) -> int:
-    """Return the bytes that all records of a loader take in the devices' memory; copies do not count.
+    """Return the bytes that all records of a loader take in the devices' memory.
 
-    Images count as the loader reads them: packed or as pixels.
+    A record that several devices hold counts once. Images count as the loader reads them: packed or as pixels.
     """
     dataset = loader.dataset
     return rows_of(dataset.records, loader.batch_size, memory.cores, memory.tile) * bytes_a_row(dataset, memory)

@@ -119,7 +119,7 @@ class EpochOrder:
             )
 
     def continued(self, text: str, chunk: int) -> EpochOrder:
-        """Return this order with the `chunk` of a saved state, and with `is_by_chunk` as the saved `text` says."""
+        """Return this order with the `chunk` and `is_by_chunk` of a saved order, whose `EpochOrder.text` is `text`."""
         return replace(self, chunk=chunk, is_by_chunk=text.endswith(_BY_CHUNK))
 
 

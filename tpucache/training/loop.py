@@ -281,9 +281,9 @@ def _open_residence(run: _Loop) -> Residence:
 
 
 def _decide_residence(run: _Loop, residence: Residence) -> bool:
-    """Decide whether records stay on the device, and compile the evaluation again.
+    """After the warm-up, decide whether records stay on the device, and compile the evaluation again, accordingly.
 
-    Return whether batches become row numbers in the device's memory, instead of records.
+    Return whether batches become the numbers of the records' rows in the device's memory, instead of the records.
     """
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
@@ -300,7 +300,7 @@ def _feeder(run: _Loop, residence: Residence) -> Feeder:
 
 
 def _compile_validation(run: _Loop, residence: Residence) -> None:
-    """While the cache is being built, evaluate training samples: some exist already, unlike validation samples."""
+    """Compile the evaluation; while the cache is being built, on training samples, as validation samples come later."""
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
         valid_set = train_set

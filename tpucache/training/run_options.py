@@ -23,10 +23,10 @@ class RunOptions:
     records stay on the device. `replay`: when training has ended, repeat some steps on data that is already on the
     device, for at most 2 % of the run's time or 2 s, whichever is longer, to measure how fast they could have been.
     `curves` writes the curves as a picture, however the run ends. `profile` is the folder for a trace of a few
-    executions after the first two; the trace slows these executions down. `watchers` are notified of losses and epochs.
-    `on_epoch` is called with a line of text when an epoch has ended; a resumed run first repeats the lines of its
-    earlier epochs. Progress is shown under the run's `name`. `following` is the number of runs of the same length that
-    come after this one. `chosen` is the reason why this backend was chosen, for the report.
+    executions of training steps after the first two; the trace slows them down. `watchers` are notified of losses and
+    epochs. `on_epoch` is called with a line of text when an epoch has ended; a resumed run first repeats the lines of
+    its earlier epochs. Progress is shown under the run's `name`. `following` is the number of runs of the same length
+    that come after this one. `chosen` is the reason why this backend was chosen, for the report.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")

@@ -148,10 +148,10 @@ class _Compaction:
 
 
 def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[ShardEntry, Array]:
-    """Write the shard of a new block and part into the work folder. Return its manifest entry and its index rows.
+    """Write a shard into the work folder: the records in `part` of all samples in the new block `block`.
 
-    The caller sets `first` of the entry later. Raises DamageError for a record whose checksum is not that of the index,
-    BuildError or OSError when the disk fails.
+    Return its index rows and its manifest entry, whose `first` the caller sets later. Raises DamageError for a record
+    whose checksum is not that of the index, BuildError or OSError when the disk fails.
     """
     name = shard_name(part, block)
     path = cache.directory / WORK_NAME / name

@@ -243,8 +243,8 @@ def _refuse_ranks(
 ) -> None:
     """Raise SourceError if `values` (rows, 2) are ranks of two classes.
 
-    The ranks of a single run are spread evenly from 0 to 1. Means of the ranks of several runs are not; but in some row
-    the prediction, which follows from the probabilities, is not the class with the largest number.
+    The ranks of one run are found by their values, which are spread evenly from 0 to 1. Mean ranks of several runs are
+    found by a row whose prediction, which `predict` makes from probabilities, is not the class with the largest rank.
     """
     advice = "give a table that predict wrote without --average rank"
     if len(values) > 2 and all(_are_ranks(column) for column in values.T):

@@ -186,7 +186,7 @@ def test_colours_are_looked_up_in_grey_of_16_bits_too() -> None:
 def test_a_pgm_whose_numbers_pillow_scales_is_refused(white: int) -> None:
     data = f"P5\n3 2\n{white}\n".encode() + CLASSES.astype(">u2" if white > 255 else "u1").tobytes()
     with pytest.raises(
-        SampleError, match=f"the mask: Pillow scales its numbers, as the file says that {white} is white"
+        SampleError, match=f"the mask: the file says that {white} is white, so Pillow scales the pixels' numbers"
     ):
         decode_mask(data, "a")
     plain = b"P5\n3 2\n255\n" + CLASSES.tobytes()

@@ -83,7 +83,7 @@ class Link:
             self._buffers.append(data.obj)
 
     def _read(self, name: str, size: int, run: RecordRun) -> memoryview:
-        """Read a run, and try again after temporary errors. Raises StoreError."""
+        """Read a run from the file `name` of `size` bytes; try again after temporary errors. Raises StoreError."""
         data, tries = self._buffer(run.stop - run.start), Tries(PATIENT_SECONDS)
         while True:
             began = time.monotonic()

@@ -157,7 +157,7 @@ class RemoteReader(ShardReader):
         views: Sequence[Sequence[memoryview]],
         read: Callable[[Numbers, Rows], int] | None,
     ) -> bool:
-        """Read whole records from the disk into `views`, then compare those that are not proven with their checksums.
+        """Read whole records from the disk into `views`, then compare those not compared before with their checksums.
 
         Comparing in `views` saves a copy of each record; it needs whole records. Returns False if this cannot be done:
         some records are in memory, the disk is full, a file is too short, or there are too many files. Raises
@@ -274,8 +274,9 @@ class RemoteReader(ShardReader):
     ) -> Iterator[tuple[Numbers, Rows]]:
         """Return a context with each record's file descriptor and its row, as `_opened` does.
 
-        Proven records are in their shards' files; all others are put into a file in memory. `numbers` has the index row
-        numbers of `rows`, and `fetched` the requests that hold records in memory, by their positions in `rows`.
+        Proven records (see `LocalCopy.proven_since`) are in their shards' files; all others are put into a file in
+        memory. `numbers` has the index row numbers of `rows`, and `fetched` the requests that hold records in memory,
+        by their positions in `rows`.
         """
         local, since, found = self.fetcher.local, dict[int, Moment](), dict[int, memoryview]()
         for at, request in fetched.items():
@@ -337,7 +338,7 @@ class RemoteReader(ShardReader):
             self._look_at(np.arange(len(self._whole)))
 
     def _look_at(self, shards: Numbers) -> None:
-        """Check which of these shards are completely on the disk, and which of them have only proven records."""
+        """Check which of these shards are whole on the disk, and in which all records were compared with checksums."""
         for shard in shards[~self._whole[shards]].tolist():
             self._whole[shard] = self.fetcher.local.stays_whole(shard)
         for shard in shards[self._whole[shards] & ~self._is_proven[shards]].tolist():
@@ -348,7 +349,7 @@ class RemoteReader(ShardReader):
 
 
 class _ChangedError(Exception):
-    """A file changed after its records were proven."""
+    """A file changed after its records were compared with their checksums."""
 
 
 @contextlib.contextmanager

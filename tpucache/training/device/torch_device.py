@@ -187,7 +187,7 @@ class CpuDevice(TorchDevice):
         """Do nothing: all operations have run."""
 
     def counters(self) -> Counters:
-        """Return how many graphs torch.compile made, the time spent within steps, and the bytes received."""
+        """Return torch.compile's number of graphs, the seconds spent within steps, and the bytes sent to the device."""
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> None:
@@ -287,7 +287,7 @@ class AcceleratorDevice(TorchDevice):
         self._module.synchronize(self.torch_device)
 
     def counters(self) -> Counters:
-        """Return how many graphs torch.compile made, the time of ended executions, and the bytes received."""
+        """Return torch.compile's number of graphs, the seconds of finished steps, and the bytes sent to the device."""
         self._count_ended()
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 

@@ -321,7 +321,7 @@ class XlaDevice:
         return None if found is None else max(int(each["peak_bytes_used"]) for each in found)
 
     def _memory_info(self) -> list[Mapping[str, int]] | None:
-        """Return the runtime's figures on each core's memory, None if it has none.
+        """Return the runtime's figures on the memory of the core, in a list; None if it has none.
 
         With several cores, torch_xla 2.9 sees one virtual device, and has no figures for it.
         """

@@ -1,4 +1,4 @@
-"""Traces a few executions of a run with the backend's own profiler."""
+"""Traces a few executions of training steps with the backend's own profiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("tpucache")
 
 
 class Tracer:
-    """Traces a few executions after the warm-up with the device's profiler, if a folder for the trace is given."""
+    """Traces a few executions of training steps after the warm-up with the device's profiler, if a folder is given."""
 
     def __init__(self, device: Device, folder: Path | None) -> None:
         self._device, self._folder = device, folder

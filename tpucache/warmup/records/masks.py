@@ -70,7 +70,7 @@ def _check_depth(image: Image, data: bytes, *, is_scaled: bool) -> None:
     """Raise PixelsError for a mask whose numbers Pillow changes when it converts them to another depth."""
     if image.format == "PPM" and image.mode != "1" and not is_scaled and white_of_ppm(data) not in (255, 65535):
         raise PixelsError(
-            f"Pillow scales its numbers, as the file says that {white_of_ppm(data)} is white: save it as a PNG"
+            f"the file says that {white_of_ppm(data)} is white, so Pillow scales the pixels' numbers: save it as a PNG"
         )
     if image.mode != "1" and is_white_zero(image) and (not is_scaled or bits_of(image, data) > 8):
         raise PixelsError("0 is white in this TIFF, and Pillow inverts its numbers of 8 bits: save it as a PNG")

@@ -182,7 +182,7 @@ def is_npy(data: bytes) -> bool:
 
 
 def read_npy(data: bytes, path: str) -> Array:
-    """Return the array of an .npy file. Raises SampleError for a broken file, and for pickled objects."""
+    """Return the array of an .npy file. Raises SampleError for a broken file, and for anything but numbers."""
     try:
         array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError, TypeError, SyntaxError, OverflowError) as error:

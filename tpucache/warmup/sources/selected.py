@@ -86,7 +86,7 @@ def _is_meant(path: str, pattern: str) -> bool:
 
 
 def _few(kept: Sequence[int], paths: Sequence[str], limit: int | None) -> Sequence[int]:
-    """Return at most `limit` positions, in order: those whose paths have the lowest hashes, which are spread evenly."""
+    """Return at most `limit` of `kept`, in order: those whose paths have the lowest SHA-256, a pseudo-random choice."""
     if limit is None or limit >= len(kept):
         return kept
     hashes = {at: hashlib.sha256(os.fsencode(paths[at])).digest() for at in kept}

@@ -81,11 +81,11 @@ class Plane(NamedTuple):
     widths: tuple[int, ...]
 
     def shape(self, frequencies: int = BLOCK) -> tuple[int, int]:
-        """Return the number of rows and columns that the lowest `frequencies` frequencies take in the matrix."""
+        """Return how many rows and how many columns of the plane's matrix hold the lowest `frequencies` frequencies."""
         return frequencies * self.block_rows, frequencies * self.block_columns
 
     def low(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the matrix has the coefficients of the frequency band from `first` to below `last`.
+        """Return where the plane's matrix has the coefficients of the frequency band from `first` to below `last`.
 
         The band is an L-shape: the columns to the right of the lower frequencies, then the rows below these.
         """
@@ -94,7 +94,7 @@ class Plane(NamedTuple):
         return [*([right] if first else []), Submatrix(slice(rows, all_rows), slice(0, all_columns))]
 
     def high(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the matrix has the coefficients of a band that are stored with more than 8 bits.
+        """Return where the plane's matrix has the coefficients of a band that are stored with more than 8 bits.
 
         The band is from frequency `first` to below `last`. There is at most one submatrix for each vertical frequency,
         the lowest frequency first.

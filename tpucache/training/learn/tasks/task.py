@@ -229,7 +229,7 @@ class Task(Protocol):
         ...
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError if nothing can be learned from labels with these `counts`; `labels` is their number."""
+        """Raise UsageError if the `counts` of labels, by `count`, leave nothing to learn; `labels` is their number."""
         ...
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
@@ -344,7 +344,7 @@ class TaskBase:
         return self
 
     def check_counts(self, _counts: Array, _labels: int) -> None:
-        """Do nothing: most tasks can learn whatever the counts are."""
+        """Do nothing: most tasks can learn from any labels (see `Task.check_counts`)."""
 
     def share(self, _targets: torch.Tensor) -> torch.Tensor | None:
         """Return None: all targets count in the mean of `loss` (see `Task.share`)."""
