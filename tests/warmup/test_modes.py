@@ -19,6 +19,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.format import VERSION
 from tpucache.store.manifest import Manifest
+from tpucache.warmup import TableOptions, TableSource
 from tpucache.warmup.build import build_cache
 
 Array = npt.NDArray[Any]
@@ -184,3 +185,19 @@ def test_files_of_several_frames_are_counted_in_a_warning(tmp_path: Path, caplog
     cache = Cache.open(tmp_path / "cache")
     assert "(several frames)" not in cache.samples
     assert sorted({*cache.samples["image_type"]}) == ["gif", "png", "tiff", "webp"]
+
+
+@pytest.mark.parametrize("suffix", ["gif", "tiff"])
+def test_masks_of_several_frames_are_counted_in_the_same_warning(
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frames = [Image.new("L", (8, 8), level) for level in (1, 2)]
+    for name, more in (("one", []), ("more", frames[1:])):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+        frames[0].save(tmp_path / f"{name}_mask.{suffix}", save_all=True, append_images=more)
+    rows = [f"{name}.png,{name}_mask.{suffix}" for name in ("one", "more")]
+    (tmp_path / "table.csv").write_text("\n".join(["path,mask", *rows]))
+    source = TableSource(tmp_path / "table.csv", TableOptions(mask_col="mask"))
+    build_cache(source, tmp_path / "cache", Recipe(size=8, mask_values="keep"), jobs=1)
+    (line,) = [record.getMessage() for record in caplog.records if "several frames" in record.getMessage()]
+    assert line.endswith("only the first one is used: 1 files, such as 'more.png'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from typing import Any
 
 import cv2
@@ -14,6 +15,7 @@ from PIL import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
+from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.presize import presize
 
 KEEP = Recipe(size=(9, 7), mode="keep")
@@ -132,10 +134,45 @@ def test_files_that_pillow_misreads_are_refused(mode: Any) -> None:
     planes = tiff(DEEP.transpose(2, 0, 1), {258: [16] * 3, 262: [2], 277: [3], 284: [2]})
     with pytest.raises(SampleError, match="16 bits that are stored plane by plane"):
         presize(planes, recipe, "a")
+    for white in (15, 255):  # 16 greys in steps of 1, which Pillow takes for 8 bits, or in steps of 17
+        bmp = bmp_of_greys(np.arange(63, dtype=np.uint8).reshape(9, 7) % 16, white // 15)
+        for data in (bmp, bmp[14:]):  # a DIB has no header of the file
+            if white == 15:
+                with pytest.raises(SampleError, match="a BMP of 4 bits with a palette of greys"):
+                    presize(data, recipe, "a")
+            else:
+                assert (presize(data, recipe, "a")[..., 0] == np.arange(63).reshape(9, 7) % 16 * 17).all()
     done, data = cv2.imencode(".jp2", RNG.integers(0, 65536, (64, 64, 3)).astype(np.uint16))
     assert done
+    with pytest.raises(SampleError, match="no marker SIZ, which states its bits: the file is damaged"):
+        presize(data.tobytes().replace(b"\xff\x4f\xff\x51", b"\xff\x4f\xff\x50"), recipe, "a")
     with pytest.raises(SampleError, match="JPEG 2000 with colours of more than 8 bits"):
         presize(data.tobytes(), recipe, "a")
+
+
+def grey_png(numbers: npt.NDArray[np.uint8], bits: int) -> bytes:
+    """Return a PNG of grey with 1, 2 or 4 bits."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    height, width = numbers.shape
+    rows = np.unpackbits(numbers[..., None], axis=2)[..., 8 - bits :].reshape(height, width * bits)
+    lines = b"".join(b"\0" + line.tobytes() for line in np.packbits(rows, axis=1))
+    head = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    content = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + content
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_grey_of_few_bits_is_scaled_in_each_mode_and_kept_in_masks(bits: int) -> None:
+    most = 2**bits - 1
+    numbers = RNG.integers(0, most + 1, (9, 7), np.uint8)
+    data, scaled = grey_png(numbers, bits), numbers * np.uint8(255 // most)
+    for mode in ("rgb", "grey", "keep"):
+        found = presize(data, Recipe(size=(9, 7), mode=mode), "a")
+        assert (found == scaled[..., None]).all()
+    np.testing.assert_array_equal(decode_mask(data, "a"), scaled if bits == 1 else numbers)
 
 
 def test_a_ppm_of_16_bits_is_not_kept_as_8() -> None:
@@ -143,6 +180,17 @@ def test_a_ppm_of_16_bits_is_not_kept_as_8() -> None:
     with pytest.raises(SampleError, match="colours of more than 8 bits as 8 bits"):
         presize(data, KEEP, "a")
     assert np.abs(presize(data, Recipe(size=(9, 7)), "a").astype(int) - np.rint(DEEP / 257)).max() <= 1
+
+
+def bmp_of_greys(numbers: npt.NDArray[np.uint8], step: int) -> bytes:
+    """Return a BMP of 4 bits whose palette is 16 greys. `numbers` are positions in it."""
+    height, width = numbers.shape
+    padded = np.zeros((height, -(-width // 8) * 8), np.uint8)
+    padded[:, :width] = numbers[::-1]
+    content = (padded[:, ::2] << 4 | padded[:, 1::2]).tobytes()
+    palette = b"".join(bytes([level * step] * 3 + [0]) for level in range(16))
+    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 4, 0, len(content), 0, 0, 16, 0) + palette
+    return struct.pack("<2sIII", b"BM", 14 + len(head) + len(content), 0, 14 + len(head)) + head + content
 
 
 def bmp_of_alpha(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -91,6 +91,25 @@ def test_boxes_that_leave_the_image_are_reported_and_counted(tmp_path: Path, cap
     assert np.asarray(CachedDataset(tmp_path / "cache").table["boxes_outside"]).tolist() == [1, 0]
 
 
+def test_what_is_left_out_besides_boxes_is_said_and_so_are_boxes_that_are_rotated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = coco()["annotations"]
+    plain = {"keypoints": [], "segmentation": [], "attributes": {"rotation": 0.0, "kind": "x"}}
+    build(tmp_path, coco(annotations=[first | plain, second | {"attributes": {"rotation": "left"}}]))
+    assert "only boxes are read" not in caplog.text
+    assert "rotated" not in caplog.text
+    first |= {"keypoints": [12, 7, 2], "segmentation": [[10, 5, 30, 5, 30, 15]]}
+    second |= {"segmentation": {"counts": [3, 5], "size": [20, 40]}, "attributes": {"rotation": 30.5}}
+    write(tmp_path, coco(annotations=[first, second]))
+    box_source(open_source(tmp_path / "images"), tmp_path / "boxes.json").list()
+    assert (
+        "only boxes are read, and the keypoints of 1 annotations and the segmentation of 2 annotations are left out"
+        in (caplog.text)
+    )
+    assert "1 boxes are rotated, such as that of annotation 2, and are read as they are without" in caplog.text
+
+
 def test_boxes_of_crowds_are_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = coco()
     content["annotations"][0] |= {"iscrowd": 1, "segmentation": {"counts": [0, 9, 791], "size": [20, 40]}}

@@ -33,7 +33,7 @@ from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
 from tpucache.store.samples import HEIGHT, MEAN, STD, TURNED, TYPE, WIDTH
 from tpucache.types import Array
-from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
+from tpucache.warmup.records.masks import DecodedMask, decode_turned_mask, draw_runs
 from tpucache.warmup.records.numbers import SEVERAL
 from tpucache.warmup.records.presize import presize, presize_framed
 from tpucache.warmup.sources.source import Item
@@ -46,7 +46,8 @@ _UNSTATED: Final = (
     "give --coordinates displayed if annotations were drawn on images as viewers show them, else --coordinates stored"
 )
 
-#: The fact that an image file has several frames. It is no column of the samples table: warmup warns of such files.
+#: The fact that the file of an image, or of its mask, has several frames. It is no column of the samples table: warmup
+#: warns of such files.
 SEVERAL_FRAMES: Final = "(several frames)"
 
 #: The number of annotations by field.
@@ -138,7 +139,9 @@ def clean_and_count(
         if field.name not in known:
             clean[field.name] = _array(field, value, path)
         elif field.name == MASK:
-            clean[MASK], counts[MASK] = _mask(value, framing, recipe, path)
+            mask = decode_turned_mask(value, path, recipe)
+            clean[MASK], counts[MASK] = _mask(mask, framing, recipe, path)
+            facts |= {SEVERAL_FRAMES: 1} if mask.has_several_frames else {}
         elif field.name == BOXES:
             boxes = _numbers(field.name, value, path)
             clean[BOXES], counts[BOXES] = _boxes(boxes, item.boxes_size, framing, recipe, path), len(boxes)
@@ -207,18 +210,18 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
     return np.ascontiguousarray(value, dtype)
 
 
-def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
+def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
     """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
 
     Without `recipe.coordinates`, the mask may have the orientation of the stored or of the displayed image, and its
     size must show which. Raises SampleError if it does not, or if no size fits.
     """
     coordinates = recipe.coordinates
-    stored, own = decode_turned_mask(value, path, recipe)
-    displayed = turn(stored, TURNS[own])
+    stored = mask.classes
+    displayed = turn(stored, TURNS[mask.orientation])
     readings = {"stored": stored, "displayed": turn_back(displayed, framing.turn)}
     stated = readings if coordinates is None else {coordinates: readings[coordinates]}
-    fitting = [mask for mask in stated.values() if mask.shape == framing.stored[::-1]]
+    fitting = [each for each in stated.values() if each.shape == framing.stored[::-1]]
     if not fitting:
         height, width = stored.shape if coordinates == "stored" else displayed.shape
         size = framing.stored if coordinates == "stored" or not framing.turn.swap else framing.stored[::-1]

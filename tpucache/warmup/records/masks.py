@@ -25,7 +25,7 @@ from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.types import Array
 from tpucache.warmup.records.numbers import PixelsError
-from tpucache.warmup.records.pillow import opened, orientation, stored_pixels
+from tpucache.warmup.records.pillow import has_several_frames, opened, orientation, stored_pixels
 from tpucache.warmup.records.pillow_modes import COLOUR_MODES, bits_of, deep_colours, is_white_zero, white_of_ppm
 
 Mask = npt.NDArray[np.uint8]
@@ -45,25 +45,36 @@ class _Numbers(NamedTuple):
     is_lossy: bool = False
 
 
+class DecodedMask(NamedTuple):
+    """A mask's class numbers in its stored orientation, its EXIF orientation, and whether the file has several frames.
+
+    `classes` are uint8 (height, width), those of the first frame. `orientation` is 1 to 8.
+    """
+
+    classes: Mask
+    orientation: int = 1
+    has_several_frames: bool = False
+
+
 def decode_mask(data: bytes | Array, path: str, recipe: Recipe | None = None) -> Mask:
     """Return a mask's class numbers in its stored orientation, uint8 (height, width). Raises SampleError."""
-    return decode_turned_mask(data, path, recipe or Recipe())[0]
+    return decode_turned_mask(data, path, recipe or Recipe()).classes
 
 
-def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[Mask, int]:
-    """Return what `decode_mask` returns, and the mask's EXIF orientation, 1 to 8. Raises SampleError."""
+def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> DecodedMask:
+    """Return a mask with what is known of its file. Raises SampleError."""
     if isinstance(data, np.ndarray):
-        return _from_array(data, path, recipe), 1
+        return DecodedMask(_from_array(data, path, recipe))
     with opened(data, path, _WHAT, recipe.max_pixels) as image:
-        turned = orientation(image, data)
+        facts = orientation(image, data), has_several_frames(image, data)
         _check_depth(image, data, is_scaled=recipe.mask_values == "scale")
         if recipe.mask_colours and not image.mode.startswith(("I", "F")):
-            return _by_colours(stored_pixels(image, data, "RGB"), recipe, path), turned
+            return DecodedMask(_by_colours(stored_pixels(image, data, "RGB"), recipe, path), *facts)
         if image.mode in _PALETTES and recipe.mask_values != "scale":
-            return stored_pixels(image, data, "P"), turned
-        numbers = _grey(image, data, turned, path, scaled=recipe.mask_values == "scale")
+            return DecodedMask(stored_pixels(image, data, "P"), *facts)
+        numbers = _grey(image, data, facts[0], path, scaled=recipe.mask_values == "scale")
     classes = _to_classes(numbers, recipe, path)
-    return (_by_colours(np.dstack([classes] * 3), recipe, path) if recipe.mask_colours else classes), turned
+    return DecodedMask(_by_colours(np.dstack([classes] * 3), recipe, path) if recipe.mask_colours else classes, *facts)
 
 
 def _check_depth(image: Image, data: bytes, *, is_scaled: bool) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import PIL
-from PIL import Image, TiffImagePlugin, UnidentifiedImageError, features
+from PIL import BmpImagePlugin, Image, TiffImagePlugin, UnidentifiedImageError, features
 
 from tpucache.errors import SampleError
 from tpucache.geometry import TURNS, turn_back
@@ -111,14 +111,14 @@ class PillowImage:
     def __init__(self, image: Image.Image, data: bytes) -> None:
         self._image, self._data = image, data
         self.size, self.orientation = stored_size(image), orientation(image, data)
-        self.kind = f"{image.format} {image.mode}" + (SEVERAL if _has_several_frames(image, data) else "")
+        self.kind = f"{image.format} {image.mode}" + (SEVERAL if has_several_frames(image, data) else "")
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
         """Return what the function `decode` returns for the recipe's mode and white level."""
         return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
 
 
-def _has_several_frames(image: Image.Image, data: bytes) -> bool:
+def has_several_frames(image: Image.Image, data: bytes) -> bool:
     """Return whether a file is an animation or has several pages, which is known without decoding them."""
     if image.format not in _OF_FRAMES:
         return False
@@ -257,8 +257,12 @@ def check_size(size: tuple[int, int], path: str, what: str, max_pixels: int | No
 
 def _refuse_misread(image: Image.Image, data: bytes) -> None:
     """Raise PixelsError for a file that Pillow decodes to wrong pixels without an error."""
-    if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
-        raise PixelsError("Pillow reads a black and white BMP of 4 or 8 bits as 1 bit: save it as a PNG")
+    if isinstance(image, BmpImagePlugin.BmpImageFile):
+        bits, is_packed = _bits_of_bmp(data, image.format), image.tile[0][0] == "raw"
+        if image.mode == "1" and bits != 1:
+            raise PixelsError("Pillow reads a black and white BMP of 4 or 8 bits as 1 bit: save it as a PNG")
+        if image.mode == "L" and bits != 8 and is_packed:  # Pillow reads RLE right
+            raise PixelsError("Pillow reads a BMP of 4 bits with a palette of greys as 8 bits: save it as a PNG")
     if image.format == "JPEG2000" and image.mode not in ("L", "I;16") and _bits_of_jpeg2000(data) > 8:
         raise PixelsError(
             "Pillow reads white as black in a JPEG 2000 with colours of more than 8 bits: save it as a PNG"
@@ -273,14 +277,19 @@ def _refuse_misread(image: Image.Image, data: bytes) -> None:
 
 
 def _bits_of_jpeg2000(data: bytes) -> int:
+    """Raises PixelsError for a file that does not state its bits."""
     start = data.find(_JPEG2000_SIZE)
     count = int.from_bytes(data[start + 40 : start + 42], "big")
-    return max((bits & 0x7F) + 1 for bits in data[start + 42 : start + 42 + 3 * count : 3])
+    channels = data[start + 42 : start + 42 + 3 * count : 3]
+    if start < 0 or not channels:
+        raise PixelsError("this JPEG 2000 has no marker SIZ, which states its bits: the file is damaged. Copy it again")
+    return max((bits & 0x7F) + 1 for bits in channels)
 
 
-def _bits_of_bmp(data: bytes) -> int:
-    (length,) = struct.unpack_from("<I", data, 14)
-    (bits,) = struct.unpack_from("<H", data, 24 if length == 12 else 28)
+def _bits_of_bmp(data: bytes, file_format: str | None) -> int:
+    start = 0 if file_format == "DIB" else 14  # a DIB lacks the header of the file
+    (length,) = struct.unpack_from("<I", data, start)
+    (bits,) = struct.unpack_from("<H", data, start + (10 if length == 12 else 14))
     return int(bits)
 
 

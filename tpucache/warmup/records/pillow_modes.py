@@ -3,7 +3,8 @@
 - colours: transparent pixels are blended with white; palette, grey and CMYK become RGB; embedded colour profiles are
   not applied.
 - depth: 16-bit colours must use their whole range; `numbers.py` describes grey.
-- mode: `keep` leaves channels and numbers as in the file: alpha is a channel, and a palette becomes RGB.
+- mode: `keep` leaves channels and numbers as in the file: alpha is a channel, and a palette becomes RGB. Grey of 1, 2
+  or 4 bits is scaled to 0..255, as the PNG standard says: programs that shrink PNG files store grey in fewer bits.
 """
 
 from __future__ import annotations
@@ -139,6 +140,8 @@ def _is_black_png(data: bytes) -> bool:
 
 def _as_they_are(image: Image.Image, data: bytes) -> Array:
     """Return the numbers of a file unchanged: uint8, uint16, int16 or float32. A palette becomes RGB or RGBA.
+
+    Numbers of fewer than 8 bits are scaled to 0..255.
 
     Raises PixelsError for numbers of other types, and for channels or bits that Pillow does not read.
     """

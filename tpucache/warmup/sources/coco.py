@@ -27,6 +27,7 @@ OUTSIDE: Final = "boxes_outside"
 _UNLISTED: Final = "(not in the JSON)"
 _STRAY: Final = "(annotation of an image that is not in the JSON)"
 _ID: Final = (int, float, str)  # the types of ids in JSON
+_UNREAD: Final = ("keypoints", "segmentation")  # what annotations may have besides their boxes
 _LARGEST: Final = 1 << 31  # more pixels than the side of any image
 
 _log: Final = logging.getLogger("tpucache")
@@ -53,13 +54,16 @@ class _Coco:
     """The content of a COCO JSON file: the boxes of each image by its file name, and the names of the classes.
 
     `plain` maps file names without folders to names with folders, if only one file has that name. `strays` names the
-    annotations whose images are not listed.
+    annotations whose images are not listed. `unread` counts the annotations with keypoints and with segmentations,
+    which are not read, and `turned` names those whose box is rotated.
     """
 
     images: Mapping[str, _Boxes]
     classes: tuple[str, ...]
     plain: Mapping[str, str]
     strays: Sequence[str]
+    unread: Mapping[str, int]
+    turned: Sequence[str]
 
     def find(self, path: str) -> str | None:
         """Return the file name in the JSON for the sample with this path, or None."""
@@ -109,6 +113,14 @@ class BoxSource(DerivedSource):
         crowds = sum(each.crowds for each in found)
         if crowds:
             _log.warning("%s: %d boxes of crowds are left out", self.path, crowds)
+        if coco.unread:
+            what = " and ".join(f"the {name} of {count} annotations" for name, count in coco.unread.items())
+            _log.warning("%s: only boxes are read, and %s are left out", self.path, what)
+        if coco.turned:
+            _log.warning(
+                "%s: %d boxes are rotated, such as that of %s, and are read as they are without the rotation: write "
+                "the upright box around each of them in bbox", self.path, len(coco.turned), coco.turned[0],
+            )  # fmt: skip
         if coco.strays:
             _log.warning(
                 "%s: %d annotations of images that the file does not list are left out, such as %s",
@@ -211,6 +223,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
         images = {item["id"]: item for item in content["images"]}
         rows: dict[Any, list[list[float]]] = {key: [] for key in images}
         crowds, faults, strays = dict.fromkeys(images, 0), dict[Any, str](), list[str]()
+        turned = list[str]()
         for number, item in enumerate(content["annotations"]):
             key = item.get("image_id")
             if not isinstance(key, _ID) or key not in images:
@@ -221,6 +234,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
                         crowds[key] += 1
                     else:
                         rows[key].append(_row(item, numbers))
+                        turned += [_annotation(item, number)] if _is_turned(item) else []
                 except ValueError as error:
                     faults.setdefault(key, f"{_annotation(item, number)} {error}")
         if images and strays and len(strays) == len(content["annotations"]):
@@ -241,7 +255,9 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
         raise SourceError(f"{path} has two images with the same file name: give each image a name of its own")
     counts = Counter(map(posixpath.basename, found))
     plain = {posixpath.basename(name): name for name in found if counts[posixpath.basename(name)] == 1}
-    return _Coco(found, tuple(categories.values()), plain, strays)
+    unread = {name: sum(bool(item.get(name)) for item in content["annotations"]) for name in _UNREAD}
+    unread = {name: count for name, count in unread.items() if count}
+    return _Coco(found, tuple(categories.values()), plain, strays, unread, turned)
 
 
 def _check_ids(content: Mapping[str, Any]) -> None:
@@ -261,6 +277,13 @@ def _category_names(categories: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
 
 def _annotation(item: Mapping[str, Any], number: int) -> str:
     return f"annotation {item['id']!r:.60}" if "id" in item else f"the annotation at position {number}"
+
+
+def _is_turned(item: Mapping[str, Any]) -> bool:
+    """Return whether an annotation has a rotation, in degrees, as CVAT writes it next to the box without rotation."""
+    attributes = item.get("attributes")
+    angle = attributes.get("rotation") if isinstance(attributes, dict) else None
+    return isinstance(angle, (int, float)) and angle % 360 != 0
 
 
 def _is_crowd(item: Mapping[str, Any]) -> bool:
