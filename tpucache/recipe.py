@@ -18,6 +18,7 @@ from tpucache.store.codecs import ARRAY_CODECS, CODECS, IMAGE_CODECS
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA
 from tpucache.store.fields import IMAGE, Field, check_bands
 from tpucache.store.history import load_version, split_version
+from tpucache.store.manifest import Manifest
 from tpucache.strict_json import Between, misfit
 
 Mode = Literal["rgb", "grey", "keep"]
@@ -295,6 +296,24 @@ def fingerprint(recipe: Mapping[str, Any]) -> str:
         name: value for name, value in recipe.items() if name not in _OF_NO_RECORD and not _is_default(name, value)
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def image_settings(manifest: Manifest) -> dict[str, str]:
+    """Return the settings `fit` and `mode`, with which the images of a cache were made; {} without images."""
+    if all(field.name != IMAGE for field in manifest.fields):
+        return {}
+    found = {**_ADDED, **manifest.recipe}
+    return {name: value for name in ("fit", "mode") if isinstance(value := found.get(name), str)}
+
+
+def differing_images(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the settings that differ between two results of `image_settings`, as options of warmup: `--fit crop`.
+
+    The two texts are empty if no setting differs, or if one of the two has none.
+    """
+    names = [name for name, value in first.items() if second.get(name, value) != value]
+    one, other = (" ".join(f"--{name} {settings[name]}" for name in names) for settings in (first, second))
+    return one, other
 
 
 def _is_default(name: str, value: object) -> bool:

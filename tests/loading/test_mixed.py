@@ -13,10 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.loading.mixed import Mixture
 from tpucache.loading.sampler import full_order
+from tpucache.warmup import TableOptions, TableSource
 
 
 def loaders(cache: Path, size: int, **more: Any) -> list[CachedLoader]:
@@ -149,3 +151,15 @@ def test_caches_are_mixed_where_their_records_are_alike(photos: Path, tmp_path: 
     for wrong, option in ((made(other, "classes"), "--classes"), (made(two, "size", size=24), "--like")):
         with pytest.raises(UsageError, match=option):
             MixedLoader([CachedLoader(good, 19), CachedLoader(wrong, 19)], [1, 1])
+
+
+def test_caches_whose_labels_are_the_same_columns_in_another_order_are_refused(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16)).save(tmp_path / "0.png")
+    (tmp_path / "table.csv").write_text("path,width,height\n0.png,0.5,1.5\n")
+    loaders = []
+    for names in (("width", "height"), ("height", "width")):
+        source = TableSource(tmp_path / "table.csv", TableOptions(label_cols=names))
+        build_cache(source, tmp_path / names[0], Recipe(size=16), jobs=1)
+        loaders.append(CachedLoader(CachedDataset(tmp_path / names[0]), 1))
+    with pytest.raises(UsageError, match="are the columns height, width, those of"):
+        MixedLoader(loaders, [1, 1])

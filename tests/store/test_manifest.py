@@ -500,3 +500,13 @@ def test_a_shard_that_is_larger_than_its_records_can_be_is_refused() -> None:
     content["shards"][0]["bytes"] = 1 << 60
     with pytest.raises(FormatError, match=r"1,152,921,504,606,846,976 bytes, more than \d+ records take"):
         Manifest.from_json(json.dumps(content))
+
+
+def test_names_of_values_are_stored_only_where_there_are_some_and_are_different_texts(tmp_path: Path) -> None:
+    assert "value_names" not in content()
+    named = dataclasses.replace(example(), classes=(), statistics=Statistics(), value_names=("width", "height"))
+    named.save(tmp_path)
+    assert Manifest.load(tmp_path) == named
+    for wrong in (["width", "width"], [1, 2], "width", None):
+        with pytest.raises(FormatError, match="value_names"):
+            Manifest.from_json(json.dumps({**content(), "value_names": wrong}))

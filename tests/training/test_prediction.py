@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import re
 import shutil
 
@@ -246,6 +247,48 @@ def test_no_samples_make_a_table_without_rows(cache, folds, tmp_path):
     )
     assert (report.samples, report.metrics) == (0, {})
     assert read(tmp_path / "out.csv") == [["sample", "path", "label", "prediction", "ant", "bee", "cat", "dog"]]
+
+
+@pytest.fixture(scope="module")
+def stretched(tmp_path_factory, photos):
+    """The cache, but with images that were stretched to their size."""
+    folder = tmp_path_factory.mktemp("stretched") / "cache"
+    build_cache(photos, folder, Recipe(size=16, fit="stretch"), jobs=1)
+    return folder
+
+
+def test_images_made_with_another_fit_than_the_run_learned_from_are_said_once(
+    cache, stretched, folds, tmp_path, caplog
+):
+    variants = [CachedDataset(stretched), CachedDataset(stretched)]
+    predict(Predictor(folds, CpuDevice(), trust=TRUST), variants, tmp_path / "out.csv", 8)
+    assert caplog.text.count("stretched") == 1
+    assert f"were made with --fit stretch, and {folds[0]} has learned from images that were made with --fit" in (
+        caplog.text
+    )
+    caplog.clear()
+    predict(Predictor(folds, CpuDevice(), trust=TRUST), [CachedDataset(cache)], tmp_path / "out.csv", 8)
+    assert caplog.text == ""
+    content = load_checkpoint(folds[0] / "best.pt")
+    (tmp_path / "earlier").mkdir()
+    torch.save({name: value for name, value in content.items() if name != "images"}, tmp_path / "earlier" / "best.pt")
+    predict(Predictor([tmp_path / "earlier"], CpuDevice(), trust=TRUST), variants, tmp_path / "out.csv", 8)
+    assert caplog.text == ""
+
+
+def test_validation_and_weights_of_images_made_with_another_fit_are_said(cache, stretched, folds, tmp_path, caplog):
+    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
+    sets = CachedDataset(cache), CachedDataset(stretched)
+    train(tmp_path / "valid", settings, *sets, CpuDevice(), RunOptions(replay=False))
+    assert "validation images were made with --fit stretch, the training images with --fit crop" in caplog.text
+    assert f"--like {cache}" in caplog.text
+    caplog.clear()
+    settings = dataclasses.replace(settings, weights=str(folds[0]))
+    train(tmp_path / "weights", settings, sets[1], sets[1], CpuDevice(), RunOptions(replay=False))
+    assert "made with --fit crop, and the images are now made with --fit stretch" in caplog.text
+    caplog.clear()
+    train(tmp_path / "same", settings, sets[0], sets[0], CpuDevice(), RunOptions(replay=False))
+    assert "--fit" not in caplog.text
 
 
 @pytest.mark.slow

@@ -153,6 +153,24 @@ def test_labels_like_those_of_a_cache_of_numbers_are_numbers(valid: Path, tmp_pa
         build_cache(valid, tmp_path / "c", SMALL, labels="numbers", jobs=1)
 
 
+def test_a_cache_like_one_of_several_values_has_the_same_columns(
+    valid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{path.relative_to(valid)},{number}.5,{number}" for number, path in enumerate(valid.rglob("*.jpg"))]
+    (valid / "t.csv").write_text("\n".join(["path,age,the size", *rows]))
+    flags, swapped = (
+        ["--label-col", "age", "--label-col", "the size"],
+        ["--label-col", "the size", "--label-col", "age"],
+    )
+    command = ["warmup", str(valid / "t.csv"), str(tmp_path / "a"), "--size", "8", "--jobs", "1"]
+    assert main([*command, *flags]) == 0
+    command = ["warmup", str(valid / "t.csv"), str(tmp_path / "b"), "--like", str(tmp_path / "a"), "--jobs", "1"]
+    assert main([*command, *swapped]) == 2
+    assert "not the size, age: give --label-col age --label-col 'the size', or" in capsys.readouterr().err
+    assert main([*command, *flags]) == 0
+    assert Manifest.load(tmp_path / "b").value_names == ("age", "the size")
+
+
 @pytest.mark.slow
 def test_caches_that_do_not_match_are_told_apart_with_advice(
     train_cache: Path, valid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

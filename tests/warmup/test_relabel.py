@@ -18,7 +18,7 @@ from tpucache.errors import BuildError, DamageError, NotACacheError, SourceError
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.runs import LAST_NAME
 from tpucache.training.run.checkpoint import load_checkpoint
-from tpucache.warmup import TableOptions, relabel_cache
+from tpucache.warmup import TableOptions, compact_cache, delete_samples, relabel_cache
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 
@@ -302,3 +302,19 @@ def test_a_column_that_may_be_the_new_labels_or_folds_and_is_not_used_is_told_of
 def test_options_without_a_meaning_are_refused(copy: Path, table: Path, options: TableOptions, labels: Any) -> None:
     with pytest.raises(UsageError, match=r"leave (rle_cols|it) out"):
         relabel_cache(copy, table, options, labels=labels)
+
+
+def test_the_names_of_columns_of_values_follow_a_relabelling_and_corrections_are_of_these_columns(
+    copy: Path, table: Path
+) -> None:
+    values = TableOptions(label_cols=("age", "fold"))
+    assert relabel_cache(copy, table, values).value_names == ("age", "fold")
+    swapped = TableOptions(label_cols=("fold", "age"))
+    with pytest.raises(SourceError, match="are the columns age, fold, not fold, age: give --label-col age --label-col"):
+        relabel_cache(copy, table, swapped, corrections=True)
+    assert relabel_cache(copy, table, values, corrections=True).value_names == ("age", "fold")
+    assert delete_samples(copy, paths=CachedDataset(copy).paths[:1]).value_names == ("age", "fold")
+    assert compact_cache(copy).value_names == ("age", "fold")
+    assert relabel_cache(copy, table, TableOptions(fold_col="fold")).value_names == ("age", "fold")
+    assert relabel_cache(copy, table, swapped).value_names == ("fold", "age")
+    assert relabel_cache(copy, table, KIND).value_names == ()

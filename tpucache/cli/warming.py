@@ -165,7 +165,7 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
         return from_options(Recipe, options), build
     given = explicit(options)
     chosen = {name: getattr(options, name) for name in options_of(Recipe) if name in given or name not in SHARED}
-    labels, classes = labels_like(options.like, options.labels, options.classes)
+    labels, classes = labels_like(options.like, options.labels, options.classes, options.label_cols)
     return Recipe.like(options.like, **chosen), replace(build, labels=labels, classes=classes)
 
 

@@ -23,6 +23,7 @@ from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
 from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
 from tpucache.store.fields import Field
+from tpucache.store.manifest import differ_in_values, label_options
 from tpucache.types import Array
 
 if TYPE_CHECKING:
@@ -330,6 +331,12 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
         raise UsageError(
             f"{other.directory} has labels of another kind than {one.directory}: build it with "
             f"`warmup SOURCE CACHE --like {one.directory}`"
+        )
+    names = [dataset.manifest.value_names for dataset in (one, other)]
+    if differ_in_values(*names):
+        raise UsageError(
+            f"the labels of {other.directory} are the columns {', '.join(names[1])}, those of {one.directory} "
+            f"{', '.join(names[0])}: relabel {other.directory} with {label_options(names[0])}"
         )
     if one.label_form != other.label_form:
         raise UsageError(

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,8 @@ _Square = Annotated[int, Between(0, 1 << 700)]
 
 #: The key of the line that has the SHA-256 of all other lines.
 _DIGEST: Final = "digest"
-#: Keys that are written only after a cache was changed.
-_LATER: Final = ("deleted", "history")
+#: Keys that are written only if they have a value.
+_OPTIONAL: Final = ("deleted", "history", "value_names")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 _VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
 _BEFORE_0_2: Final = (2, 3, 4, 5)
@@ -177,7 +178,8 @@ class Manifest:
     `created_by` are for warmup and for people: readers do not interpret them.
 
     `version` is the version of the format; only `changed` updates it. `deleted` are the deleted samples whose records
-    are still in shards. `history` is None in the first version of a cache.
+    are still in shards. `history` is None in the first version of a cache. `value_names` are the names of the columns
+    of labels that are values, in their order, if there are several and the source names them.
     """
 
     samples: _Count
@@ -195,6 +197,7 @@ class Manifest:
     version: int = fmt.VERSION
     deleted: Annotated[tuple[Deleted, ...], AtMost(fmt.MAX_SAMPLES)] = ()
     history: Annotated[History | None, Given()] = None
+    value_names: Annotated[tuple[str, ...], Distinct()] = ()
 
     @property
     def identity(self) -> str:
@@ -290,7 +293,7 @@ class Manifest:
         content["fields"] = [field.to_dict() for field in self.fields]
         content["statistics"] = self.statistics.to_dict()
         content["shards"] = [entry.to_dict() for entry in self.shards]
-        for name in _LATER:
+        for name in _OPTIONAL:
             if not content[name]:
                 del content[name]
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
@@ -344,6 +347,19 @@ def _check_digest(text: bytes) -> None:
     found = _DIGEST_LINE.search(text)
     if found is None or hashlib.sha256(text[: found.start()] + text[found.end() :]).hexdigest() != found[1].decode():
         raise FormatError("it was changed after it was written: its digest is that of another text")
+
+
+def differ_in_values(names: Sequence[str], others: Sequence[str]) -> bool:
+    """Return whether labels of two caches are values of other columns, or of the same columns in another order.
+
+    `names` and `others` are the caches' `value_names`. If one of the two is empty, its columns are not known.
+    """
+    return bool(names and others) and tuple(names) != tuple(others)
+
+
+def label_options(names: Sequence[str]) -> str:
+    """Return the command-line options that name columns of labels."""
+    return " ".join(f"--label-col {shlex.quote(name)}" for name in names)
 
 
 def unknown_keys(text: bytes) -> list[str]:

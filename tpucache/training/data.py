@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,7 +10,9 @@ from tpucache.errors import NoRoomError, UsageError
 from tpucache.loading.columns import Columns, fit_columns
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
+from tpucache.recipe import differing_images, image_settings
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
+from tpucache.store.manifest import differ_in_values, label_options
 from tpucache.training.device import Device
 from tpucache.training.learn.defaults import decide_precision
 from tpucache.training.learn.forward import image_channels
@@ -19,6 +22,8 @@ from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size, own_size
+
+_log: Final = logging.getLogger("tpucache")
 
 #: Fields with positions in an image. The augmentation on the device moves pixels and masks, but not these positions.
 _POINTS: Final = (BOXES, KEYPOINTS)
@@ -152,16 +157,10 @@ def check_fit(
             _check_labels(task, dataset, is_learned=dataset is train_set)
         except UsageError as error:
             raise UsageError(f"{name} data: {error}") from error
-    if valid_set is not None and valid_set.classes != train_set.classes:
-        raise UsageError(
-            f"the validation cache has the classes {', '.join(valid_set.classes)}, "
-            f"the training cache {', '.join(train_set.classes)}: both must have the same classes in the same order. "
-            f"{_advice(train_set)}"
-        )
-    if valid_set is not None and _shapes(valid_set) != _shapes(train_set):
-        raise UsageError(
-            f"the validation cache's records have other fields or sizes than the training cache's. {_advice(train_set)}"
-        )
+    if valid_set is not None:
+        _check_validation(task, train_set, valid_set)
+        if device.processes.is_main:
+            _warn_of_images(train_set, valid_set)
     _check_combination(settings, train_set)
     if settings.head_epochs and device.processes.world_size > 1:
         raise UsageError(
@@ -193,6 +192,36 @@ def check_fit(
             f"a batch of {batch} does not divide over {over} in {settings.accumulate} parts: "
             f"give --batch-size {-(-batch // share) * share}"
         )
+
+
+def _check_validation(task: Task, train_set: CachedDataset, valid_set: CachedDataset) -> None:
+    """Raise UsageError unless both sets have the same classes, columns of labels, and fields."""
+    if valid_set.classes != train_set.classes:
+        raise UsageError(
+            f"the validation cache has the classes {', '.join(valid_set.classes)}, "
+            f"the training cache {', '.join(train_set.classes)}: both must have the same classes in the same order. "
+            f"{_advice(train_set)}"
+        )
+    learned, found = train_set.manifest.value_names, valid_set.manifest.value_names
+    if task.form == "values" and differ_in_values(learned, found):
+        raise UsageError(
+            f"the labels of the validation cache are the columns {', '.join(found)}, those of the training cache "
+            f"{', '.join(learned)}: both must have the same columns in the same order. Relabel the validation cache "
+            f"with {label_options(learned)}"
+        )
+    if _shapes(valid_set) != _shapes(train_set):
+        raise UsageError(
+            f"the validation cache's records have other fields or sizes than the training cache's. {_advice(train_set)}"
+        )
+
+
+def _warn_of_images(train_set: CachedDataset, valid_set: CachedDataset) -> None:
+    before, now = differing_images(image_settings(train_set.manifest), image_settings(valid_set.manifest))
+    if before:
+        _log.warning(
+            "the validation images were made with %s, the training images with %s, so metrics may be worse than the "
+            "model. %s", now, before, _advice(train_set),
+        )  # fmt: skip
 
 
 def _advice(train_set: CachedDataset) -> str:

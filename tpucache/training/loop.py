@@ -96,7 +96,9 @@ def train(
         state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
         initial = InitialWeights(settings, None)
         if saved is None:
-            initial = processes.on_main(lambda: initial_weights(run, settings, data.channels, data.class_names))
+            initial = processes.on_main(
+                lambda: initial_weights(run, settings, data.channels, data.class_names, data.train_set.manifest)
+            )
             settings = initial.settings
             if settings.epochs == AUTO:
                 settings = decide_epochs(initial, data, device, custom, stop, 1 + options.following)

@@ -62,7 +62,9 @@ def find_lr(
             return known
         settings = decide_length(with_own_size(settings, train_set), len(train_set), device.cores, processes.world_size)
         data = prepare_data(settings, train_set, None, device)
-        begun = processes.on_main(lambda: initial_weights(run, settings, data.channels, data.class_names))
+        begun = processes.on_main(
+            lambda: initial_weights(run, settings, data.channels, data.class_names, data.train_set.manifest)
+        )
         learner = Learner(begun.settings, data.train_set, data.task, device, begun.weights)
         found = range_test(learner, data.train_set, stop=stop)
         processes.on_main(lambda: _write(run, found))

@@ -22,6 +22,7 @@ from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import LABEL
 from tpucache.store.files import write_atomically
+from tpucache.store.manifest import differ_in_values, label_options
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import shared_rows
 from tpucache.training.learn.tasks.task import Form, Task
@@ -384,6 +385,13 @@ def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dic
         _log.warning(
             "no metrics: the run has learned other classes than those of %s: %s. Relabel that cache with --classes if "
             "the same classes are meant", dataset.directory, describe_difference(predictor.classes, dataset.classes),
+        )  # fmt: skip
+        return {}
+    names = dataset.manifest.value_names
+    if predictor.task.form == "values" and differ_in_values(names, predictor.value_names):
+        _log.warning(
+            "no metrics: the labels of %s are the columns %s, and the run has learned %s. Relabel that cache with %s",
+            dataset.directory, ", ".join(names), ", ".join(predictor.value_names), label_options(predictor.value_names),
         )  # fmt: skip
         return {}
     labels = dataset.labels.numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,9 +15,10 @@ from torch import nn
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import COLUMNS, CachedDataset
 from tpucache.ondevice.modules import Normalise
+from tpucache.recipe import differing_images, image_settings
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
-from tpucache.store.manifest import Manifest
+from tpucache.store.manifest import Manifest, differ_in_values
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.learn.forward import outputs_of
@@ -29,6 +31,8 @@ from tpucache.training.run.saved import SavedRun, load_run
 from tpucache.training.tta import ImageViews
 
 PredictBatch = Callable[[DeviceBatch], torch.Tensor]
+
+_log: Final = logging.getLogger("tpucache")
 
 _AGREED: Final = ("task", "outputs", "classes")
 _FEATURES: Final = "features"
@@ -71,9 +75,12 @@ class Predictor:
             run.check_trusted(trust)
         first = saved[0]
         self.fields = first.inputs
+        #: The names of the columns of values that the models predict; () if they are not known.
+        self.value_names = next((run.value_names for run in saved if run.value_names), ())
         for run in saved:
             differing = [name for name in _AGREED if run.content[name] != first.content[name]]
             differing += ["fields"] if run.inputs != self.fields else []
+            differing += ["columns of labels"] if differ_in_values(run.value_names, self.value_names) else []
             if differing:
                 raise UsageError(
                     f"{run.folder} and {first.folder} cannot be averaged: the two runs differ in "
@@ -90,6 +97,8 @@ class Predictor:
             raise UsageError(
                 "the runs predict maps, whose logits and features are not written: leave --logits and --features out"
             )
+        self._images = {run.folder: run.images for run in saved}
+        self._told: set[str] = set()  # the caches that a warning was about
         self._columns = [run.columns for run in saved]
         self._predictions, start = [], 0
         for run in saved:
@@ -168,6 +177,7 @@ class Predictor:
         from, and for columns that cannot be encoded.
         """
         self._check(dataset)
+        self._tell_of_images(dataset)
         wanted = [columns for columns in self._columns if columns.parts]
         if not wanted:
             return dataset
@@ -185,6 +195,20 @@ class Predictor:
                     f"the run learned from the field {name!r} of {kind[0]} {kind[1]}, and {dataset.directory} has "
                     f"{other}: warm up a cache with --like and the cache that the run learned from"
                 )
+
+    def _tell_of_images(self, dataset: CachedDataset) -> None:
+        """Warn, once for each cache, if its images were made with another `fit` or `mode` than those of a run."""
+        now = image_settings(dataset.manifest)
+        found = ((folder, *differing_images(images, now)) for folder, images in self._images.items())
+        folder, learned, given = next((each for each in found if each[1]), (None, "", ""))
+        if folder is None or dataset.place in self._told or not self.device.processes.is_main:
+            return
+        self._told.add(dataset.place)
+        _log.warning(
+            "the images of %s were made with %s, and %s has learned from images that were made with %s, so its "
+            "predictions may be worse: warm up a cache with --like and the cache that the run learned from",
+            dataset.directory, given, folder, learned,
+        )  # fmt: skip
 
 
 def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:

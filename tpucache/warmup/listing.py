@@ -19,7 +19,7 @@ from tpucache.recipe import Recipe, differences
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL, MASK
-from tpucache.store.manifest import Manifest
+from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.store.samples import IMAGE_COLUMNS, SampleTable, Strings
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
@@ -119,7 +119,13 @@ def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Li
             dataclasses.replace(sample, label=labels[row]) for sample, row in zip(samples, rows.tolist(), strict=True)
         ]
     columns = {name: _taken(table[name], rows) for name in table if name not in OWN_COLUMNS}
-    return dataclasses.replace(listing, samples=samples, classes=cache.manifest.classes, columns=columns)
+    return dataclasses.replace(
+        listing,
+        samples=samples,
+        classes=cache.manifest.classes,
+        columns=columns,
+        value_names=cache.manifest.value_names,
+    )
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
@@ -281,6 +287,15 @@ def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> No
         raise SourceError(
             f"{cache} was made with --classes, and the source now has other classes, or the same in another order: "
             f"give --classes {cache}"
+        )
+
+
+def check_value_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
+    """Raise SourceError if the labels of a finished cache are values of other columns than those of the listing."""
+    if differ_in_values(manifest.value_names, listing.value_names):
+        raise SourceError(
+            f"the labels of {cache} are the columns {', '.join(manifest.value_names)}, not "
+            f"{', '.join(listing.value_names)}: give {label_options(manifest.value_names)}, or another folder"
         )
 
 

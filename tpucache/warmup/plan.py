@@ -41,6 +41,7 @@ from tpucache.warmup.listing import (
     check_listing,
     check_masks,
     check_recipe,
+    check_value_names,
     number_samples,
     order_of,
 )
@@ -179,6 +180,7 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
     check_recipe(cache.directory, manifest, full_recipe(recipe, augmentation))
     numbered = number_samples(listing, cache)
     check_given_classes(manifest, numbered, cache.directory)
+    check_value_names(manifest, numbered, cache.directory)
     check_listing(source, numbered, cache)
     blocks = missing_blocks(cache, numbered, recipe)
     if is_retry:

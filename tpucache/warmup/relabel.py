@@ -19,7 +19,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, table_name
-from tpucache.store.manifest import Manifest
+from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.store.samples import Column, SampleTable, encode_columns
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
@@ -29,7 +29,7 @@ from tpucache.warmup.sources.labelled import check_kind, check_separator, class_
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Label, unique
 from tpucache.warmup.sources.table import LABEL_NAMES, TableOptions, kept_columns, path_column
-from tpucache.warmup.tables import class_counts, label_column, label_facts, taken, write_table
+from tpucache.warmup.tables import class_counts, label_column, label_facts, taken, value_names, write_table
 
 RowNumbers = npt.NDArray[np.int64]
 
@@ -164,6 +164,7 @@ def _new_columns(
         asked |= {"classes": "given"} if names else {}
         changes = {
             "classes": classes,
+            "value_names": value_names(options.label_cols, columns[LABEL], classes),
             "statistics": dataclasses.replace(manifest.statistics, class_counts=counts),
             "source": {
                 **manifest.source,
@@ -304,6 +305,11 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
         raise SourceError(
             f"{table.path} has the label {unknown[0]!r}, and the classes of {cache.directory} are "
             f"{name_some(list(classes)) if classes else 'none'}: correct the label, or relabel all samples"
+        )
+    if differ_in_values(manifest.value_names, options.label_cols):
+        raise SourceError(
+            f"the labels of {cache.directory} are the columns {', '.join(manifest.value_names)}, not "
+            f"{', '.join(options.label_cols)}: give {label_options(manifest.value_names)}"
         )
     places = np.array([classes.index(name) for name in names], np.int64)
     for at in np.flatnonzero(rows >= 0).tolist():

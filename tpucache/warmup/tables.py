@@ -87,6 +87,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
         variants=tuple(sorted({entry.variant for entry in entries})),
         fields=plan.fields,
         classes=classes,
+        value_names=value_names(plan.listing.value_names, columns.get(LABEL), classes),
         shards=entries,
         tables=(
             write_table(cache, table_name(INDEX_NAME, generation), encode_index(index)),
@@ -151,6 +152,7 @@ def make_prospect(plan: BuildPlan) -> Prospect:
         variants=tuple(sorted({part.variant for part in parts})),
         fields=plan.fields,
         classes=classes,
+        value_names=value_names(listing.value_names, columns.get(LABEL), classes),
         recipe=plan.full_recipe,
         version=version_of(plan.fields),
         shards=tuple(shards),
@@ -237,6 +239,15 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
         read |= {"kind": "numbers", "columns": labels.shape[1]}
         read |= {"least": float(known.min()), "most": float(known.max())} if known.size else {}
     return read
+
+
+def value_names(names: Sequence[str], labels: Any, classes: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the columns of labels for a manifest; () unless labels are several values with these names.
+
+    `labels` is the column of labels, or None, and `classes` are the names of the classes.
+    """
+    are_values = labels is not None and labels.ndim == 2 and not classes
+    return tuple(names) if are_values and labels.shape[1] == len(names) > 1 else ()
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:

@@ -95,7 +95,7 @@ def test_labels_in_json_and_captions(tmp_path):
     path = _write(tmp_path / "b.tar", [{"png": _pixels(n), "json": {"x": n % 2, "y": 1}} for n in range(3)])
     several = open_source(path, TableOptions(label_cols=("x", "y"))).list()
     assert [sample.label for sample in several.samples] == [(0, 1), (1, 1), (0, 1)]
-    assert several.classes == ("x", "y")
+    assert several.classes == several.value_names == ("x", "y")
     with pytest.raises(SourceError, match="no 'none' in its JSON: its keys are 'x', 'y'"):
         open_source(path, TableOptions(label_cols=("none",))).list()
 

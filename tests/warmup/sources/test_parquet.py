@@ -153,6 +153,7 @@ def test_several_label_columns_lists_of_classes_and_numbers(tmp_path):
     ):
         listing = open_source(path, TableOptions(label_cols=names)).list()
         assert (listing.classes, [sample.label for sample in listing.samples]) == (classes, labels)
+    assert open_source(path, TableOptions(label_cols=("age", "a"))).list().value_names == ("age", "a")
 
 
 def test_lists_of_numbers_are_arrays(tmp_path):

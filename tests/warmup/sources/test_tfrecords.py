@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import io
 import os
 import pickle
 import struct
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from thorough import examples
 
+from tpucache import Recipe, build_cache
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources import Sample, TableOptions, TFRecordSource, open_source, tfrecords
 from tpucache.warmup.sources import tfrecords as tfrecord
@@ -317,6 +320,18 @@ def test_feature_lists_of_a_sequence_example_are_not_lost_without_a_word() -> No
         read_example(data, "a.tfrec#0")
     for options in (TableOptions(drop=("image/caption*",)), TableOptions(keep=("image/image_id",))):
         assert read_example(data, "a.tfrec#0", options) == Item({"image": JPEG}, None, {"image_image_id": 7})
+
+
+def test_several_label_features_name_the_values_of_a_label(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("L", (8, 8)).save(file, "PNG")
+    records = [_example({"image": [file.getvalue()], "a": [number + 0.5], "b": [number]}) for number in range(4)]
+    path, names = _write(tmp_path / "a.tfrec", *records[:3]), ("b", "a")
+    options = TableOptions(label_cols=names)
+    assert build_cache(open_source(path, options), tmp_path / "cache", Recipe(size=8), jobs=1).value_names == names
+    other = open_source(_write(path, *records), TableOptions(label_cols=names[::-1]))
+    with pytest.raises(SourceError, match="are the columns b, a, not a, b: give --label-col b --label-col a"):
+        build_cache(other, tmp_path / "cache", Recipe(size=8), jobs=1)
 
 
 def test_a_text_among_several_label_features_is_named() -> None:

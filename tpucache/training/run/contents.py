@@ -131,6 +131,8 @@ class _Metadata:
     std: tuple[Annotated[float, Between(_LEAST, LARGEST)], ...]
     digests: dict[str, str | None]
     columns: Annotated[tuple[_Column, ...], AtMost(_MAX_COLUMNS)] = ()
+    value_names: Annotated[tuple[str, ...], Distinct()] = ()
+    images: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from tpucache.errors import NoRoomError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.recipe import image_settings
 from tpucache.runs import (
     BEST_NAME,
     FOLDS_NAME,
@@ -270,6 +271,8 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
         "task": learner.task.name,
         "outputs": learner.task.outputs,
         "classes": list(train_set.classes),
+        "value_names": list(train_set.manifest.value_names) if learner.task.form == "values" else [],
+        "images": image_settings(train_set.manifest),
         "fields": [field.to_dict() for field in train_set.manifest.fields],
         "mean": list(learner.mean),
         "std": list(learner.std),

@@ -52,6 +52,16 @@ class SavedRun:
         """The columns of the samples table that the model takes, and how they were encoded in training."""
         return columns_from(self.content.get("columns", []))
 
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """The `value_names` of the training cache; () if it had none, or an earlier version wrote the run."""
+        return tuple(self.content.get("value_names", ()))
+
+    @property
+    def images(self) -> dict[str, str]:
+        """The `image_settings` of the training cache; {} if an earlier version wrote the run."""
+        return dict(self.content.get("images", {}))
+
     @functools.cached_property
     def fields(self) -> dict[str, FieldKind]:
         """The dtype and shape of each field of the training records, by name."""

@@ -11,8 +11,10 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tpucache.errors import DependencyError, TrainingError, UsageError, calling
+from tpucache.recipe import differing_images, image_settings
 from tpucache.runs import BEST_NAME
 from tpucache.store.files import check_is_local
+from tpucache.store.manifest import Manifest, differ_in_values
 from tpucache.training.learn.model import import_timm, timm_name
 from tpucache.training.learn.tasks.regression import finite_numbers
 from tpucache.training.run.checkpoint import ContentError, is_stored_whole, read_saved
@@ -50,13 +52,18 @@ class InitialWeights(NamedTuple):
 
 
 def initial_weights(
-    run: str | Path, settings: TrainSettings, channels: int, classes: Sequence[str] = ()
+    run: str | Path,
+    settings: TrainSettings,
+    channels: int,
+    classes: Sequence[str] = (),
+    manifest: Manifest | None = None,
 ) -> InitialWeights:
     """Return the weights that a new run begins with, and the run's settings.
 
-    `channels` is the number of channels of the run's images, and `classes` are the names of its classes. If the weights
-    come from a run with as many other classes, whose last layer fits, a warning says so. Raises UsageError for weights
-    in the folder of the new run, and the errors of `find_weights` and `read_weights`.
+    `channels` is the number of channels of the run's images, `classes` are the names of its classes, and `manifest` is
+    that of its training cache. If the weights come from a run with as many other classes or columns of labels, whose
+    last layer fits, or from a run whose images were made with another `fit` or `mode`, a warning says so. Raises
+    UsageError for weights in the folder of the new run, and the errors of `find_weights` and `read_weights`.
     """
     if settings.weights is None:
         return InitialWeights(settings, None)
@@ -67,6 +74,9 @@ def initial_weights(
     content = _read(path)
     weights = _tensors(path, content)
     _warn_of_classes(source, content, tuple(classes))
+    if manifest is not None and isinstance(content, Mapping):
+        _warn_of_values(source, content.get("value_names"), manifest.value_names)
+        _warn_of_images(source, content.get("images"), manifest)
     is_open = settings.normalise == "auto" and settings.mean is None and settings.std is None
     if is_open and path.name == BEST_NAME and isinstance(content, Mapping):
         mean, std = (finite_numbers(content.get(name), channels) for name in ("mean", "std"))
@@ -86,6 +96,24 @@ def _warn_of_classes(source: Path, content: Any, classes: tuple[str, ...]) -> No
         "weights: build the cache with --classes if the same classes are meant",
         source, order, at, str(learned[at])[:60], classes[at][:60],
     )  # fmt: skip
+
+
+def _warn_of_values(source: Path, learned: object, names: Sequence[str]) -> None:
+    if isinstance(learned, (list, tuple)) and len(learned) == len(names) and differ_in_values(learned, names):
+        _log.warning(
+            "%s has learned the columns %s, and the labels are now %s. The last layer fits and begins with these "
+            "weights: relabel the cache with --label-col in the other order if the same columns are meant",
+            source, ", ".join(str(name)[:60] for name in learned), ", ".join(name[:60] for name in names),
+        )  # fmt: skip
+
+
+def _warn_of_images(source: Path, learned: object, manifest: Manifest) -> None:
+    before, now = differing_images(learned if isinstance(learned, Mapping) else {}, image_settings(manifest))
+    if before:
+        _log.warning(
+            "%s has learned from images that were made with %s, and the images are now made with %s: warm up with the "
+            "options of the run if the images should be alike", source, before, now,
+        )  # fmt: skip
 
 
 def find_weights(text: str, model: str) -> Path:

@@ -221,7 +221,7 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     }
     if labels:
         samples = [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)]
-    return Listing(samples, classes, columns_of_values(kept), dict(sorted(left_out.items())))
+    return Listing(samples, classes, columns_of_values(kept), dict(sorted(left_out.items())), value_names=used)
 
 
 def read_group(sample: Sample, read: Read) -> Item:

@@ -17,7 +17,7 @@ from tpucache.progress import Progress
 from tpucache.store.copying import earlier_tables
 from tpucache.store.files import read_text
 from tpucache.store.history import load_version, split_version
-from tpucache.store.manifest import Manifest
+from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.warmup.build_options import LabelKind
 from tpucache.warmup.sources.cells import are_names, to_number
 from tpucache.warmup.sources.reading import (
@@ -116,14 +116,23 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def labels_like(
-    cache: str | Path, kind: LabelKind, classes: str | Path | Sequence[str] | None = None
+    cache: str | Path,
+    kind: LabelKind,
+    classes: str | Path | Sequence[str] | None = None,
+    columns: Sequence[str] = (),
 ) -> tuple[LabelKind, tuple[str, ...] | None]:
     """Return the kind of labels and the classes for a new cache whose labels are like those of a finished cache.
 
     The kind is "numbers" if the cache's labels are numbers, and otherwise `kind`. The classes are None if the cache has
-    no class names. Raises UsageError for a different kind or other classes, and the errors of `load_version`.
+    no class names. Raises UsageError for a different kind, for other classes, and if `columns`, the names of the label
+    columns, are not those of the cache; and the errors of `load_version`.
     """
     manifest, names = load_version(*split_version(cache)), class_names(classes)
+    if differ_in_values(manifest.value_names, columns):
+        raise UsageError(
+            f"the labels of {cache} are the columns {', '.join(manifest.value_names)}, not {', '.join(columns)}: give "
+            f"{label_options(manifest.value_names)}, or leave --like out"
+        )
     if names and names != manifest.classes:
         raise UsageError(f"{cache} has other classes than those given: leave --classes out, or --like")
     read = manifest.source.get("labels")

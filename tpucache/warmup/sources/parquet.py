@@ -129,7 +129,7 @@ class ParquetSource:
         columns = columns_of_values({name: values[name] for name in roles.kept})
         if self._options.fold_col:
             columns["fold"] = _folds(values[self._options.fold_col], where)
-        return Listing(samples, classes, columns)
+        return Listing(samples, classes, columns, value_names=roles.labels)
 
     def load(self, sample: Sample) -> Item:
         """Return a row's image, mask and arrays. Raises SampleError if one of them is missing or the file is broken."""

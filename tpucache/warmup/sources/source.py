@@ -75,7 +75,8 @@ class Listing:
     `classes` are the names of the class numbers, or of the positions in vectors of 0 and 1 (empty: no names). `columns`
     go into the samples table unchanged, with one item for each sample. `left_out` counts files that are not samples, by
     suffix. `asked` are the user's options as JSON values. `doubt` says why the folders are probably not classes; it is
-    ignored if the user names the classes. Raises SourceError for two classes with the same name.
+    ignored if the user names the classes. `value_names` are the names of the columns of labels, in the order of a
+    label's numbers (empty: no names). Raises SourceError for two classes with the same name.
     """
 
     samples: Sequence[Sample]
@@ -84,6 +85,7 @@ class Listing:
     left_out: Mapping[str, int] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""
+    value_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         twice = [name for name, count in Counter(self.classes).items() if count > 1]

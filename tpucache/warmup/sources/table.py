@@ -165,7 +165,7 @@ class TableSource:
             size = self._bytes(files, number) if found is None else sum(member.bytes for member in members)
             size += files.run_bytes(number)
             samples.append(Sample(number, name, label, size, members, faults.get(number, "")))
-        return Listing(samples, classes, kept_columns(table, options))
+        return Listing(samples, classes, kept_columns(table, options), value_names=options.label_cols)
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a row's image, and its mask, if the table has masks: bytes or run lengths.

@@ -146,7 +146,7 @@ class TFRecordSource:
         if not samples:
             raise SourceError(f"{self._root / self._pattern} holds no records")
         self._tell_of_features(samples)
-        return Listing(samples, self._classes(samples))
+        return Listing(samples, self._classes(samples), value_names=self._options.label_cols)
 
     def load(self, sample: Sample) -> Item:
         """Return a record's content.

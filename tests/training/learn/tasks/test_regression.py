@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from tpucache.training.settings import TrainSettings
 from tpucache.warmup import TableOptions, TableSource
 
 QUICK = RunOptions(replay=False)
+ORDERS = (("width", "height"), ("height", "width"))
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=10, batch_size=10, lr=0.02)
 LABELS = np.array([[1e5, 0.01, 7], [5.5e5, 0.03, 7], [3e5, -0.02, 7]], np.float32)
 
@@ -249,3 +251,55 @@ def test_an_evaluation_step_of_ones_own_gets_labels_as_they_are_stored(prices: C
     learner = Learner(settings, prices, choose_task(settings, prices), CpuDevice())
     found = [values for (values,) in results(learner, prices, lambda outputs, _labels: (outputs,))]
     np.testing.assert_allclose(np.concatenate(found), prices.labels.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def two_orders(tmp_path_factory):
+    """Two caches of one table: their labels are the same two columns of values, in both orders."""
+    folder = tmp_path_factory.mktemp("orders")
+    for number in range(8):
+        Image.new("RGB", (16, 16), (number * 30, 0, 0)).save(folder / f"{number}.png")
+    rows = [f"{number}.png,{number + 0.5},{100 - number}" for number in range(8)]
+    (folder / "table.csv").write_text("\n".join(["path,width,height", *rows]))
+    for names in ORDERS:
+        source = TableSource(folder / "table.csv", TableOptions(label_cols=names))
+        build_cache(source, folder / names[0], Recipe(size=16), jobs=1)
+    return [CachedDataset(folder / names[0]) for names in ORDERS]
+
+
+def test_values_of_the_same_columns_in_another_order_are_refused_or_said(two_orders, tmp_path, caplog):
+    one, other = two_orders
+    assert [each.manifest.value_names for each in two_orders] == [*ORDERS]
+    settings = dataclasses.replace(LINEAR, epochs=1, batch_size=4)
+    with pytest.raises(UsageError, match="height, width, those of the training cache width, height: both must"):
+        train(tmp_path / "run", settings, one, other, CpuDevice(), QUICK)
+    runs = [tmp_path / name for name in ("one", "other")]
+    for run, dataset in zip(runs, two_orders, strict=True):
+        train(run, settings, dataset, dataset, CpuDevice(), QUICK)
+    predictor = Predictor(runs[:1], CpuDevice(), trust=TRUST)
+    assert predict(predictor, [one], tmp_path / "out.csv", 4).metrics
+    assert caplog.text == ""
+    assert predict(predictor, [other], tmp_path / "out.csv", 4).metrics == {}
+    assert "no metrics: the labels of" in caplog.text
+    assert "are the columns height, width, and the run has learned width, height" in caplog.text
+    with pytest.raises(UsageError, match="differ in columns of labels"):
+        Predictor(runs, CpuDevice(), trust=TRUST)
+    caplog.clear()
+    train(tmp_path / "more", dataclasses.replace(settings, weights=str(runs[0])), other, None, CpuDevice(), QUICK)
+    assert "has learned the columns width, height, and the labels are now height, width" in caplog.text
+
+
+def test_caches_and_runs_that_do_not_name_their_columns_are_used_as_before(two_orders, tmp_path):
+    one, other = two_orders
+    for dataset in two_orders:
+        folder = tmp_path / dataset.directory.name
+        shutil.copytree(dataset.directory, folder)
+        dataclasses.replace(dataset.manifest, value_names=()).save(folder)
+    unnamed = CachedDataset(tmp_path / other.directory.name)
+    assert '"value_names"' not in (unnamed.directory / "manifest.json").read_text()
+    settings = dataclasses.replace(LINEAR, epochs=1, batch_size=4)
+    train(tmp_path / "run", settings, one, unnamed, CpuDevice(), QUICK)
+    best = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    torch.save({name: value for name, value in best.items() if name != "value_names"}, tmp_path / "run" / "best.pt")
+    predictor = Predictor([tmp_path / "run"], CpuDevice(), trust=TRUST)
+    assert predict(predictor, [other], tmp_path / "out.csv", 4).metrics
