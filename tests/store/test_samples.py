@@ -247,7 +247,7 @@ def test_a_column_of_no_plain_numbers_is_refused(saved: Save, column: Column) ->
 @pytest.mark.parametrize("ends", [[2, 1, 3], [-1, 2, 3], [1, 2, 4], [1, 2, 2], [1, 2**62, 3]])
 def test_strings_whose_ends_lie_are_refused(saved: Save, ends: list[int]) -> None:
     lying = Strings(np.zeros(3, np.uint8), np.array(ends, np.int64))
-    with pytest.raises(FormatError, match="ends"):
+    with pytest.raises(FormatError, match="the offsets where they end"):
         saved(encode_columns({"path": lying}), 3)["path"]
 
 

@@ -154,4 +154,4 @@ def test_masks_that_lost_their_numbers_as_jpeg_are_warned_of(
     build_cache(Photographed(2), tmp_path / "scaled", Recipe(size=8, mask_values="scale"), jobs=1)
     assert "JPEG" not in caplog.text
     build_cache(Photographed(2), tmp_path / "kept", Recipe(size=8), jobs=1)
-    assert "the first mask is a JPEG, which changes numbers of classes" in caplog.text
+    assert "the first mask is a JPEG, which changes class numbers" in caplog.text

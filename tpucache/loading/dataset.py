@@ -465,7 +465,7 @@ class CachedDataset(Dataset[Item]):
         """Read samples into the first rows of a buffer, for a loader. Threads may call this, each with its own buffer.
 
         With variant="epoch", every `chunk` consecutive samples have the same variant. `divide` may share the work among
-        threads. Returns the numbers of records read from memory, maps and files. Raises DamageError, which names the
+        threads. Returns how many records were read from memory, maps and files. Raises DamageError, which names the
         shard, if the cache is damaged.
         """
         return self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)

@@ -50,8 +50,8 @@ class LoaderMetrics:
     def to_dict(self, queue_size: int, networks: Sequence[NetworkUse], maps: Mapping[str, int]) -> dict[str, Any]:
         """Return the metrics so far, which `BatchLoader.metrics` explains.
 
-        `queue_size` is the size of the queue, `networks` the traffic of each cache at a URL, and `maps` the numbers of
-        shards by method or reason.
+        `queue_size` is the size of the queue, `networks` the traffic of each cache at a URL, and `maps` the count
+        of shards by method or reason.
         """
         read = self._read
         records = read.memory + read.map + read.file

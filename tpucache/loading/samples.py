@@ -108,7 +108,7 @@ class Samples(Protocol):
         """Read samples into the first rows of a buffer. Threads may call this, each with its own buffer.
 
         With variant="epoch", every `chunk` consecutive samples have the same variant. `divide` may share the work among
-        threads. Returns the numbers of records read from memory, maps and files.
+        threads. Returns how many records were read from memory, maps and files.
         """
         ...
 

@@ -59,8 +59,8 @@ class AutoAugment:
     def images(self, images: Array, draws: Array) -> Array:
         """Return the changed images, float32 (batch, channels, height, width) with integers from 0 to 255.
 
-        The given `images` have integers from 0 to 255, too, in any dtype. `draws` has the numbers of each image's
-        operations, (batch, operations x COLUMNS).
+        The given `images` have integers from 0 to 255, too, in any dtype. `draws` has the numbers that describe each
+        image's operations, (batch, operations x COLUMNS); see `draw_operations`.
         """
         for numbers in self._operations(draws):
             images = self._toned(self._float(self._moved(images, numbers, 0, nearest=False)), numbers)

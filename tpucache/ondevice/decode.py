@@ -115,11 +115,11 @@ class PackedDecoder(ABC):
     @property
     @abstractmethod
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """How the numbers of each plane give the image's pixels: down the rows, and across the columns (see `Axis`)."""
+        """How each plane's numbers give the image's pixels: down the rows, and across the columns (see `Axis`)."""
 
     @abstractmethod
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return the numbers of each plane of a batch, float32 (batch, rows, columns), integers from -2048 to 2047.
+        """Return each plane's numbers for a batch, float32 (batch, rows, columns), integers from -2048 to 2047.
 
         They are the numbers that the plane's Axes describe: samples centred at 0, or coefficients.
         """
@@ -180,7 +180,7 @@ class CoefficientDecoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """How the numbers of each plane give the image's pixels: down the rows, and across the columns (see `Axis`)."""
+        """How each plane's numbers give the image's pixels: down the rows, and across the columns (see `Axis`)."""
         return [
             (
                 Axis(self.layout.height, BLOCK * plane.block_rows, plane.step, self.frequencies),
@@ -218,7 +218,7 @@ class Yuv420Decoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """How the numbers of each plane give the image's pixels: down the rows, and across the columns (see `Axis`)."""
+        """How each plane's numbers give the image's pixels: down the rows, and across the columns (see `Axis`)."""
         height, width = self.stored
         luma, chroma = (
             (Axis(height, shape[0], step), Axis(width, shape[1], step))

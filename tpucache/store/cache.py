@@ -194,7 +194,7 @@ def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, 
 
 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Return the numbers of boxes, keypoints and masks in a cache, as {field: {where: count}}.
+    """Return how many boxes, keypoints and masks a cache has, as {field: {where: count}}.
 
     `where` is "source" for the source files, or a variant's number as text. Counts in the manifest that are not whole
     numbers from 0 on are left out.

@@ -249,7 +249,8 @@ def _to_strings(data: Array, ends: Array) -> Strings:
     plain = data.dtype == np.uint8 and ends.dtype == np.dtype("<i8") and data.ndim == ends.ndim == 1
     if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
         raise FormatError(
-            "it does not hold strings: the offsets of their ends do not ascend to the number of their bytes"
+            "it does not hold strings: the offsets where they end must be int64 in ascending order, and the last one "
+            "the number of bytes"
         )
     return Strings(data, ends)
 

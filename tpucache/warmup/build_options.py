@@ -130,7 +130,7 @@ class PlanOptions(SourceOptions):
         metavar="N,N",
     )
     codecs: Sequence[str] = option(_COMPARED, "codecs to compare, named as in --codec of warmup", metavar="NAME,NAME")
-    variants: Sequence[int] = option((0, 4), "numbers of augmented variants to compare", metavar="K,K")
+    variants: Sequence[int] = option((0, 4), "counts of augmented variants to compare", metavar="K,K")
     seconds: float = option(30.0, "about how many seconds to measure", metavar="N")
     threads: int = option(2, "number of threads that read", metavar="N", minimum=1)
     device_rate: float | None = None

@@ -216,8 +216,8 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
 def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:
     """Return the value of `source` in the manifest after the deletion of the samples with the numbers `gone`.
 
-    It has the content hashes and the description of labels of the remaining samples. It has no numbers of annotations,
-    because the numbers of the deleted samples in the source are not known.
+    It has the content hashes and the description of labels of the remaining samples. It has no counts of annotations,
+    because nothing says how many of those in the source belong to the deleted samples.
     """
     source = dict(before.source)
     digests = source.get("digests")

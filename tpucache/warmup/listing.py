@@ -55,7 +55,7 @@ _GREY_STEP: Final = 16
 _BRIGHT: Final = 200
 _JPEG: Final = b"\xff\xd8\xff"
 _JPEG_ADVICE: Final = (
-    "the first mask is a JPEG, which changes numbers of classes: save masks without loss, as PNG, or give "
+    "the first mask is a JPEG, which changes class numbers: save masks without loss, as PNG, or give "
     "--mask-values scale if masks are black and white"
 )
 
@@ -499,8 +499,8 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
     if (fault := _fault(sorted(found), most)) is not None:
         masks = "the mask that was looked at holds" if looked_at == 1 else f"{looked_at} masks that were looked at hold"
         raise RecipeError(
-            f"{masks} {fault}, not numbers of classes: give --mask-values scale if masks are black and white (white "
-            "becomes class 1), or --mask-values keep if the values are numbers of classes, and 255 is a pixel without "
+            f"{masks} {fault}, not class numbers: give --mask-values scale if masks are black and white (white "
+            "becomes class 1), or --mask-values keep if the values are class numbers, and 255 is a pixel without "
             "a class, which training ignores"
         )
 

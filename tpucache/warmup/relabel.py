@@ -250,7 +250,7 @@ def _refuse_ranks(
     advice = "give a table that predict wrote without --average rank"
     if len(values) > 2 and all(_are_ranks(column) for column in values.T):
         raise SourceError(
-            f"{table.path}: the numbers of each class are spread evenly from 0 to 1: they are ranks, not "
+            f"{table.path}: the values of each class are spread evenly from 0 to 1: they are ranks, not "
             f"probabilities: {advice}"
         )
     names, places = table.columns.get(_PREDICTION, []), {name: number for number, name in enumerate(classes)}

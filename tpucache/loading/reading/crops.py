@@ -1,8 +1,8 @@
 """Random resized crops and flips of 8-bit images, straight from their records: raw pixels, or the planes of yuv420.
 
-Only the rows and columns of a crop are read. A side that grows is interpolated linearly, with the same result as
-`tpucache.ondevice`. A side that shrinks is filtered with a wider triangle, as in Pillow and torchvision, to avoid
-aliasing. If llvmlite is installed, it compiles the loop; otherwise numpy makes the same bytes, more slowly. Both use
+A side that grows is interpolated linearly, with the same result as `tpucache.ondevice`. A side that shrinks is filtered
+with a wider triangle, as in Pillow and torchvision, to avoid aliasing. If llvmlite is installed, it compiles the loop,
+which reads only the rows and columns that a crop needs; otherwise numpy makes the same bytes, more slowly. Both use
 integers, so every processor makes the same bytes.
 """
 

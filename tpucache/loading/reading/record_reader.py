@@ -80,7 +80,7 @@ def undivided(work: Callable[[int, int], None], rows: int) -> None:
 
 
 class WaysRead(NamedTuple):
-    """The numbers of records and bytes that were read from memory, from maps and from files."""
+    """How many records and bytes were read from memory, from maps and from files."""
 
     memory: int = 0
     map: int = 0
@@ -238,7 +238,7 @@ class RecordReader:
         """Read records into the first rows of a buffer. `rows` are their index row numbers.
 
         With `keep`, the records are also kept in memory, as far as there is room; `in_memory=True` always keeps them.
-        `divide` may share the work among threads. Returns the numbers of records read from memory, maps and files.
+        `divide` may share the work among threads. Returns how many records were read from memory, maps and files.
         Raises DamageError, which names the shard.
         """
         if (arriving := self.cache.reader.arriving) is not None:
@@ -252,7 +252,7 @@ class RecordReader:
         """Call `use` with the addresses of plain records. Records that are only in files are read into memory first.
 
         `parts`, int64 (n, any, 2), has the byte ranges of each record that are used, as offsets and lengths. If a
-        record is read from a file and not kept, only these are read. Returns the numbers of records read from memory,
+        record is read from a file and not kept, only these are read. Returns how many records were read from memory,
         maps and files. Raises DamageError, which names the shard.
         """
         arriving = self.cache.reader.arriving

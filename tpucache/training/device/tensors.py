@@ -24,7 +24,7 @@ class ResidentRows:
     sent: SentBatch
 
     def receive(self, written: Callable[[], None]) -> Any:
-        """Write the records that were sent, and call `written` after each chunk; see `Resident.receive_or_read`."""
+        """Write the records in `sent` to their rows; `written` and the result are as in `Resident.receive_or_read`."""
         return self.resident.receive_or_read(self.sent, written)
 
     @property

@@ -161,7 +161,7 @@ class PaceMeter:
         self._sizes: dict[int | None, Counter[str]] = {}
 
     def step(self, steps: int, images: int) -> None:
-        """Count an execution that was just sent, given its numbers of steps and of images."""
+        """Count an execution that was just sent, of `steps` steps with `images` images in all."""
         if self._awaited:
             self._awaited -= 1
             return

@@ -104,7 +104,7 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
 def clean_and_count(
     item: Item, fields: Sequence[Field], recipe: Recipe, path: str
 ) -> tuple[dict[str, Array], Counts, Facts]:
-    """Return a sample's clean arrays by field, its numbers of annotations by field, and values such as its width.
+    """Return a sample's clean arrays by field, its counts of annotations by field, and values such as its width.
 
     Each array has exactly its field's dtype and shape. The image is cropped and resized by `presize_framed`, and mask,
     boxes and keypoints are moved in the same way. Boxes are rows of left, top, right, bottom, class (0 without a
@@ -320,6 +320,6 @@ def _keypoints(
 
 
 def count_annotations(arrays: Mapping[str, Array]) -> Counts:
-    """Return the numbers of annotations in the arrays of a record, by field; empty without an image."""
+    """Return how many annotations the arrays of a record have, by field; empty without an image."""
     names = [name for name in _COUNTERS if name in arrays] if IMAGE in arrays else []
     return {name: int(_COUNTERS[name](arrays[name])) for name in names}

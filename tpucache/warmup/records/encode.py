@@ -25,7 +25,7 @@ class EncodedSample(NamedTuple):
     """An encoded sample.
 
     `item` is what the source returned, `clean` has the clean arrays by field, and `records` has a record for each
-    requested variant and band. `counts` has the numbers of annotations by field: in the source, then in each of
+    requested variant and band. `counts` says how many annotations each field has: in the source, then in each of
     the variants of `records`. `facts` has values of the source's image, such as its width, by column of the samples
     table.
     """

@@ -188,11 +188,11 @@ def decode(
 def decode_jpeg(
     data: bytes, size: tuple[int, int], least: tuple[int, int] | None, is_grey: bool
 ) -> tuple[npt.NDArray[np.uint8], float] | None:
-    """Return a JPEG's pixels, (height, width) if `is_grey`, else RGB (height, width, 3), and their scale.
+    """Return a JPEG's pixels, (height, width) if `is_grey`, else RGB (height, width, 3), and the scale, 1/8 to 1.
 
     `size` is the file's (width, height). The smallest scale with at least `least` (width, height) is used; None: full
-    scale. Returns None if simplejpeg is not installed, refuses the file or decodes it at another size. Then Pillow has
-    to decode it.
+    scale. Returns None if simplejpeg is not installed, refuses the file or does not decode it at this scale. Then
+    Pillow has to decode it.
     """
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:

@@ -69,9 +69,9 @@ class Presized(NamedTuple):
 
 
 def presize_framed(data: bytes | Array, recipe: Recipe, path: str) -> Presized:
-    """Return an image of the recipe's size, with its `framing` and `kind`. The arguments are those of `presize`.
+    """Bring an image to the recipe's size as `presize` does, and return it with its framing and kind (see `Presized`).
 
-    Raises SampleError.
+    The arguments and the errors are those of `presize`.
     """
     with open_image(data, recipe, path) as image:
         framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)

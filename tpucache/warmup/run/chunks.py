@@ -75,7 +75,7 @@ class ChunkInfo:
     `numbers` are the numbers of the samples that are not skipped. `labels` and each list in `columns` have one item for
     each of these samples. A label is None if the listing has the labels, and an item of a column is None if the sample
     lacks this column. `sums` and `squares` are exact sums over each channel of the clean images. `annotations` has the
-    numbers of boxes, keypoints or masks by field: in the source, and in each variant. `digests` has content hashes by
+    counts of boxes, keypoints or masks by field: in the source, and in each variant. `digests` has content hashes by
     sample number: of all skipped samples, and of a few kept samples. `frequencies` has results of `measure_frequencies`
     by sample number.
     """
@@ -103,7 +103,7 @@ class ChunkInfo:
         self.labels.extend(map(operator.attrgetter("label"), samples))
 
     def count(self, place: str, counts: Mapping[str, int]) -> None:
-        """Add the numbers of annotations of a sample, by field. `place` is `IN_SOURCE` or the number of a variant."""
+        """Add a sample's counts of annotations, by field. `place` is `IN_SOURCE` or the number of a variant."""
         for name, count in counts.items():
             places = self.annotations.setdefault(name, {})
             places[place] = places.get(place, 0) + count
@@ -152,7 +152,7 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Add up numbers of annotations by field and, in each field, by `IN_SOURCE` or the number of a variant.
+    """Add up counts of annotations by field and, in each field, by `IN_SOURCE` or the number of a variant.
 
     A field that one of the `parts` lacks is left out.
     """

@@ -218,7 +218,7 @@ def _text(error: Exception) -> str:
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
-    """Return the numbers of left out files as text, such as `2 .heic, 1 .txt`, the most frequent suffix first."""
+    """Return the counts of left out files as text, such as `2 .heic, 1 .txt`, the most frequent suffix first."""
     return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
 
 

@@ -336,7 +336,7 @@ def _widths(table: Array) -> tuple[int, ...]:
 
 
 def _image_planes(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> Iterator[Floats]:
-    """Yield the pixels of each plane, times 2^10 and step^2. The planes are padded to whole blocks with edge pixels."""
+    """Yield each plane's pixels minus 128, times 2^10, or 2^12 for halved chroma, padded to blocks with edge pixels."""
     side = BLOCK * layout.planes[-1].step
     rows, columns = (-layout.height % side, -layout.width % side)
     if rows or columns:

@@ -123,7 +123,7 @@ def longest_record(size: int, sparse_bytes: int) -> int:
 
 
 def _spreads(found: Array, out: Array, packing: str) -> bool:
-    """Call `spread`, and return whether the sparse form `found` is undamaged."""
+    """Write to `out` the bytes that the sparse form `found` stands for; return False if it is damaged."""
     try:
         spread(found, out, packing)
     except ValueError:
