@@ -22,8 +22,8 @@ from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
 from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
-from tpucache.store.fields import Field
-from tpucache.store.manifest import differ_in_values, label_options
+from tpucache.store.fields import MASK, Field
+from tpucache.store.manifest import differ_in_values, label_options, mask_difference
 from tpucache.types import Array
 
 if TYPE_CHECKING:
@@ -326,6 +326,11 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
             f"{other.directory} has {other.column_width} columns as input, and {one.directory} has {one.column_width}: "
             "give both the same columns"
         )
+    _check_labels(one, other)
+
+
+def _check_labels(one: CachedDataset, other: CachedDataset) -> None:
+    """Raise UsageError unless the labels and masks of two datasets mean the same."""
     labels = [(dataset.labels[:0].dtype, dataset.labels.shape[1:]) for dataset in (one, other)]
     if labels[0] != labels[1]:
         raise UsageError(
@@ -337,6 +342,10 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
         raise UsageError(
             f"the labels of {other.directory} are the columns {', '.join(names[1])}, those of {one.directory} "
             f"{', '.join(names[0])}: relabel {other.directory} with {label_options(names[0])}"
+        )
+    if MASK in one.names and (difference := mask_difference(one.manifest, other.manifest)):
+        raise UsageError(
+            f"the masks of {other.directory} have other classes than those of {one.directory}: {difference}"
         )
     if one.label_form != other.label_form:
         raise UsageError(

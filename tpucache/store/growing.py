@@ -70,7 +70,7 @@ _log: Final = logging.getLogger("tpucache")
 RecordMaker = Callable[[Numbers], Sequence[bytes]]
 
 #: The attributes of a manifest that are known before the build, and those that are known only after it.
-_EARLY: Final = ("samples", "variants", "fields", "classes", "value_names", "recipe", "version")
+_EARLY: Final = ("samples", "variants", "fields", "classes", "value_names", "mask_names", "recipe", "version")
 _LATE: Final = frozenset(item.name for item in fields(Manifest)) - {*_EARLY}
 
 
@@ -111,6 +111,7 @@ class Prospect:
     fields: tuple[Field, ...]
     classes: tuple[str, ...]
     value_names: tuple[str, ...]
+    mask_names: tuple[str, ...]
     recipe: Mapping[str, Any]
     version: int
     shards: tuple[str, ...]

@@ -44,7 +44,7 @@ _Square = Annotated[int, Between(0, 1 << 700)]
 #: The key of the line that has the SHA-256 of all other lines.
 _DIGEST: Final = "digest"
 #: Keys that are written only if they have a value.
-_OPTIONAL: Final = ("deleted", "history", "value_names")
+_OPTIONAL: Final = ("deleted", "history", "value_names", "mask_names")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 _VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
 _BEFORE_0_2: Final = (2, 3, 4, 5)
@@ -179,7 +179,8 @@ class Manifest:
 
     `version` is the version of the format; only `changed` updates it. `deleted` are the deleted samples whose records
     are still in shards. `history` is None in the first version of a cache. `value_names` are the names of the columns
-    of labels that are values, in their order, if there are several and the source names them.
+    of labels that are values, in their order, if there are several and the source names them. `mask_names` are the
+    names of the classes 1, 2, … of masks, if a table of run lengths names them.
     """
 
     samples: _Count
@@ -198,6 +199,7 @@ class Manifest:
     deleted: Annotated[tuple[Deleted, ...], AtMost(fmt.MAX_SAMPLES)] = ()
     history: Annotated[History | None, Given()] = None
     value_names: Annotated[tuple[str, ...], Distinct()] = ()
+    mask_names: Annotated[tuple[str, ...], Distinct()] = ()
 
     @property
     def identity(self) -> str:
@@ -355,6 +357,27 @@ def differ_in_values(names: Sequence[str], others: Sequence[str]) -> bool:
     `names` and `others` are the caches' `value_names`. If one of the two is empty, its columns are not known.
     """
     return bool(names and others) and tuple(names) != tuple(others)
+
+
+def mask_difference(first: Manifest, other: Manifest) -> str:
+    """Return how the classes of two caches' masks differ, with what to do, as text; "" if they are alike or not known.
+
+    One cache may lack the last classes of the other.
+    """
+    if difference := mask_name_difference(first.mask_names, other.mask_names):
+        return difference
+    colours = [manifest.recipe.get("mask_colours") for manifest in (first, other)]
+    if all(colours) and colours[0] != colours[1]:
+        return "they were made with other --mask-colours: warm up with the same file"
+    return ""
+
+
+def mask_name_difference(names: Sequence[str], others: Sequence[str]) -> str:
+    """Return how two caches' `mask_names` differ, as `mask_difference` does."""
+    for number, (one, other) in enumerate(zip(names, others, strict=False), 1):
+        if one != other:
+            return f"class {number} is {other!r}, not {one!r}: write the numbers of the classes, from 1, in the table"
+    return ""
 
 
 def label_options(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
 from tpucache.recipe import differing_images, image_settings
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
-from tpucache.store.manifest import differ_in_values, label_options
+from tpucache.store.manifest import differ_in_values, label_options, mask_difference
 from tpucache.training.device import Device
 from tpucache.training.learn.defaults import decide_precision
 from tpucache.training.learn.forward import image_channels
@@ -208,6 +208,10 @@ def _check_validation(task: Task, train_set: CachedDataset, valid_set: CachedDat
             f"the labels of the validation cache are the columns {', '.join(found)}, those of the training cache "
             f"{', '.join(learned)}: both must have the same columns in the same order. Relabel the validation cache "
             f"with {label_options(learned)}"
+        )
+    if task.form == "maps" and (difference := mask_difference(train_set.manifest, valid_set.manifest)):
+        raise UsageError(
+            f"the masks of the validation cache have other classes than those of the training cache: {difference}"
         )
     if _shapes(valid_set) != _shapes(train_set):
         raise UsageError(

@@ -19,7 +19,7 @@ from tpucache.recipe import Recipe, differences
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL, MASK
-from tpucache.store.manifest import Manifest, differ_in_values, label_options
+from tpucache.store.manifest import Manifest, differ_in_values, label_options, mask_name_difference
 from tpucache.store.samples import IMAGE_COLUMNS, SampleTable, Strings
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
@@ -291,7 +291,9 @@ def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> No
 
 
 def check_value_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if the labels of a finished cache are values of other columns than those of the listing."""
+    """Raise SourceError if the listing has values of other columns than a finished cache, or other classes of masks."""
+    if difference := mask_name_difference(manifest.mask_names, listing.mask_names):
+        raise SourceError(f"the masks of {cache} have other classes than the table now: {difference}, or build anew")
     if differ_in_values(manifest.value_names, listing.value_names):
         raise SourceError(
             f"the labels of {cache} are the columns {', '.join(manifest.value_names)}, not "

@@ -88,6 +88,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
         fields=plan.fields,
         classes=classes,
         value_names=value_names(plan.listing.value_names, columns.get(LABEL), classes),
+        mask_names=plan.listing.mask_names,
         shards=entries,
         tables=(
             write_table(cache, table_name(INDEX_NAME, generation), encode_index(index)),
@@ -153,6 +154,7 @@ def make_prospect(plan: BuildPlan) -> Prospect:
         fields=plan.fields,
         classes=classes,
         value_names=value_names(listing.value_names, columns.get(LABEL), classes),
+        mask_names=listing.mask_names,
         recipe=plan.full_recipe,
         version=version_of(plan.fields),
         shards=tuple(shards),

@@ -17,7 +17,12 @@ from PIL import Image
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.loader import CachedLoader
+from tpucache.loading.mixed import MixedLoader
 from tpucache.recipe import Recipe
+from tpucache.training.data import prepare_data
+from tpucache.training.device import CpuDevice
+from tpucache.training.settings import TrainSettings
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.records.masks import draw_runs
 from tpucache.warmup.sources.table import Runs, TableOptions, TableSource, read_runs
@@ -180,3 +185,42 @@ def test_labels_that_differ_within_an_image_and_classes_beyond_255_are_refused(t
 def test_options_that_do_not_fit_together_are_refused(options: Any) -> None:
     with pytest.raises(UsageError):
         TableOptions(**options)
+
+
+def test_the_names_of_classes_are_kept_and_a_number_never_gets_another_name(tmp_path: Path) -> None:
+    def rows(names: str) -> list[dict[str, str]]:
+        return [{"ImageId": f"{number}.png", "EncodedPixels": "1 2", "kind": name} for number, name in enumerate(names)]
+
+    caches: dict[str, CachedDataset] = {}
+    for names in ("abc", "ac", "ab", "12"):
+        folder = tmp_path / names
+        folder.mkdir()
+        masks_of(folder, write(folder, rows(names)), Recipe(size=6), rle_class_col="kind")
+        caches[names] = CachedDataset(folder / "cache")
+    assert [each.manifest.mask_names for each in caches.values()] == [tuple("abc"), ("a", "c"), ("a", "b"), ()]
+    settings = TrainSettings(epochs=1, batch_size=1, mask_classes=4, precision="float32")
+    loaders = {name: CachedLoader(dataset, 1) for name, dataset in caches.items()}
+    for name in ("abc", "ab", "12"):
+        prepare_data(settings, caches["abc"], caches[name], CpuDevice())
+        MixedLoader([loaders["abc"], loaders[name]], [1, 1])
+    with pytest.raises(UsageError, match="class 2 is 'c', not 'b': write the numbers"):
+        prepare_data(settings, caches["abc"], caches["ac"], CpuDevice())
+    with pytest.raises(UsageError, match="class 2 is 'c', not 'b': write the numbers"):
+        MixedLoader([loaders["abc"], loaders["ac"]], [1, 1])
+    (tmp_path / "ac" / "source" / "2.png").write_bytes((tmp_path / "ac" / "source" / "0.png").read_bytes())
+    text = (tmp_path / "ac" / "source" / "train.csv").read_text() + "2.png,1 2,b\n"
+    (tmp_path / "ac" / "source" / "train.csv").write_text(text)
+    with pytest.raises(SourceError, match="class 2 is 'b', not 'c'"):
+        masks_of(tmp_path / "ac", tmp_path / "ac" / "source" / "train.csv", Recipe(size=6), rle_class_col="kind")
+
+
+def test_masks_of_other_colours_are_not_validated_on_each_other(tmp_path: Path) -> None:
+    Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
+    (tmp_path / "table.csv").write_text("path,mask\na.png,a.png\n")
+    source, sets = TableSource(tmp_path / "table.csv", TableOptions(mask_col="mask")), []
+    for colours in (("000000", "ff0000"), ("ff0000", "000000")):
+        build_cache(source, tmp_path / colours[0], Recipe(size=6, mask_colours=colours), jobs=1)
+        sets.append(CachedDataset(tmp_path / colours[0]))
+    settings = TrainSettings(epochs=1, batch_size=1, mask_classes=2, precision="float32")
+    with pytest.raises(UsageError, match="made with other --mask-colours: warm up with the same file"):
+        prepare_data(settings, sets[0], sets[1], CpuDevice())

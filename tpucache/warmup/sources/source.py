@@ -76,7 +76,8 @@ class Listing:
     go into the samples table unchanged, with one item for each sample. `left_out` counts files that are not samples, by
     suffix. `asked` are the user's options as JSON values. `doubt` says why the folders are probably not classes; it is
     ignored if the user names the classes. `value_names` are the names of the columns of labels, in the order of a
-    label's numbers (empty: no names). Raises SourceError for two classes with the same name.
+    label's numbers (empty: no names), and `mask_names` those of the classes 1, 2, … of masks. Raises SourceError for
+    two classes with the same name.
     """
 
     samples: Sequence[Sample]
@@ -86,6 +87,7 @@ class Listing:
     asked: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""
     value_names: tuple[str, ...] = ()
+    mask_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         twice = [name for name, count in Counter(self.classes).items() if count > 1]

@@ -165,7 +165,9 @@ class TableSource:
             size = self._bytes(files, number) if found is None else sum(member.bytes for member in members)
             size += files.run_bytes(number)
             samples.append(Sample(number, name, label, size, members, faults.get(number, "")))
-        return Listing(samples, classes, kept_columns(table, options), value_names=options.label_cols)
+        masks = () if files.runs is None else files.runs.names
+        columns = kept_columns(table, options)
+        return Listing(samples, classes, columns, value_names=options.label_cols, mask_names=masks)
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a row's image, and its mask, if the table has masks: bytes or run lengths.
@@ -375,10 +377,14 @@ class Runs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunTable:
-    """A table with one row for each image, and the run lengths of each row in `runs`."""
+    """A table with one row for each image, and the run lengths of each row in `runs`.
+
+    `names` are the names of the classes 1, 2, …; () if there is one class without a name, or the table has numbers.
+    """
 
     table: CsvTable
     runs: list[list[Runs]]
+    names: tuple[str, ...] = ()
 
     def bytes(self, row: int) -> int:
         """Return how many characters the run lengths of a row have, over all its classes."""
@@ -401,7 +407,9 @@ def join_rows(
     for row, path in enumerate(paths):
         rows.setdefault(path if path.strip() else f"#{row}", []).append(row)
     columns = [table.column(name) for name in rle_cols]
-    numbers = None if class_col is None else _class_numbers(table, class_col, columns[0])
+    numbers, names = None, tuple(rle_cols) if len(rle_cols) > 1 else ()
+    if class_col is not None:
+        numbers, names = _class_numbers(table, class_col, columns[0])
     runs = [
         [
             Runs(place + 1 if numbers is None else numbers[row], cells[row].strip())
@@ -419,7 +427,7 @@ def join_rows(
         _log.warning("leaving out columns that differ within an image: %s", ", ".join(left_out))
     firsts = [group[0] for group in rows.values()]
     kept = {name: [table.column(name)[row] for row in firsts] for name in table.names if name in alike}
-    return RunTable(CsvTable(table.path, kept, [table.lines[row] for row in firsts]), runs)
+    return RunTable(CsvTable(table.path, kept, [table.lines[row] for row in firsts]), runs, names)
 
 
 def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray[np.int64]:
@@ -445,22 +453,26 @@ def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray
     return np.concatenate(parts)
 
 
-def _class_numbers(table: CsvTable, name: str, runs: Sequence[str]) -> Sequence[int]:
-    """Return the class number of each row, 0 for a row without run lengths that names no class."""
+def _class_numbers(table: CsvTable, name: str, runs: Sequence[str]) -> tuple[Sequence[int], tuple[str, ...]]:
+    """Return the class number of each row, 0 for a row without run lengths that names no class, and the classes' names.
+
+    There are no names if the classes are numbers.
+    """
     cells = [cell.strip() for cell in table.column(name)]
     nameless = {cell for cell in set(cells) if not cell or cell.lower() in MISSING_WORDS}
     for row, cell in enumerate(cells):
         if cell in nameless and not _is_nothing(runs[row]):
             raise table.wrong(row, name, f"{cell!r} is no class, and the row has run lengths: name their class")
     known: dict[str, Any] = {cell: to_number(cell) for cell in {*cells} - nameless}
-    if not all(isinstance(number, int) for number in known.values()):
-        known = {cell: number for number, cell in enumerate(sorted(known), 1)}
+    names = () if all(isinstance(number, int) for number in known.values()) else tuple(sorted(known))
+    if names:
+        known = {cell: number for number, cell in enumerate(names, 1)}
     if known and (min(known.values()) < 1 or max(known.values()) > _MOST_CLASSES):
         raise SourceError(
             f"{table.path}, column {name!r}: classes of masks are 1 to {_MOST_CLASSES}, as 0 means not masked, "
             f"not {min(known.values())} to {max(known.values())}"
         )
-    return [known.get(cell, 0) for cell in cells]
+    return [known.get(cell, 0) for cell in cells], names
 
 
 def _is_nothing(runs: str) -> bool:
