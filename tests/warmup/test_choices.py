@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -169,6 +170,47 @@ def test_a_cache_like_one_of_several_values_has_the_same_columns(
     assert "not the size, age: give --label-col age --label-col 'the size', or" in capsys.readouterr().err
     assert main([*command, *flags]) == 0
     assert Manifest.load(tmp_path / "b").value_names == ("age", "the size")
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "reason"),
+    [
+        (["age", "size"], ["age"], "are the columns age, size, not age"),
+        (["age"], ["age", "size"], "a label has 2 numbers, and 1 in "),
+        (["tags", "|"], ["kind"], "a label is one class, and several classes in .*--labels multilabel if each has one"),
+        (["tags", "|"], ["age"], "a label is one class, and several classes in "),
+        (["age"], ["kind"], "'a', which is no number"),
+        (["kind"], ["tags", "|"], "a label is several classes, and one class in "),
+    ],
+    ids=str,
+)
+def test_labels_of_another_form_than_those_of_the_other_cache_are_refused(
+    made: list[str],
+    given: list[str],
+    reason: str,
+    valid: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = sorted(path.relative_to(valid).as_posix() for path in valid.rglob("*.jpg"))
+    rows = [f"{path},{number + 0.5},{number * 2.5},a,a|b" for number, path in enumerate(paths)]
+    (valid / "t.csv").write_text("\n".join(["path,age,size,kind,tags", *rows]))
+
+    def flags(columns: list[str]) -> list[str]:
+        named = [flag for name in columns if name != "|" for flag in ("--label-col", name)]
+        return [*named, *(["--label-sep", "|"] if "|" in columns else []), "--jobs", "1"]
+
+    other, table = str(tmp_path / "other"), str(valid / "t.csv")
+    assert main(["warmup", table, other, "--size", "8", *flags(made)]) == 0
+    capsys.readouterr()
+    assert main(["warmup", table, str(tmp_path / "new"), "--like", other, *flags(given)]) in (1, 2)
+    assert re.search(reason, capsys.readouterr().err.replace("\n", " "))
+    assert not (tmp_path / "new").exists()
+    assert main(["warmup", table, str(tmp_path / "same"), "--like", other, *flags(made)]) == 0
+    if "several classes in " in reason and given == ["kind"]:
+        options = [*flags(given), "--labels", "multilabel"]
+        assert main(["warmup", table, str(tmp_path / "asked"), "--like", other, *options]) == 0
+        assert CachedDataset(tmp_path / "asked").labels[0].tolist() == [1, 0]
 
 
 @pytest.mark.slow

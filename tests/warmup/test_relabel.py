@@ -318,3 +318,22 @@ def test_the_names_of_columns_of_values_follow_a_relabelling_and_corrections_are
     assert relabel_cache(copy, table, TableOptions(fold_col="fold")).value_names == ("age", "fold")
     assert relabel_cache(copy, table, swapped).value_names == ("fold", "age")
     assert relabel_cache(copy, table, KIND).value_names == ()
+
+
+def test_labels_of_rows_without_a_sample_are_no_classes(copy: Path, tmp_path: Path) -> None:
+    paths = CachedDataset(copy).paths
+    rows = [f"{path},{number % 2}" for number, path in enumerate(paths)]
+    table = write(
+        tmp_path / "labels.csv", "path,kind,age", ["elsewhere.jpg,unknown,old", *(f"{row},7" for row in rows)]
+    )
+    relabel_cache(copy, table, KIND)
+    after = CachedDataset(copy)
+    assert np.asarray(after.table["age"]).tolist() == [7] * 150
+    assert (after.classes, after.labels.tolist()) == (("0", "1"), [number % 2 for number in range(150)])
+    corrections = write(tmp_path / "new.csv", "path,kind", ["elsewhere.jpg,unknown", f"{paths[0]},1"])
+    relabel_cache(copy, corrections, KIND, corrections=True)
+    assert CachedDataset(copy).labels[:3].tolist() == [1, 1, 0]
+    rows[1] = f"{paths[1]},"
+    table = write(tmp_path / "labels.csv", "path,kind", ["elsewhere.jpg,unknown", *rows])
+    with pytest.raises(SourceError, match="line 4: the row has no label"):
+        relabel_cache(copy, table, KIND)

@@ -172,10 +172,11 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
 def selected_source(options: argparse.Namespace) -> Source:
     """Return the source to warm up, limited to the samples that the options select."""
     from tpucache.warmup.sources import select_source
-    from tpucache.warmup.sources.labelled import check_separator
+    from tpucache.warmup.sources.labelled import check_separator, like_source
 
     check_separator(options.labels, options.label_sep)
     source = _opened(options.source, options)
+    source = like_source(source, options.like) if getattr(options, "like", None) else source
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
 
 

@@ -244,10 +244,16 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
 
 
 def _comparable(label: Any, classes: Sequence[str]) -> Any:
-    """Return a label in a form that stays equal when classes are added: a class's name, or numbers as float32."""
+    """Return a label in a form that stays equal when classes are added or their order changes.
+
+    This is the name of a class, the names of several classes with their values, or numbers as float32.
+    """
     if isinstance(label, int):
         return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
-    return None if label is None else [float(np.float32(value)) for value in label]
+    if label is None:
+        return None
+    values = [float(np.float32(value)) for value in label]
+    return {n: v for n, v in zip(classes, values, strict=True) if v} if len(classes) == len(values) else values
 
 
 def as_asked(source: Source, manifest: Manifest) -> Source:
@@ -420,7 +426,7 @@ def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | No
         raise SourceError(f"the label of {table.paths[position]!r} is {now} now, and {before} in {folder}. {_ADVICE}")
     # Labels in the samples are class numbers, so the classes must have the same numbers as before.
     known = listing.classes[: len(classes)] or tuple(map(str, range(len(classes))))
-    if isinstance(now, int) and known != classes:
+    if (isinstance(now, int) and known != classes) or (isinstance(now, tuple) and listing.classes != classes):
         raise SourceError(f"{folder} has the classes {classes}, and the source now has {known}. {_ADVICE}")
 
 

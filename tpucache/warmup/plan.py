@@ -319,7 +319,7 @@ def find_unused_labels(listing: Listing, first: Item) -> list[str]:
         _log.warning(
             "the samples have no labels, and %s may be labels: name the column or feature with --label-col; in a "
             "dataset of dictionaries, call the key 'label'",
-            ", ".join(map(repr, unused)),
+            ", ".join(repr(listing.spellings.get(name, name)) for name in unused),
         )
     return unused
 

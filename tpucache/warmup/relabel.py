@@ -149,13 +149,14 @@ def _new_columns(
     rows = _find_rows(cache, table, options)
     columns: dict[str, Column] = dict(samples)
     changes: dict[str, Any] = {}
+    own, places = _used_part(table, rows)
     if options.label_cols:
-        found, classes = _table_labels(table, options)
-        where = [f"line {line}" for line in table.lines]
-        found, classes = read_labels_as(found, classes, kind, names, where, missing)
-        used = [found[row] for row in rows.tolist()]
+        found, classes = _table_labels(own, options)
+        where = [f"line {line}" for line in own.lines]
+        found, classes = read_labels_as(found, classes, kind, names, where, missing, options.label_cols)
+        used = [found[place] for place in places.tolist()]
         if None in used:
-            line = table.lines[int(rows[used.index(None)])]
+            line = own.lines[int(places[used.index(None)])]
             raise SourceError(f"{table.path}, line {line}: the row has no label, and every sample needs one")
         columns.pop(SOFT_LABEL, None)
         columns.pop(SOFT_WEIGHT, None)
@@ -173,9 +174,19 @@ def _new_columns(
             },
         }
     _tell_of_unused(table, options)
-    for name, column in kept_columns(table, options).items():
-        columns[name] = taken(column, rows)
+    for name, column in kept_columns(own, options).items():
+        columns[name] = taken(column, places)
     return columns, changes
+
+
+def _used_part(table: CsvTable, rows: RowNumbers) -> tuple[CsvTable, RowNumbers]:
+    """Return a table of the rows of samples alone, in their order, and the number of each sample's row in it.
+
+    Labels that only other rows have are no classes of the cache.
+    """
+    used, places = np.unique(rows, return_inverse=True)
+    columns = {name: [cells[row] for row in used.tolist()] for name, cells in table.columns.items()}
+    return dataclasses.replace(table, columns=columns, lines=[table.lines[row] for row in used.tolist()]), places
 
 
 def _tell_of_unused(table: CsvTable, options: TableOptions) -> None:
@@ -299,6 +310,7 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
     plain = {name: [*map(from_cell, column)] if name in cells else column for name, column in table.columns.items()}
     table = dataclasses.replace(table, columns=plain, is_own=True)
     rows = _find_rows(cache, table, options, need_all=False)
+    table, places_in_table = _used_part(table, rows[rows >= 0])
     found, names = _table_labels(table, options)
     labels, classes = samples.labels.copy(), manifest.classes
     if unknown := [name for name in names if name not in classes]:
@@ -312,8 +324,8 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
             f"{', '.join(options.label_cols)}: give {label_options(manifest.value_names)}"
         )
     places = np.array([classes.index(name) for name in names], np.int64)
-    for at in np.flatnonzero(rows >= 0).tolist():
-        value = found[int(rows[at])]
+    for row, at in zip(places_in_table.tolist(), np.flatnonzero(rows >= 0).tolist(), strict=True):
+        value = found[row]
         if isinstance(value, int) and labels.ndim == 1:
             labels[at] = places[value]
         elif isinstance(value, tuple) and labels.ndim > 1 and names:
@@ -323,10 +335,9 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
             labels = labels.astype(np.float64)
             labels[at] = value
         else:
-            line = table.lines[int(rows[at])]
             raise SourceError(
-                f"{table.path}, line {line}: the label has another form than the labels of {cache.directory}: "
-                "write it in the same form"
+                f"{table.path}, line {table.lines[row]}: the label has another form than the labels of "
+                f"{cache.directory}: write it in the same form"
             )
     counts = class_counts(labels, classes) if classes else ()
     asked = str(manifest.source.get("labels", {}).get("asked", "auto"))

@@ -185,3 +185,36 @@ def test_json_beside_images_of_class_folders_is_no_group(tmp_path):
     assert listing.classes == ("cat", "dog")
     assert listing.left_out == {".json": 1}
     assert json.dumps(listing.classes)
+
+
+def _tar(path, *names):
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"1"))
+    return path
+
+
+def test_a_label_whose_name_has_a_dot_before_the_suffix_is_refused_with_the_reason(tmp_path):
+    names = ["a.1.png", "a.1.cls", "a.2.png", "a.2.cls"]
+    keys = {webdataset.tariterators.base_plus_ext(name)[0] for name in names}
+    assert keys == {"a"}  # WebDataset would not tell them apart, either
+    with pytest.raises(
+        SourceError, match=r"'a.1.cls' is not the label of 'a.1.png': .* ends at the first dot, here 'a'"
+    ):
+        open_source(_tar(tmp_path / "a.tar", *names)).list()
+    with pytest.raises(SourceError, match="Rename the files"):
+        open_source(_tar(tmp_path / "b.tar", "cat/a.1.png", "cat/a.1.cls")).list()
+
+
+def test_images_whose_names_have_dots_are_samples_of_their_own_without_labels(tmp_path):
+    source = open_source(_tar(tmp_path / "a.tar", "cat/a.1.png", "cat/a.2.png", "dog/b.png"))
+    assert [sample.path for sample in source.list().samples] == ["cat/a.1.png", "cat/a.2.png", "dog/b.png"]
+    listing = open_source(_tar(tmp_path / "b.tar", "a.png", "a.fine.cls", "a.cls")).list()
+    assert ([sample.label for sample in listing.samples], listing.left_out) == ([1], {".fine.cls": 1})
+
+
+def test_two_files_of_a_sample_whose_suffixes_differ_only_by_large_letters_are_refused(tmp_path):
+    with pytest.raises(SourceError, match=r"'0.png' and '0.PNG' are the same file of a sample"):
+        open_source(_tar(tmp_path / "a.tar", "0.png", "0.PNG", "0.cls")).list()

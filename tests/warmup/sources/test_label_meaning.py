@@ -16,9 +16,9 @@ from PIL import Image
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.warmup import build_cache
+from tpucache.warmup import build_cache, relabel_cache, repair_cache
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources import TableOptions, TableSource, open_source, select_source
+from tpucache.warmup.sources import TableOptions, TableSource, labels, open_source, reading, select_source
 from tpucache.warmup.sources.reading import find_reading
 
 hub = pytest.importorskip("datasets")
@@ -143,6 +143,134 @@ def test_a_word_that_may_mean_no_label_is_a_class_with_a_warning(
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert _table(tmp_path, ["cat", "NA"]).list().classes == ("NA", "cat")
     assert "'NA' is a class: if it means that there is no label, give --missing-label" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["table", "parquet", "object", "classes", "python", "folder"])
+def test_one_name_for_each_sample_is_the_only_one_of_several_classes_with_a_warning(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["ant", "bee", "bee", "ant"]
+    kind = hub.ClassLabel(names=_NAMES) if form == "classes" else hub.Value("string")
+    source: Any = Plain(names)
+    if form == "table":
+        source = _table(tmp_path, names)
+    elif form == "folder":
+        source = tmp_path / "photos"
+        for number, name in enumerate(sorted(names)):
+            (source / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(source / name / f"{number}.png")
+    elif form != "python":
+        images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(4)]
+        features = hub.Features({"image": hub.Image(), "label": kind})
+        source = hub.Dataset.from_dict({"image": images, "label": names}, features=features)
+        if form == "parquet":
+            source.to_parquet(str(tmp_path / "rows.parquet"))
+            source = tmp_path / "rows.parquet"
+    with caplog.at_level(logging.WARNING, "tpucache"):
+        classes, found, skipped = _read(source, tmp_path / "cache", labels="multilabel")
+    assert (classes, sorted(found), skipped) == (("ant", "bee"), [[0, 1], [0, 1], [1, 0], [1, 0]], [])
+    assert "each sample has one name, such as 'ant'" in caplog.text
+
+
+def test_one_class_number_for_each_sample_is_the_only_one_of_several_classes(tmp_path: Path) -> None:
+    numbers = [0, 1, 2] * 50
+    numbers[75] = 7  # between two that are looked at
+    classes, found, _ = _read(Plain(numbers), tmp_path / "cache", labels="multilabel")
+    assert (classes, [row.index(1) for row in found]) == (tuple("01234567"), numbers)
+    lists = Plain([[number] for number in numbers])
+    assert _read(lists, tmp_path / "lists", labels="multilabel")[:2] == (classes, found)
+    texts = Plain(["+1", "10", "2", "NA", "1"])
+    expected = (("1", "2", "10"), [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]], ["3"])
+    assert _read(texts, tmp_path / "texts", labels="multilabel", on_error="skip") == expected
+
+
+def test_a_blank_text_among_several_names_is_no_class(tmp_path: Path) -> None:
+    lists = [["a", ""], ["b", " "], ["a", "b"]]
+    expected = (("a", "b"), [[1, 0], [0, 1], [1, 1]])
+    assert _read(Plain(lists), tmp_path / "python")[:2] == expected
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(3)]
+    features = hub.Features({"image": hub.Image(), "label": hub.Sequence(hub.Value("string"))})
+    assert (
+        _read(hub.Dataset.from_dict({"image": images, "label": lists}, features=features), tmp_path / "object")[:2]
+        == expected
+    )
+
+
+def test_lists_of_one_name_are_one_class_if_that_is_asked(tmp_path: Path) -> None:
+    lists = [["a"], ["b"], ["b"], ["a"]]
+    assert _read(Plain(lists), tmp_path / "one", labels="classes")[:2] == (("a", "b"), [0, 1, 1, 0])
+    with pytest.raises(SampleError, match="Give --labels multilabel if a sample may have several"):
+        build_cache(Plain([*lists, ["a", "b"]]), tmp_path / "cache", SMALL, jobs=1, labels="classes")
+    with pytest.raises(SourceError, match="a class is one name: give --labels multilabel"):
+        build_cache(Plain([["a", "b"], ["b", "a"]]), tmp_path / "cache", SMALL, jobs=1, labels="classes")
+
+
+@pytest.mark.parametrize("options", [{}, {"labels": "multilabel"}, {"classes": ["b", "a"]}], ids=str)
+def test_the_only_class_of_several_is_read_from_a_table(options: dict[str, Any], tmp_path: Path) -> None:
+    _table(tmp_path, ["a", "", "a"])
+    table = TableSource(tmp_path / "table.csv", TableOptions(label_cols=("label",), label_sep="|"))
+    classes, found, _ = _read(table, tmp_path / "cache", **options)
+    assert (classes, [sum(row) for row in found]) == (tuple(options.get("classes", "a")), [1, 0, 1])
+
+
+_NUMBERS = [["1", "10"], ["2"], ["10", "2"], ["1"]]
+
+
+@pytest.mark.parametrize("form", ["table", "object", "python"])
+def test_several_names_that_are_numbers_are_in_their_order_and_a_cache_keeps_its_own(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def source(lists: list[list[str]]) -> Any:
+        if form == "python":
+            return Plain(lists)
+        if form == "table":
+            _table(tmp_path, ["|".join(names) for names in lists])
+            return TableSource(tmp_path / "table.csv", TableOptions(label_cols=("label",), label_sep="|"))
+        images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(len(lists))]
+        features = hub.Features({"image": hub.Image(), "label": hub.Sequence(hub.Value("string"))})
+        return hub.Dataset.from_dict({"image": images, "label": lists}, features=features)
+
+    expected = [[1, 0, 1], [0, 1, 0], [0, 1, 1], [1, 0, 0]]
+    assert _read(source(_NUMBERS), tmp_path / "cache")[:2] == (("1", "2", "10"), expected)
+    with monkeypatch.context() as earlier:
+        for module in (labels, reading):
+            earlier.setattr(module, "in_order", lambda names: tuple(sorted(names)))
+        before = build_cache(source(_NUMBERS), tmp_path / "old", SMALL, jobs=1)
+    assert before.classes == ("1", "10", "2")
+    assert build_cache(source(_NUMBERS), tmp_path / "old", SMALL, jobs=1) == before
+    repair_cache(source(_NUMBERS), tmp_path / "old", jobs=1)
+    found = _read(source([*_NUMBERS, ["2", "1"]]), tmp_path / "old")
+    assert found[:2] == (("1", "10", "2"), [[1, 1, 0], [0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 0, 1]])
+
+
+def test_a_class_that_is_called_otherwise_is_another_class_and_a_new_one_may_be_added(tmp_path: Path) -> None:
+    options = TableOptions(label_cols=("label",), label_sep="|")
+
+    def table(*cells: str) -> TableSource:
+        _table(tmp_path, list(cells))
+        return TableSource(tmp_path / "table.csv", options)
+
+    build_cache(table("a|b", "b"), tmp_path / "cache", SMALL, jobs=1)
+    with pytest.raises(SourceError, match="2 samples have another label"):
+        build_cache(table("a|c", "c"), tmp_path / "cache", SMALL, jobs=1)
+    added = _read(table("a|b", "b", "0|b"), tmp_path / "cache")
+    assert added[:2] == (("0", "a", "b"), [[0, 1, 1], [0, 0, 1], [1, 0, 1]])
+    build_cache(Plain([["a", "b"], ["a", "b"]]), tmp_path / "items", SMALL, jobs=1)
+    with pytest.raises(SourceError, match="the source now has"):
+        build_cache(Plain([["a", "c"], ["a", "c"]]), tmp_path / "items", SMALL, jobs=1)
+
+
+def test_classes_of_label_columns_are_called_like_the_columns_whatever_a_row_holds(tmp_path: Path) -> None:
+    for number in range(3):
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "table.csv").write_text("path,cat,dog\n0.png,0,1\n1.png,1,9\n2.png,1,1\n")
+    table = TableSource(tmp_path / "table.csv", TableOptions(label_cols=("cat", "dog")))
+    expected = (("cat", "dog"), [[0, 1], [1, 1]], ["1.png"])
+    assert _read(table, tmp_path / "missing", missing_label=["9"], on_error="skip") == expected
+    assert _read(table, tmp_path / "faulty", labels="multilabel", on_error="skip") == expected
+    assert _read(table, tmp_path / "values")[:2] == ((), [[0, 1], [1, 9], [1, 1]])
+    relabel_cache(tmp_path / "missing", tmp_path / "table.csv", table._options, labels="numbers")
+    assert Cache.open(tmp_path / "missing").manifest.classes == ()
 
 
 def test_one_hot_vectors_are_told_of_and_read_as_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -288,6 +416,22 @@ def test_another_column_that_may_be_the_label_is_told_of(tmp_path: Path, caplog:
         assert "using the labels" not in caplog.text
 
 
+def test_a_column_that_may_be_the_label_is_named_as_the_source_spells_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(2)]
+    images[0].save(tmp_path / "0.png")
+    (tmp_path / "table.csv").write_text("path, label\n0.png, cat\n0.png, dog\n")
+    rows = hub.Dataset.from_dict({"image": images, " label": ["cat", "dog"]}).cast_column("image", hub.Image())
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    for name in ("table.csv", "rows.parquet"):
+        caplog.clear()
+        assert _read(tmp_path / name, tmp_path / f"{name} cache")[1] is None
+        assert "the samples have no labels, and ' label' may be labels" in caplog.text
+        named = open_source(tmp_path / name, TableOptions(label_cols=(" label",)))
+        assert _read(named, tmp_path / f"{name} named")[1] == [0, 1]
+
+
 def test_a_named_column_without_any_label_is_refused_in_all_sources(tmp_path: Path) -> None:
     images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(2)]
     features = hub.Features({"image": hub.Image(), "kind": hub.Value("string")})
@@ -332,6 +476,18 @@ def test_names_of_classes_are_not_read_as_numbers(tmp_path: Path) -> None:
         build_cache(table, tmp_path / "cache", SMALL, jobs=1, labels="numbers")
     with pytest.raises(SourceError, match="lists of texts, which are classes"):
         build_cache(Plain([["a", "b"], ["a"], ["b"]]), tmp_path / "cache", SMALL, jobs=1, labels="numbers")
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(3)]
+    for name, kind, lists in (
+        ("names", hub.Value("string"), [["a", "b"], ["a"], ["b"]]),
+        ("numbers", hub.Value("string"), [["1", "2"], ["1"], ["2"]]),
+        ("classes", hub.ClassLabel(names=_NAMES), [[0, 1], [0], [1]]),
+    ):
+        features = hub.Features({"image": hub.Image(), "label": hub.Sequence(kind)})
+        rows = hub.Dataset.from_dict({"image": images, "label": lists}, features=features)
+        rows.to_parquet(str(tmp_path / f"{name}.parquet"))
+        for source in (rows, tmp_path / f"{name}.parquet"):
+            with pytest.raises(SourceError, match=r"labels are lists of the classes .*: leave out --labels numbers"):
+                build_cache(source, tmp_path / "cache", SMALL, jobs=1, labels="numbers")
 
 
 @pytest.mark.parametrize("kind", ["auto", "multilabel", "numbers"])

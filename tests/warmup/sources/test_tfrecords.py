@@ -23,7 +23,7 @@ from thorough import examples
 
 from tpucache import Recipe, build_cache
 from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources import Sample, TableOptions, TFRecordSource, open_source, tfrecords
+from tpucache.warmup.sources import Sample, TableOptions, TFRecordSource, label_source, open_source, tfrecords
 from tpucache.warmup.sources import tfrecords as tfrecord
 from tpucache.warmup.sources.source import Item
 from tpucache.warmup.sources.tfrecords import read_boxes, read_example
@@ -264,6 +264,28 @@ def test_single_values_are_columns_with_plain_names_and_empty_features_nothing()
     )
     assert item.columns == {"image_class_text": "é", "path_": "p", "score": 0.5, "width": 7}
     assert item.fields == {"image": JPEG}
+
+
+def test_a_feature_has_its_own_name_where_its_column_has_another(tmp_path: Path) -> None:
+    record = _example({"image": [JPEG], "image/kind_label": [7], "width": [7]})
+    listing = TFRecordSource(_write(tmp_path / "a.tfrec", record)).list()
+    assert listing.spellings == {"image_kind_label": "image/kind_label"}
+
+
+def test_one_class_number_or_name_for_each_record_is_the_only_one_of_several_classes(tmp_path: Path) -> None:
+    for name, values in (("ints", [[1], [0], [2]]), ("texts", [[b"b"], [b"a", b" "], [b"c"]])):
+        records = [_example({"image": [JPEG], "label": each}) for each in values]
+        source = label_source(TFRecordSource(_write(tmp_path / f"{name}.tfrec", *records)), "multilabel")
+        listing = source.list()
+        assert listing.classes == (("0", "1", "2") if name == "ints" else ("a", "b", "c"))
+        assert [source.load(sample).label for sample in listing.samples] == [(0, 1, 0), (1, 0, 0), (0, 0, 1)]
+
+
+def test_classes_of_several_features_are_called_like_them_whatever_a_record_holds(tmp_path: Path) -> None:
+    records = [_example({"image": [JPEG], "cat": [cat], "dog": [dog]}) for cat, dog in ((0, 1), (1, 9), (1, 1))]
+    options = TableOptions(label_cols=("cat", "dog"))
+    source = label_source(TFRecordSource(_write(tmp_path / "a.tfrec", *records), options), "auto", missing=["9"])
+    assert source.list().classes == ("cat", "dog")
 
 
 def test_arrays_have_names_that_a_record_can_have() -> None:

@@ -36,7 +36,17 @@ from tpucache.warmup.sources.labels import (
     labels_of_values,
     tell_of_others,
 )
-from tpucache.warmup.sources.source import Item, Label, Listing, Member, Sample, Source, SourceKind, field_names
+from tpucache.warmup.sources.source import (
+    Item,
+    Label,
+    Listing,
+    Member,
+    Sample,
+    Source,
+    SourceKind,
+    field_names,
+    spellings,
+)
 from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
 
 _TABLE: Final = ".csv"
@@ -100,8 +110,10 @@ class ArchiveSource:
         files = without_folders(visible)
         places = _places(visible, self._files.is_several)
         names = _without_shared([places[name] for name in files])
-        if self._options.label_cols or are_groups([name.as_posix() for name in names]):
+        paths = [name.as_posix() for name in names]
+        if self._options.label_cols or are_groups(paths):
             return list_groups(files, self._files.read, self._options, str(self._files))
+        _check_dots(paths, str(self._files))
         own = "" if self._files.inside else _own_folder(places)
         hollow = _hollow_folders(_places(entries, self._files.is_several), visible)
         if own:  # the archive was made from that folder
@@ -181,6 +193,18 @@ def are_groups(names: Sequence[str]) -> bool:
     return any(IMAGE in found and found & wanted for found in kinds.values())
 
 
+def _check_dots(names: Sequence[str], where: str) -> None:
+    """Raise SourceError if an image and a `.cls` file have a name with a dot: WebDataset's key would end at the dot."""
+    images = {name.rpartition(".")[0]: name for name in names if _kind(_split(name)[1]) == IMAGE}
+    for name in names:
+        stem, _, suffix = name.rpartition(".")
+        if suffix.lower() == _CLASS and stem in images and stem != _split(name)[0]:
+            raise SourceError(
+                f"{where}: {name!r} is not the label of {images[stem]!r}: in WebDataset, the name of a sample ends at "
+                f"the first dot, here {_split(name)[0]!r}. Rename the files so that they have no dot before the suffix"
+            )
+
+
 def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
     """Return one sample for each group of files, in the order of the files.
 
@@ -194,7 +218,11 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     for name in files:
         key, ending = _split(name)
         if _kind(ending):
-            groups.setdefault(key, {})[ending] = name
+            if (other := groups.setdefault(key, {}).setdefault(ending, name)) != name:
+                raise SourceError(
+                    f"{where}: {other!r} and {name!r} are the same file of a sample, as WebDataset does not tell large "
+                    "from small letters in suffixes: give each file a name of its own before the first dot"
+                )
         else:
             left_out[f".{ending}" if ending else "(no suffix)"] += 1
     if not groups:
@@ -221,7 +249,14 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     }
     if labels:
         samples = [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)]
-    return Listing(samples, classes, columns_of_values(kept), dict(sorted(left_out.items())), value_names=used)
+    return Listing(
+        samples,
+        classes,
+        columns_of_values(kept),
+        dict(sorted(left_out.items())),
+        value_names=used,
+        spellings=spellings(kept),
+    )
 
 
 def read_group(sample: Sample, read: Read) -> Item:

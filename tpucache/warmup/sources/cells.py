@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 import posixpath
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,8 @@ from tpucache.store.files import read_file
 from tpucache.warmup.sources.archives import find_archive
 
 _PADDED: Final = re.compile(r"\s*0\d")
+#: float64 holds every whole number below this one.
+_EXACT: Final = 2**53
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,14 @@ def are_names(texts: Iterable[str]) -> bool:
     return None in numbers or is_padded
 
 
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return class names in the order of their classes: by value if all are numbers, else in alphabetical order."""
+    numbers = {name: to_number(name) for name in names}
+    if are_names(numbers) or not all(map(math.isfinite, (number or 0 for number in numbers.values()))):
+        return tuple(sorted(numbers))
+    return tuple(sorted(numbers, key=lambda name: (numbers[name], name)))
+
+
 def to_number(text: str) -> int | float | None:
     """Return the number in a cell, an int if it is whole, or None if the cell is not a number.
 
@@ -160,4 +172,9 @@ def to_number(text: str) -> int | float | None:
         return None
     if not value.is_integer():  # nan and inf are not integers either
         return value
-    return int(text) if text.strip().lstrip("+-").isdecimal() else int(value)
+    if text.strip().lstrip("+-").isdecimal():
+        return int(text)
+    if abs(value) < _EXACT or "e" in text.lower():  # programs write large floats with an exponent
+        return int(value)
+    exact = Decimal(text)  # the float may be a neighbour of the number in the text
+    return int(exact) if exact == exact.to_integral_value() else value

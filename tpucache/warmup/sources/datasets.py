@@ -443,7 +443,7 @@ def to_label(value: Any, key: str, path: str) -> Any:
     if value is None or isinstance(value, str):
         return value if value is None or value.strip() else None
     if isinstance(value, (list, tuple)) and value and all(isinstance(part, str) for part in value):
-        return tuple(value)
+        return tuple(part for part in value if part.strip())
     array = _array(value, key, path)
     if array.ndim > 1:
         raise SampleError(path, f"{key!r} has the shape {array.shape}: give a number, or a vector of numbers")

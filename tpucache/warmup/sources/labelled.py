@@ -31,7 +31,16 @@ from tpucache.warmup.sources.reading import (
     named,
     shown,
 )
-from tpucache.warmup.sources.source import Item, Label, Listing, Sample, Source, loads_in_threads, source_name
+from tpucache.warmup.sources.source import (
+    DerivedSource,
+    Item,
+    Label,
+    Listing,
+    Sample,
+    Source,
+    loads_in_threads,
+    source_name,
+)
 
 #: Why a sample without a label cannot be used where other samples have one.
 NO_LABEL_REASON: Final = (
@@ -42,6 +51,21 @@ NO_LABEL_REASON: Final = (
 _LOOKED_AT: Final = 64
 #: The same number if a finished cache states how its labels were read.
 _LOOKED_AT_AGAIN: Final = 8
+
+#: What a label is, by the kind in a manifest and by the form of a reading.
+_KINDS: Final = {"classes": "one class", "multilabel": "several classes", "numbers": "one or several numbers"}
+_FORMS: Final = {
+    "class": _KINDS["classes"],
+    "number": _KINDS["numbers"],
+    "numbers": _KINDS["numbers"],
+    "marks": _KINDS["multilabel"],
+    "indices": _KINDS["multilabel"],
+}
+_LIKE_ADVICE: Final = {
+    _KINDS["classes"]: "give one class for each sample, or leave --like out",
+    _KINDS["multilabel"]: "give --label-sep if a cell has several names, and --labels multilabel if each has one",
+    _KINDS["numbers"]: "give numbers, or leave --like out",
+}
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -64,8 +88,9 @@ def label_source(
 
 
 def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
-    """Return how the labels of a finished cache were read. None without a cache, or if it was relabelled.
+    """Return how the labels of a finished cache were read, and the names of its classes.
 
+    None without a cache, or if it was relabelled.
     A damaged cache counts as no cache here; opening it later raises the error.
     """
     if isinstance(cache, Path):
@@ -74,7 +99,7 @@ def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
         except TpucacheError:
             return None
     read = cache.source.get("labels")
-    return read if isinstance(read, dict) and not earlier_tables(cache) else None
+    return {**read, "names": cache.classes} if isinstance(read, dict) and not earlier_tables(cache) else None
 
 
 def _missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
@@ -145,6 +170,40 @@ def labels_like(
     return (found if found == "numbers" else kind), manifest.classes or None
 
 
+def like_source(source: Source, cache: str | Path) -> Source:
+    """Return a source whose labels are refused unless they have the form of those of a finished cache.
+
+    Raises the errors of `load_version`.
+    """
+    read = load_version(*split_version(cache)).source.get("labels")
+    return _LikeSource(source, {**read, "cache": str(cache)}) if isinstance(read, dict) else source
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _LikeSource(DerivedSource):
+    source: Source
+    like: Mapping[str, Any]
+
+    def list(self) -> Listing:
+        return dataclasses.replace(self.source.list(), like=self.like)
+
+    def load(self, sample: Sample) -> Item:
+        return self.source.load(sample)
+
+
+def _check_like(reading: Reading, like: Mapping[str, Any], where: str) -> None:
+    """Raise SourceError if labels have another form than those of the cache that `like` describes."""
+    wanted, found = _KINDS.get(str(like.get("kind")), ""), _FORMS.get(reading.form, "")
+    values, length = like.get("columns"), reading.length
+    if found and wanted and found != wanted:
+        raise SourceError(f"{where}: a label is {found}, and {wanted} in {like['cache']}: {_LIKE_ADVICE[wanted]}")
+    if found == wanted == _KINDS["numbers"] and isinstance(values, int) and length != values:
+        raise SourceError(
+            f"{where}: a label has {length} numbers, and {values} in {like['cache']}: name the same columns with "
+            "--label-col, or leave --like out"
+        )
+
+
 def _read_names(path: Path) -> tuple[str, ...]:
     folder, version = split_version(path)
     if Path(folder).is_dir():
@@ -163,14 +222,17 @@ def read_labels_as(
     classes: Sequence[str],
     paths: Sequence[str],
     missing: Sequence[str] | None = None,
+    value_names: tuple[str, ...] = (),
 ) -> tuple[list[Label], tuple[str, ...]]:
     """Return `labels`, read as `kind`, and their classes. `own` are the source's classes, `classes` the user's.
 
-    The texts `missing` mean no label. A class may have no sample. Raises SampleError, with the sample's path, for a
-    label that does not fit `kind`, or whose class is not among the user's. Without `paths`, the error names the row.
+    The texts `missing` mean no label. `value_names` are those of a Listing. A class may have no sample. Raises
+    SampleError, with the sample's path, for a label that does not fit `kind`, or whose class is not among the user's.
+    Without `paths`, the error names the row.
     """
     asked = _missing_texts(missing)
-    read = _read_all(labels, tuple(own), kind, tuple(classes), asked, where="the table", may_index=False)
+    listing = Listing((), tuple(own), value_names=value_names)
+    read = _read_all(labels, listing, kind, tuple(classes), asked, where="the table", may_index=False)
     for fault in read.faults:
         raise SampleError(paths[fault] if paths else f"row {fault + 1}", read.faults[fault])
     return read.labels, read.classes
@@ -184,29 +246,38 @@ class _ReadLabels(NamedTuple):
 
 def _read_all(
     values: Sequence[Any],
-    own: tuple[str, ...],
+    listing: Listing,
     kind: LabelKind,
     classes: tuple[str, ...],
     missing: tuple[str, ...] | None,
     *,
     where: str,
     may_index: bool,
+    before: Mapping[str, Any] | None = None,
 ) -> _ReadLabels:
     """Return labels, their classes, and the reasons why some labels cannot be read, by position in `values`.
 
-    `own` are the source's classes, and `classes` the user's. The texts `missing` mean no label. `may_index` says
-    whether a list of whole numbers may be class numbers. `where` names the source in messages.
+    `listing` has the source's classes, and `classes` are the user's. The texts `missing` mean no label. `may_index`
+    says whether a list of whole numbers may be class numbers. `where` names the source in messages. `before` is the
+    result of `labels_before`. Raises SourceError if labels of several classes are read as numbers.
     """
     given, stated = values, missing
+    columns = _label_columns(listing)
+    own = () if columns else listing.classes
+    if kind == "numbers" and own and any(map(_is_marks, values)):
+        raise SourceError(f"{where}: labels are lists of the classes {named(own)}: leave out --labels numbers")
     numbers = () if are_names(own) else [to_number(name) or 0 for name in own]
     is_class = str(UNLABELLED) in classes
     if missing is None and kind != "numbers" and not is_class and are_counted_from_minus_one(numbers):
         missing = (str(UNLABELLED),)
     values, own = _without_missing(values, own, missing)
-    if kind == "auto" and classes and _are_single_floats(values):
+    if kind == "auto" and classes and not own and _are_single_floats(values):
         kind = "classes"
-    reading = find_reading(values, kind, own, missing, where=where, is_all=True, may_index=may_index)
+    names = columns or own
+    reading = find_reading(values, kind, names, missing, where=where, is_all=True, may_index=may_index)
+    _check_like(reading, listing.like, where)
     known = classes_of(reading)
+    classes = classes or _earlier_order(reading, before or {})
     convert = _Conversion(known, classes) if classes else None
     keys = list(zip(map(type, values), values, strict=True))
 
@@ -240,6 +311,22 @@ def _tell_of_one_hot(where: str, reading: Reading, labels: Sequence[Any]) -> Non
             "%s: each sample has a 1 for exactly one of %d classes. They are read as samples with several labels: give "
             "--labels classes where one class is meant, --labels numbers for values", where, len(reading.names),
         )  # fmt: skip
+
+
+def _label_columns(listing: Listing) -> tuple[str, ...]:
+    """Return the columns of labels if there are several: then they are the classes of marks."""
+    return listing.value_names if len(listing.value_names) > 1 else ()
+
+
+def _is_marks(value: Any) -> bool:
+    return isinstance(value, tuple) and {*value} <= {0.0, 1.0}
+
+
+def _earlier_order(reading: Reading, before: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the several classes of a finished cache if they are those of a reading in another order; else ()."""
+    names, earlier = classes_of(reading), tuple(before.get("names", ()))
+    is_several = reading.form in ("marks", "indices") and names != earlier
+    return earlier if is_several and sorted(names) == sorted(earlier) else ()
 
 
 def classes_of(reading: Reading) -> tuple[str, ...]:
@@ -307,6 +394,7 @@ class LabelledSource:
         self._source, self._kind, self._classes, self._missing = source, kind, tuple(classes), missing
         self._before = before or {}
         self._reading: Reading | None = None
+        self._order = self._classes
 
     @property
     def loads_in_threads(self) -> bool:
@@ -327,11 +415,19 @@ class LabelledSource:
             asked["missing_label"] = [*self._missing]
         if all(sample.label is None for sample in listing.samples):
             self._reading = self._look(listing)
-            return dataclasses.replace(listing, classes=self._classes or classes_of(self._reading), asked=asked)
+            self._order = self._classes or _earlier_order(self._reading, self._before)
+            return dataclasses.replace(listing, classes=self._order or classes_of(self._reading), asked=asked)
         self._reading = None
         values = [sample.label for sample in listing.samples]
         read = _read_all(
-            values, listing.classes, self._kind, self._classes, self._missing, where=repr(self), may_index=True
+            values,
+            listing,
+            self._kind,
+            self._classes,
+            self._missing,
+            where=repr(self),
+            may_index=True,
+            before=self._before,
         )
         is_same = values == read.labels and [*map(type, values)] == [*map(type, read.labels)] and not read.faults
         samples = listing.samples if is_same else [
@@ -353,8 +449,8 @@ class LabelledSource:
             return item if item.label is None else self._unexpected(item, sample)
         try:
             label = reading.read(item.label)
-            if label is not None and self._classes:
-                label = _Conversion(classes_of(reading), self._classes)(label)
+            if label is not None and self._order:
+                label = _Conversion(classes_of(reading), self._order)(label)
         except LabelFault as fault:
             raise UnreadLabelError(sample.path, str(fault)) from None
         if label is None and item.label is None:
@@ -386,7 +482,8 @@ class LabelledSource:
         chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), count).round().astype(int).tolist()})
         is_all = len(chosen) >= len(samples)
         values = self._labels_of([samples[at] for at in chosen[: len(samples)]])
-        names = listing.classes or (self._classes if any(map(_has_text, values)) else ())
+        given = self._classes if any(map(_has_text, values)) else ()
+        names = _label_columns(listing) or listing.classes or given
         kind = self._kind
         if kind == "auto" and before in ("classes", "multilabel", "numbers"):
             kind = before
@@ -397,6 +494,7 @@ class LabelledSource:
             _log.warning("%s: the labels are texts or lists: reading all samples to find their classes", where)
             values, is_all = self._labels_of(samples), True
         reading = find_reading(values, kind, names, self._missing, where=where, is_all=False, may_index=True)
+        _check_like(reading, listing.like, where)
         _tell_of_one_hot(where, reading, values)
         if reading.form == "none" and kind == "classes":
             return Reading("class", names, missing=self._missing, kind=kind)
@@ -419,7 +517,9 @@ class LabelledSource:
 
 
 def _has_lists(values: Sequence[Any], kind: LabelKind) -> bool:
-    return kind == "multilabel" and len({len(value) for value in values if isinstance(value, tuple)}) > 1
+    """Return whether labels may be lists of class numbers, or single ones: all samples know the highest number."""
+    lengths = {len(value) if isinstance(value, tuple) else 1 for value in values if value is not None}
+    return kind == "multilabel" and (len(lengths) > 1 or lengths == {1})
 
 
 def _are_single_floats(values: Sequence[Any]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tpucache.errors import SourceError
 from tpucache.redact import part_names
-from tpucache.warmup.sources.cells import CsvTable, are_names, to_number
+from tpucache.warmup.sources.cells import CsvTable, are_names, in_order, to_number
 from tpucache.warmup.sources.source import Column, Label, column_names
 
 #: Names of labels; the first name that exists is used.
@@ -149,7 +149,7 @@ def split_names(
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
         for cell in cells
     ]
-    classes = tuple(sorted(set().union(*rows)))
+    classes = in_order(set().union(*rows))
     if words := [name for name in classes if name.lower() in MISSING_WORDS]:
         _log.warning(_WORD_IS_CLASS, where, ", ".join(map(repr, words)))
     return [tuple(float(name in row) for name in classes) for row in rows], classes
@@ -250,11 +250,12 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
 def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
     """Return lists of class numbers or names as a 0 or 1 for each class, and the names of the classes.
 
-    With `classes`, the class number -1 means no class. Without `classes`, the classes are all texts in alphabetical
-    order. Raises SourceError for other values.
+    With `classes`, the class number -1 means no class. Without `classes`, the classes are all texts, in the order of
+    `in_order`. Raises SourceError for other values.
     """
-    texts = {part for value in values if isinstance(value, (list, tuple)) for part in value if isinstance(part, str)}
-    names = tuple(classes) or tuple(sorted(texts))
+    parts = (part for value in values if isinstance(value, (list, tuple)) for part in value)
+    texts = {part for part in parts if isinstance(part, str) and part.strip()}
+    names = tuple(classes) or in_order(texts)
     places: dict[Any, int] = {name: number for number, name in enumerate(names)}
     if classes:
         places |= {number: number for number in range(len(names))}
@@ -262,7 +263,7 @@ def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[l
     for value in values:
         if value is not None and not isinstance(value, (list, tuple)):
             raise SourceError(f"{where}: {value!r:.60} is not a list of classes, as other labels are")
-        found = {places.get(part) for part in value or () if part is not None and (part != -1 or not classes)}
+        found = {places.get(part) for part in value or () if not _is_nothing(part) and (part != -1 or not classes)}
         if None in found:
             raise SourceError(f"{where}: {value!r} are not all among the {len(names)} classes")
         labels.append(None if value is None else tuple(float(number in found) for number in range(len(names))))

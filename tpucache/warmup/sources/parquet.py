@@ -39,6 +39,7 @@ from tpucache.warmup.sources.source import (
     field_names,
     find_files,
     has_wildcard,
+    spellings,
     split_pattern,
 )
 from tpucache.warmup.sources.table import PATH_NAMES, TableOptions
@@ -129,7 +130,7 @@ class ParquetSource:
         columns = columns_of_values({name: values[name] for name in roles.kept})
         if self._options.fold_col:
             columns["fold"] = _folds(values[self._options.fold_col], where)
-        return Listing(samples, classes, columns, value_names=roles.labels)
+        return Listing(samples, classes, columns, value_names=roles.labels, spellings=spellings(roles.kept))
 
     def load(self, sample: Sample) -> Item:
         """Return a row's image, mask and arrays. Raises SampleError if one of them is missing or the file is broken."""

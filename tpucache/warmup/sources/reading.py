@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -11,7 +13,7 @@ from typing import Any, Final, Literal
 
 from tpucache.errors import SourceError
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources.cells import are_names, to_number
+from tpucache.warmup.sources.cells import are_names, in_order, to_number
 from tpucache.warmup.sources.labels import without_words
 from tpucache.warmup.sources.source import Label
 
@@ -25,6 +27,8 @@ UNLABELLED: Final = -1
 MOST_CLASSES: Final = 1 << 22
 
 _NAMED: Final = 8
+
+_log: Final = logging.getLogger("tpucache")
 
 
 def class_range(classes: int) -> str:
@@ -77,6 +81,8 @@ class Reading:
         return self._marks(value)
 
     def _class(self, value: Any) -> int:
+        if isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], str):
+            value = value[0]
         if isinstance(value, str):
             if value in self.names:
                 return self.names.index(value)
@@ -129,11 +135,11 @@ class Reading:
     def _marks(self, value: Any) -> Label:
         several = "the labels of a sample are a 0 or 1 for each class"
         if self.form == "indices" and isinstance(value, (str, int)):  # a list of one value in a TFRecord
-            value = (value,)
+            value = (self._class(value) if self.by_value else value,)
         if not isinstance(value, tuple):
             raise LabelFault(f"has the label {shown(value)}: {several}")
         if self.form == "marks":
-            if len(value) == self.length and _are_marks([value]):
+            if len(value) == self.length and {*value} <= {0.0, 1.0}:
                 return value
             raise LabelFault(f"has the label {shown(value)}: {several}, {self.length} in all")
         places = {name: number for number, name in enumerate(self.names)}
@@ -172,21 +178,9 @@ def find_reading(
             "column; in Python None)"
         )
     if any(isinstance(part, str) for value in lists for part in value):
-        if kind == "numbers":
-            raise SourceError(f"{where}: labels are lists of texts, which are classes: leave out --labels numbers")
-        if len(lists) + len(texts) < len(known):
-            other = next(value for value in known if not isinstance(value, str) and value not in lists)
-            raise SourceError(
-                f"{where}: some labels are lists of texts and others are not, such as {shown(other)}: give a list of "
-                "texts for each sample"
-            )
-        if texts and kind != "multilabel":
-            raise SourceError(
-                f"{where}: some labels are lists of texts and others are one text, such as {shown(texts[0])}: give "
-                "--labels multilabel if a sample may have several"
-            )
-        parts = sorted({part for value in lists for part in value if isinstance(part, str)} | {*texts})
-        return Reading("indices", names or tuple(parts), missing=missing, kind=kind)
+        return _name_lists_reading(known, kind, names, missing, where)
+    if kind == "multilabel" and not lists and (singles := _singles(known, names, missing)):
+        return _sets_of_one(singles, names, missing, where, may_index)
     if texts and kind == "auto" and not names and 2 * len(texts) <= len(known):
         known = [value for value in known if not isinstance(value, str)]  # a few texts count as faults of their samples
     elif texts and kind != "numbers":
@@ -197,6 +191,72 @@ def find_reading(
     if not lists or kind == "classes":
         return _single_reading(known, kind, names, missing, is_all)
     return _list_reading(known, kind, names, missing, where, may_index)
+
+
+def _name_lists_reading(
+    known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
+) -> Reading:
+    """Return how to read the labels `known`, which hold at least one list of texts. Raises SourceError."""
+    texts = [value for value in known if isinstance(value, str)]
+    lists = [value for value in known if isinstance(value, tuple) and (len(value) != 1 or isinstance(value[0], str))]
+    if kind == "numbers":
+        raise SourceError(f"{where}: labels are lists of texts, which are classes: leave out --labels numbers")
+    if kind == "classes":
+        return _text_reading(_lists_of_one(known, where), kind, names, missing, where)
+    if len(lists) + len(texts) < len(known):
+        other = next(value for value in known if not isinstance(value, str) and value not in lists)
+        raise SourceError(
+            f"{where}: some labels are lists of texts and others are not, such as {shown(other)}: give a list of "
+            "texts for each sample"
+        )
+    if texts and kind != "multilabel":
+        raise SourceError(
+            f"{where}: some labels are lists of texts and others are one text, such as {shown(texts[0])}: give "
+            "--labels multilabel if a sample may have several"
+        )
+    parts = {part for value in lists for part in value if isinstance(part, str)} | {*texts}
+    return Reading("indices", names or in_order(parts), missing=missing, kind=kind)
+
+
+def _lists_of_one(known: Sequence[Any], where: str) -> list[Any]:
+    """Return labels with lists of one text as that text, without longer lists, which count as faults of their samples.
+
+    Raises SourceError if no label is left.
+    """
+    found = [value[0] if isinstance(value, tuple) and len(value) == 1 else value for value in known]
+    if left := [value for value in found if not isinstance(value, tuple)]:
+        return left
+    raise SourceError(
+        f"{where}: labels are lists of texts, such as {shown(known[0])}, and a class is one name: give --labels "
+        "multilabel"
+    )
+
+
+def _singles(known: Sequence[Any], names: Sequence[str], missing: Collection[str] | None) -> list[Any]:
+    """Return labels that are one class each: texts or numbers, or numbers and lists of one number without `names`.
+
+    Returns [] if other labels are among them.
+    """
+    found = [value for value in known if missing is not None or _single(value) != UNLABELLED]
+    are_numbers = not names and all(_single(value) is not None for value in found)
+    return found if are_numbers or all(isinstance(value, (str, int)) for value in found) else []
+
+
+def _sets_of_one(
+    known: Sequence[Any], names: tuple[str, ...], missing: tuple[str, ...] | None, where: str, may_index: bool
+) -> Reading:
+    """Return how to read labels of one class each as the only class of several possible ones."""
+    if any(isinstance(value, str) for value in known):
+        reading = dataclasses.replace(_text_reading(known, "multilabel", names, missing, where), form="indices")
+    elif names:
+        reading = Reading("indices", names, missing=missing, kind="multilabel")
+    else:
+        return _list_reading(known, "multilabel", names, missing, where, may_index)
+    _log.warning(
+        "%s: each sample has one name, such as %r, and --labels multilabel reads it as its only class: where a name is "
+        "several, give lists of names, or --label-sep in a table", where, max(reading.names, key=len, default=""),
+    )  # fmt: skip
+    return reading
 
 
 def _text_reading(
@@ -233,7 +293,8 @@ def _single_reading(
     numbers = [number for number in found if _is_finite(number)]  # others count as faults of their samples
     are_whole = all(map(_is_whole, numbers or found))
     has_floats = any(isinstance(value, tuple) for value in known) and len(found) == len(known)
-    if kind == "multilabel":
+    is_only_class = is_all and len(names) == 1 and all(value in ((0.0,), (1.0,)) for value in known)
+    if kind == "multilabel" or (kind == "auto" and is_only_class):
         return Reading("marks", names, len(names), missing, kind=kind)
     if kind == "numbers" or (kind == "auto" and not are_whole):
         return Reading("number", names, 1, missing, kind=kind)

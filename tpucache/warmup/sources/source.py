@@ -76,8 +76,9 @@ class Listing:
     go into the samples table unchanged, with one item for each sample. `left_out` counts files that are not samples, by
     suffix. `asked` are the user's options as JSON values. `doubt` says why the folders are probably not classes; it is
     ignored if the user names the classes. `value_names` are the names of the columns of labels, in the order of a
-    label's numbers (empty: no names), and `mask_names` those of the classes 1, 2, … of masks. Raises SourceError for
-    two classes with the same name.
+    label's numbers (empty: no names), and `mask_names` those of the classes 1, 2, … of masks. `spellings` has the name
+    in the source of each column whose name differs. `like` is set by `like_source`. Raises SourceError for two classes
+    with the same name.
     """
 
     samples: Sequence[Sample]
@@ -88,6 +89,8 @@ class Listing:
     doubt: str = ""
     value_names: tuple[str, ...] = ()
     mask_names: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    like: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         twice = [name for name, count in Counter(self.classes).items() if count > 1]
@@ -256,6 +259,11 @@ def column_names(names: Iterable[str]) -> dict[str, str]:
             safe += "_"
         given[name] = safe
     return given
+
+
+def spellings(names: Iterable[str]) -> dict[str, str]:
+    """Return the name in the source of each column that `column_names` gives another name."""
+    return {safe: name for name, safe in column_names(names).items() if safe != name}
 
 
 def field_names(names: Iterable[str]) -> dict[str, str]:

@@ -27,7 +27,17 @@ from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
 from tpucache.warmup.sources.folder import read_file
 from tpucache.warmup.sources.labels import MISSING_WORDS, read_labels
-from tpucache.warmup.sources.source import Column, Item, Listing, Member, Sample, SourceKind, column_names, unique
+from tpucache.warmup.sources.source import (
+    Column,
+    Item,
+    Listing,
+    Member,
+    Sample,
+    SourceKind,
+    column_names,
+    spellings,
+    unique,
+)
 
 #: Names of the column of paths; the first name that exists is used, or else the first column.
 PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")
@@ -166,8 +176,14 @@ class TableSource:
             size += files.run_bytes(number)
             samples.append(Sample(number, name, label, size, members, faults.get(number, "")))
         masks = () if files.runs is None else files.runs.names
-        columns = kept_columns(table, options)
-        return Listing(samples, classes, columns, value_names=options.label_cols, mask_names=masks)
+        return Listing(
+            samples,
+            classes,
+            kept_columns(table, options),
+            value_names=options.label_cols,
+            mask_names=masks,
+            spellings=spellings(_kept_names(table, options)),
+        )
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a row's image, and its mask, if the table has masks: bytes or run lengths.
@@ -342,9 +358,13 @@ def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
                 reason = "a fold must be a whole number from 0, or -1 for a sample that every fold trains on"
                 raise table.wrong(cells.index(cell), options.fold_col, reason)
         columns["fold"] = np.array(folds, np.int64)
-    taken = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
-    kept = column_names(name for name in table.names if name not in taken and options.is_kept(name))
+    kept = column_names(_kept_names(table, options))
     return columns | {safe: _column(table.column(name)) for name, safe in kept.items()}
+
+
+def _kept_names(table: CsvTable, options: TableOptions) -> list[str]:
+    taken = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
+    return [name for name in table.names if name not in taken and options.is_kept(name)]
 
 
 def _column(cells: Sequence[str]) -> Column:

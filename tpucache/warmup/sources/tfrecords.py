@@ -30,6 +30,7 @@ from tpucache.warmup.sources.source import (
     field_names,
     find_files,
     has_wildcard,
+    spellings,
     split_pattern,
 )
 from tpucache.warmup.sources.table import TableOptions
@@ -145,8 +146,8 @@ class TFRecordSource:
                 ]
         if not samples:
             raise SourceError(f"{self._root / self._pattern} holds no records")
-        self._tell_of_features(samples)
-        return Listing(samples, self._classes(samples), value_names=self._options.label_cols)
+        names, columns = self._tell_of_features(samples), self._options.label_cols
+        return Listing(samples, self._classes(samples), value_names=columns, spellings=spellings(names))
 
     def load(self, sample: Sample) -> Item:
         """Return a record's content.
@@ -164,19 +165,23 @@ class TFRecordSource:
                 found.append(are_marks(self._data(sample.path), sample.path, self._options.label_cols))
         return self._options.label_cols if found and all(found) else ()
 
-    def _tell_of_features(self, samples: Sequence[Sample]) -> None:
-        """Warn of boxes that are left out, and if more than one feature could be the label by its name."""
-        found, used, has_crowds = set[str](), set[str](), False
+    def _tell_of_features(self, samples: Sequence[Sample]) -> list[str]:
+        """Warn of boxes that are left out, and if more than one feature could be the label by its name.
+
+        Returns the names of the features of a few records.
+        """
+        names, found, used, has_crowds = set[str](), set[str](), set[str](), False
         for sample in samples[:: max(1, len(samples) // _NAMES_LOOKED_AT)]:
             with contextlib.suppress(SampleError):
                 texts, numbers = _features(self._data(sample.path), sample.path, self._options)
+                names |= {*texts, *numbers}
                 found |= {name for name in _LABELS if len(numbers.get(name, texts.get(name, ())))}
                 used |= {*_found_label(texts, numbers)}
                 has_crowds |= bool(len(numbers.get(_CROWDS, ())))
         if has_crowds:  # not counted, because that would read all records twice
             _log.warning("%s: boxes of crowds, those whose %r is not 0, are left out", self, _CROWDS)
         if self._options.label_cols:
-            return
+            return sorted(names)
         if len(used) == 1:
             tell_of_others(repr(self), min(used), sorted(found - used))
         elif used:
@@ -184,6 +189,7 @@ class TFRecordSource:
                 "%s: the label of some records is feature %r, of others %r: name the right one with --label-col",
                 self, *sorted(used)[:2],
             )  # fmt: skip
+        return sorted(names)
 
     def _data(self, name: str) -> bytes:
         file_name, _, record = name.rpartition("#")
@@ -455,8 +461,8 @@ def _text_label(texts: dict[str, list[bytes]], name: str, path: str) -> Any:
 
     Returns None if all texts are blank. Raises SampleError for bytes that are not text.
     """
-    labels = tuple(_text(value, name, path) for value in texts.pop(name))
-    if not any(label.strip() for label in labels):
+    labels = tuple(label for value in texts.pop(name) if (label := _text(value, name, path)).strip())
+    if not labels:
         return None
     return labels[0] if len(labels) == 1 else labels
 
