@@ -165,7 +165,7 @@ class TFRecordSource:
                 found.append(are_marks(self._data(sample.path), sample.path, self._options.label_cols))
         return self._options.label_cols if found and all(found) else ()
 
-    def _tell_of_features(self, samples: Sequence[Sample]) -> list[str]:
+    def _tell_of_features(self, samples: Sequence[Sample]) -> Sequence[str]:
         """Warn of boxes that are left out, and if more than one feature could be the label by its name.
 
         Returns the names of the features of a few records.
