@@ -21,6 +21,7 @@ from tpucache.types import Array
 Integers = npt.NDArray[np.int64]
 
 _ONE: Final = 1e-3  # rounded probabilities may miss a sum of 1 by this much
+_RANK_ERROR: Final = 1e-6  # ranks in a table, and their mean, may differ from what was computed by this much
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Predictions:
         no classes, and for predictions that are no probabilities.
         """
         _check_probabilities(self.probabilities)
+        self._refuse_ranks()
         numbers = {name: number for number, name in enumerate(self.classes)}
         if np.abs(self.probabilities.sum(1) - 1).max(initial=0.0) < _ONE:
             found = [numbers.get(label, -1) for label in self.labels]
@@ -119,6 +121,28 @@ class Predictions:
             self._check(name for name in names if name not in numbers)
             marks[row, [numbers[name] for name in names]] = True
         return marks
+
+    def _refuse_ranks(self) -> None:
+        """Raise UsageError for ranks, as `predict --average rank` writes them.
+
+        The mean of a column of ranks from 0 to 1 is one half, also where several runs are averaged. If the numbers of a
+        row add up to 1, this may be so by chance. Then they are ranks if they are spread evenly, or if a prediction,
+        which `predict` makes from probabilities, is not the class with the largest number.
+        """
+        values = self.probabilities
+        if len(values) < 3 or not values.shape[1] or np.abs(values.mean(0) - 0.5).max() > _RANK_ERROR:
+            return
+        if np.abs(values.sum(1) - 1).max() < _ONE:
+            own = [self.classes.index(name) if name in self.classes else -1 for name in self.predictions]
+            is_other = any(place >= 0 and row.max() > row[place] for row, place in zip(values, own, strict=True))
+            steps = np.sort(values, 0)
+            is_even = np.abs(steps - np.linspace(0, 1, len(values))[:, None]).max() < _RANK_ERROR
+            if not (is_other or is_even):
+                return
+        raise UsageError(
+            f"the table {self.path} has ranks, not probabilities: the mean of each class's column is one half. Give a "
+            "table that `predict` wrote without --average rank"
+        )
 
     def _check(self, unknown: Iterable[str]) -> None:
         for name in unknown:
