@@ -148,10 +148,11 @@ class _Compaction:
 
 
 def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[ShardEntry, Array]:
-    """Write a shard into the work folder: the records in `part` of all samples in the new block `block`.
+    """Write one shard into the work folder: for each sample of the new block `block`, its record in `part`.
 
-    Return its index rows and its manifest entry, whose `first` the caller sets later. Raises DamageError for a record
-    whose checksum is not that of the index, BuildError or OSError when the disk fails.
+    `part` is a variant and a band. Return the shard's manifest entry, whose `first` the caller sets later, and its
+    index rows. Raises DamageError for a record whose checksum is not that of the index, BuildError or OSError when the
+    disk fails.
     """
     name = shard_name(part, block)
     path = cache.directory / WORK_NAME / name
