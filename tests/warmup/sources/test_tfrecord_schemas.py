@@ -63,7 +63,7 @@ def test_records_without_a_known_label_are_reported(tmp_path, caplog):
     path = _write(tmp_path / "train.tfrec", [_ranzcr(number) for number in range(3)])
     with caplog.at_level(logging.WARNING, "tpucache"):
         build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
-    assert "have no labels, and 'CVC_-_Borderline', 'ETT_-_Abnormal', 'NGT_-_Normal' may be" in caplog.text
+    assert "have no labels, and 'CVC - Borderline', 'ETT - Abnormal', 'NGT - Normal' may be" in caplog.text
 
 
 def test_another_feature_that_may_be_the_label_is_told_of(tmp_path, caplog):
@@ -172,6 +172,15 @@ def test_boxes_of_crowds_are_left_out_as_in_coco_and_told_of(tmp_path, caplog):
     assert source.load(first).fields["boxes"].tolist() == [[0, 2, 6, 6, 1]]
     with pytest.raises(SampleError, match="has 2 boxes, and 1 values of 'image/object/is_crowd'"):
         source.load(second)
+
+
+def test_features_of_objects_that_are_not_read_are_named(tmp_path, caplog):
+    path = _write(tmp_path / "a.tfrecord", [{**_objects(2), "image/object/mask": [b"png", b"png"]}])
+    open_source(path).list()
+    assert "only boxes and their classes are read, not 'image/object/mask': they are left out" in caplog.text
+    caplog.clear()
+    open_source(path, TableOptions(drop=("image/object/mask",))).list()
+    assert caplog.text == ""
 
 
 def test_corners_in_pixels_are_refused(tmp_path):

@@ -166,11 +166,12 @@ class TFRecordSource:
         return self._options.label_cols if found and all(found) else ()
 
     def _tell_of_features(self, samples: Sequence[Sample]) -> Sequence[str]:
-        """Warn of boxes that are left out, and if more than one feature could be the label by its name.
+        """Warn of boxes and features that are left out, and if more than one feature could be the label by its name.
 
         Returns the names of the features of a few records.
         """
-        names, found, used, has_crowds = set[str](), set[str](), set[str](), False
+        names, found, used = set[str](), set[str](), set[str]()
+        unread, has_crowds = set[str](), False
         for sample in samples[:: max(1, len(samples) // _NAMES_LOOKED_AT)]:
             with contextlib.suppress(SampleError):
                 texts, numbers = _features(self._data(sample.path), sample.path, self._options)
@@ -178,8 +179,14 @@ class TFRecordSource:
                 found |= {name for name in _LABELS if len(numbers.get(name, texts.get(name, ())))}
                 used |= {*_found_label(texts, numbers)}
                 has_crowds |= bool(len(numbers.get(_CROWDS, ())))
+                unread |= _unread(texts, numbers)
         if has_crowds:  # not counted, because that would read all records twice
             _log.warning("%s: boxes of crowds, those whose %r is not 0, are left out", self, _CROWDS)
+        if unread:
+            shown = ", ".join(map(repr, sorted(unread)))
+            _log.warning(
+                "%s: of objects, only boxes and their classes are read, not %s: they are left out", self, shown
+            )
         if self._options.label_cols:
             return sorted(names)
         if len(used) == 1:
@@ -450,6 +457,17 @@ def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequ
             path, f"feature {several!r} has several values: each of several label features may have only one"
         )
     return tuple(np.concatenate(values).astype(np.float64).tolist()) if values else None
+
+
+def _unread(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array]) -> set[str]:
+    """Return the features of objects that are left out where boxes are read, such as masks and keypoints."""
+    if LEFT not in numbers:
+        return set()
+    read = {*_CORNERS, *_CLASSES, _CLASS_NAMES, _CROWDS}
+    found = {name for name, values in texts.items() if values} | {
+        name for name, values in numbers.items() if len(values)
+    }
+    return {name for name in found if name.startswith(OBJECTS)} - read
 
 
 def _found_label(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array]) -> list[str]:
