@@ -140,6 +140,28 @@ def test_classes_may_be_given_by_a_file_or_another_cache(copy: Path, cache: Path
     assert CachedDataset(copy).classes == dataset.classes
 
 
+@pytest.mark.parametrize(
+    ("classes", "cell", "reason"),
+    [
+        ("a,b", "a;b", "'a;b' names several classes: add --label-sep ';'"),
+        ("a,b;c", "name:b%3Bc", "names several classes"),
+        ("value_0,value_1", "1.5;-2", "'1.5;-2' has several numbers: .* --label-col value_0 --label-col value_1"),
+    ],
+)
+def test_several_names_or_numbers_in_a_table_of_predictions_are_no_class(
+    copy: Path, tmp_path: Path, classes: str, cell: str, reason: str
+) -> None:
+    rows = [f"{at},{path},{cell},{cell},0.5,0.5" for at, path in enumerate(CachedDataset(copy).paths)]
+    path = write(tmp_path / "predictions.csv", f"sample,path,label,prediction,{classes}", rows)
+    for column in ("label", "prediction"):
+        with pytest.raises(SourceError, match=reason):
+            relabel_cache(copy, path, TableOptions(label_cols=(column,)))
+    single = [row.replace(cell, "a;b") for row in rows]
+    path = write(path, "sample,path,label,prediction,a;b,c", single)  # one class with a semicolon in its name
+    relabel_cache(copy, path, TableOptions(label_cols=("label",)))
+    assert CachedDataset(copy).classes == ("a;b",)
+
+
 _REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "another dataset's table": (["path,kind", "dog/1.jpg,x"], {}, "no row .* such as 'dog/1.jpg', .* --path-col"),
     "samples without a row": (["path,kind", "cat/0000.jpg,x"], {}, "149 samples .* have no row"),

@@ -426,7 +426,10 @@ def _labels(dataset: CachedDataset, task: Task) -> list[str]:
         return [dataset.classes[label] if label >= 0 else "" for label in labels]
     try:
         task.check(labels)
-    except UsageError:  # labels of another task: write their values
+        is_other = task.name == "multilabel" and not dataset.classes
+    except UsageError:
+        is_other = True
+    if is_other:  # labels of another task: write their values
         return [SEPARATOR.join(map(str, row)) for row in labels]
     return [task.describe(row, dataset.classes) for row in labels]
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tpucache.errors import SourceError
-from tpucache.redact import part_names
+from tpucache.redact import PREDICTION_COLUMNS, SEPARATOR, from_heading, part_names
 from tpucache.warmup.sources.cells import CsvTable, are_names, in_order, to_number
 from tpucache.warmup.sources.source import Column, Label, column_names
 
@@ -22,6 +22,8 @@ _TRUTH: Final = ("False", "True")
 MISSING_WORDS: Final = frozenset(
     ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
 )
+
+_SHOWN: Final = 4  # columns in a message, at most
 
 _WORD_IS_CLASS: Final = "%s: %s is a class: if it means that there is no label, give --missing-label"
 
@@ -43,7 +45,8 @@ def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) 
     texts, such as 007, are classes in alphabetical order. Several columns are a vector: of classes if all numbers are 0
     or 1, else of values. With a separator, a single column has several class names in each cell; its labels are vectors
     of classes, all 0 for an empty cell. Raises SourceError for a column without labels, for one of several columns in
-    which no cell is a number, and if no row has a number in each of several columns.
+    which no cell is a number, if no row has a number in each of several columns, and for several names or numbers in a
+    cell of a table of predictions without a separator.
     """
     if not columns:
         return TableLabels([None] * len(table.lines), (), {})
@@ -55,11 +58,30 @@ def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) 
         return TableLabels(*split_names(table.column(columns[0]), separator, where, is_own=table.is_own), {})
     faults: dict[int, str] = {}
     if len(columns) == 1:
+        _refuse_several(table, columns[0])
         labels, classes = labels_of_texts(table.column(columns[0]), f"{table.path}, column {columns[0]!r}")
         if not classes:
             _numbers(table, columns[0], faults)
         return TableLabels([None if row in faults else label for row, label in enumerate(labels)], classes, faults)
     return TableLabels(*_vectors(table, columns, faults), faults)
+
+
+def _refuse_several(table: CsvTable, column: str) -> None:
+    """Raise SourceError if a cell of a table of predictions has several names or numbers, which are no class."""
+    if tuple(table.names[: len(PREDICTION_COLUMNS)]) != PREDICTION_COLUMNS or column not in PREDICTION_COLUMNS:
+        return
+    others = table.names[len(PREDICTION_COLUMNS) :]
+    classes = {*map(from_heading, others)}
+    for row, cell in enumerate(table.column(column)):
+        parts = part_names(cell)
+        if cell in classes or not parts or parts == [cell.strip()]:
+            continue
+        if classes.issuperset(parts):
+            raise table.wrong(row, column, f"{cell!r:.100} names several classes: add --label-sep {SEPARATOR!r}")
+        if len(parts) > 1 and all(to_number(part) is not None for part in parts):
+            names = " ".join(f"--label-col {name}" for name in others[:_SHOWN])
+            more = " …" if len(others) > _SHOWN else ""
+            raise table.wrong(row, column, f"{cell!r:.100} has several numbers: give their columns, {names}{more}")
 
 
 def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:

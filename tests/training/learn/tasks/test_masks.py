@@ -156,6 +156,12 @@ def test_a_cache_of_masks_is_the_mask_task_without_being_asked(masks):
         choose_task(TrainSettings(), masks)
 
 
+def test_more_classes_than_a_map_of_bytes_holds_are_refused(masks):
+    assert choose_task(TrainSettings(mask_classes=255), masks).outputs == 255
+    with pytest.raises(UsageError, match="at most 255 classes, 0 to 254"):
+        choose_task(TrainSettings(mask_classes=256), masks)
+
+
 @pytest.mark.parametrize("name", ["boxes", "keypoints"])
 def test_a_cache_of_boxes_says_that_no_task_learns_them(tmp_path, name):
     build_cache(f"failing_data:{name}", tmp_path, Recipe(size=8), jobs=1)

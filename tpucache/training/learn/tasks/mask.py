@@ -62,7 +62,7 @@ class Mask(TaskBase):
 
     @staticmethod
     def count_outputs(dataset: CachedDataset, mask_classes: int | None) -> int:
-        """Return `mask_classes`. Raises UsageError if it is None, and for a cache without masks."""
+        """Return `mask_classes`. Raises UsageError if it is None or above 255, and for a cache without masks."""
         if MASK not in dataset.names:
             raise UsageError(
                 "the cache has no masks: warm it up from a .csv with --mask-col, and give their number of classes, "
@@ -70,6 +70,11 @@ class Mask(TaskBase):
             )
         if mask_classes is None:
             raise UsageError("a cache does not say how many classes its masks have: give --mask-classes")
+        if mask_classes > VOID:
+            raise UsageError(
+                f"masks have at most {VOID} classes, 0 to {VOID - 1}, as {VOID} is no class, not --mask-classes "
+                f"{mask_classes}: give the number of classes in the masks"
+            )
         return mask_classes
 
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
