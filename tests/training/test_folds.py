@@ -246,6 +246,19 @@ def test_a_run_of_folds_predicts_the_mean_of_its_models_and_of_mirrored_images(f
     np.testing.assert_allclose(values(tmp_path / "out.csv"), np.mean(expected, 0), atol=1e-6)
 
 
+def test_samples_of_a_fold_that_a_run_may_have_learned_are_told_of(folded, whole, tmp_path, capsys):
+    cache = shutil.copytree(folded, tmp_path / "cache")
+    words = ["predict", whole[0] / "fold-0", cache, "-o", tmp_path / "out.csv", "--backend", "eager", "--trust", *TRUST]
+    told = "may have learned from some of them"
+    assert main([*map(str, words), "--fold", "0"]) == 0
+    assert told not in capsys.readouterr().err
+    assert main([*map(str, words), "--fold", "1"]) == 0
+    assert f"not validated on the samples and labels that fold 1 has now: it {told}" in capsys.readouterr().err
+    assert main(["relabel", str(cache), "--make-folds", "2", "--seed", "7"]) == 0
+    assert main([*map(str, words), "--fold", "0"]) == 0
+    assert told in capsys.readouterr().err
+
+
 def test_one_page_shows_all_folds_and_leads_to_the_part_of_each(folded, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(run_page, "_LEAST_SECONDS", 0.0)  # parts of this run may take less than is drawn
     run, report, _ = whole

@@ -17,15 +17,18 @@ from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cac
 from tpucache.cli import main
 from tpucache.insight import read_predictions
 from tpucache.training.device import CpuDevice
+from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.predict_options import PredictOptions
-from tpucache.training.prediction import PredictReport, predict
+from tpucache.training.prediction import PredictReport, _labels, predict
 from tpucache.training.predictor import Predictor, _keep_features
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.report import read_report, write_report
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
+from tpucache.warmup import TableOptions
+from tpucache.warmup.sources.table import TableSource
 
 COUNTS = (1, 7, 8, 9, 1000)
 
@@ -137,6 +140,14 @@ def test_a_cache_without_labels_is_predicted_without_them(folds, photos, tmp_pat
     report = predict(Predictor(folds[:1], CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     assert report.metrics == {}
     assert {row[2] for row in read(tmp_path / "out.csv")[1:]} == {""}
+
+
+def test_values_from_0_to_1_are_written_as_values_for_a_run_of_several_classes(photos, tmp_path):
+    first, second, *_ = sorted(path.name for path in (photos / "ant").iterdir())
+    (tmp_path / "table.csv").write_text(f"path,a,b\n{first},0.75,0.25\n{second},0.5,1\n")
+    source = TableSource(tmp_path / "table.csv", TableOptions(label_cols=("a", "b"), root=photos / "ant"))
+    build_cache(source, tmp_path / "cache", Recipe(size=16), jobs=1)
+    assert _labels(CachedDataset(tmp_path / "cache"), make_task("multilabel", 2)) == ["0.75;0.25", "0.5;1.0"]
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from tpucache.training.predict_options import PredictOptions
 from tpucache.training.run.folds import run_folders
 from tpucache.training.run.report import read_report
 from tpucache.training.run.saved import SavedRun, load_run
+from tpucache.training.sizes import in_size
 from tpucache.training.tta import ImageViews
 
 PredictBatch = Callable[[DeviceBatch], torch.Tensor]
@@ -98,6 +99,11 @@ class Predictor:
                 "the runs predict maps, whose logits and features are not written: leave --logits and --features out"
             )
         self._images = {run.folder: run.images for run in saved}
+        self._learned_from = [
+            (run.folder, run.content["fingerprint"], run.content["digests"], run.settings.sizes.valid)
+            for run in saved
+            if not run.columns.parts  # digests of samples with columns differ
+        ]
         self._told: set[str] = set()  # the caches that a warning was about
         self._columns = [run.columns for run in saved]
         self._predictions, start = [], 0
@@ -168,6 +174,19 @@ class Predictor:
         if self.task.form == "maps" or image.shape[0] != image.shape[1]:
             return wanted
         return min(image.shape[0], self.options.largest(self._learned))
+
+    def may_have_seen(self, dataset: CachedDataset) -> list[Path]:
+        """Return the folders of runs that learned from the dataset's cache, and were validated on other samples.
+
+        The dataset has clean images in their stored size.
+        """
+        return [
+            folder
+            for folder, fingerprint, digests, size in self._learned_from
+            if fingerprint == dataset.manifest.fingerprint
+            and "validation" in digests
+            and digests["validation"] != in_size(dataset, size).digest
+        ]
 
     def prepare(self, dataset: CachedDataset) -> CachedDataset:
         """Return a cache's samples as the models take them, with the input columns of each run, encoded as in that run.

@@ -58,8 +58,14 @@ def predict(options: argparse.Namespace) -> int:
     if options.fold is not None:
         positions = fold_positions(datasets[0].table, options.fold)
         datasets = [dataset.select(positions) for dataset in datasets]
-        for run in options.runs:
-            if processes.is_main and read_folds(run) is not None:
+        seen = predictor.may_have_seen(CachedDataset(opened, 0, positions)) if processes.is_main else []
+        for run in options.runs if processes.is_main else ():
+            if run in seen:
+                note(
+                    f"{run} was trained on this cache, and not validated on the samples and labels that fold "
+                    f"{options.fold} has now: it may have learned from some of them"
+                )
+            if read_folds(run) is not None:
                 note(
                     f"if {run} was trained on this cache, all its models but one have seen fold {options.fold}: "
                     f"{run / OUT_OF_FOLD_NAME} has the predictions of the model that has not"
