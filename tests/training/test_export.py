@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -123,3 +124,11 @@ def test_a_folder_of_other_files_is_refused_and_an_export_is_replaced(prices, tm
     with pytest.raises(UsageError, match="onnx or safetensors"):
         export_runs([tmp_path / "0"], manifest, tmp_path / "new", "pickle")
     assert not (tmp_path / "new").exists()
+
+
+def test_the_card_states_how_the_images_of_the_run_were_made_not_those_of_another_cache(prices, tmp_path):
+    _, _, models = exported(prices, tmp_path, "safetensors")
+    manifest = CachedDataset(prices).manifest
+    other = dataclasses.replace(manifest, recipe={**manifest.recipe, "fit": "stretch"})
+    export_runs([tmp_path / "0"], other, models, "safetensors")
+    assert json.loads((models / "card.json").read_text())["input"]["fit"] == "crop"
