@@ -359,3 +359,18 @@ def test_labels_of_rows_without_a_sample_are_no_classes(copy: Path, tmp_path: Pa
     table = write(tmp_path / "labels.csv", "path,kind", ["elsewhere.jpg,unknown", *rows])
     with pytest.raises(SourceError, match="line 4: the row has no label"):
         relabel_cache(copy, table, KIND)
+
+
+def test_corrections_of_numbers_may_all_be_whole(copy: Path, table: Path, tmp_path: Path) -> None:
+    path = CachedDataset(copy).paths[0]
+    relabel_cache(copy, table, TableOptions(label_cols=("age",)))
+    new = write(tmp_path / "new.csv", "path,age,fold", [f"{path},3,1", "elsewhere.jpg,0.5,2"])
+    relabel_cache(copy, new, TableOptions(label_cols=("age",)), corrections=True)
+    assert CachedDataset(copy).labels[:2].tolist() == [[3], [1.5]]
+    relabel_cache(copy, table, TableOptions(label_cols=("age", "fold")))
+    new = write(tmp_path / "new.csv", "path,age,fold", [f"{path},1,0"])
+    relabel_cache(copy, new, TableOptions(label_cols=("age", "fold")), corrections=True)
+    assert CachedDataset(copy).labels[:2].tolist() == [[1, 0], [1.5, 1]]
+    wrong = write(tmp_path / "wrong.csv", "path,age,fold", [f"{path},old,0"])
+    with pytest.raises(SourceError, match=r"has the label 'old', and the classes of .* are none"):
+        relabel_cache(copy, wrong, TableOptions(label_cols=("age",)), corrections=True)

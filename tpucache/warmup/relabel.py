@@ -24,7 +24,7 @@ from tpucache.store.samples import Column, SampleTable, encode_columns
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
-from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
+from tpucache.warmup.sources.cells import CsvTable, are_names, read_table, to_number
 from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, read_labels_as
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Label, unique
@@ -313,6 +313,9 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
     table, places_in_table = _used_part(table, rows[rows >= 0])
     found, names = _table_labels(table, options)
     labels, classes = samples.labels.copy(), manifest.classes
+    if names and not classes and not are_names(names if len(options.label_cols) == 1 else ()):
+        where = [f"line {line}" for line in table.lines]
+        found, names = read_labels_as(found, names, "numbers", (), where, value_names=options.label_cols)
     if unknown := [name for name in names if name not in classes]:
         raise SourceError(
             f"{table.path} has the label {unknown[0]!r}, and the classes of {cache.directory} are "

@@ -18,7 +18,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.warmup import build_cache, relabel_cache, repair_cache
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources import TableOptions, TableSource, labels, open_source, reading, select_source
+from tpucache.warmup.sources import TableOptions, TableSource, labels, open_source, select_source
 from tpucache.warmup.sources.reading import find_reading
 
 hub = pytest.importorskip("datasets")
@@ -233,14 +233,39 @@ def test_several_names_that_are_numbers_are_in_their_order_and_a_cache_keeps_its
     expected = [[1, 0, 1], [0, 1, 0], [0, 1, 1], [1, 0, 0]]
     assert _read(source(_NUMBERS), tmp_path / "cache")[:2] == (("1", "2", "10"), expected)
     with monkeypatch.context() as earlier:
-        for module in (labels, reading):
-            earlier.setattr(module, "in_order", lambda names: tuple(sorted(names)))
+        earlier.setattr(labels, "in_order", lambda names: tuple(sorted(names)))
         before = build_cache(source(_NUMBERS), tmp_path / "old", SMALL, jobs=1)
     assert before.classes == ("1", "10", "2")
     assert build_cache(source(_NUMBERS), tmp_path / "old", SMALL, jobs=1) == before
     repair_cache(source(_NUMBERS), tmp_path / "old", jobs=1)
     found = _read(source([*_NUMBERS, ["2", "1"]]), tmp_path / "old")
     assert found[:2] == (("1", "10", "2"), [[1, 1, 0], [0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 0, 1]])
+
+
+def test_names_are_in_the_order_of_their_numbers_without_those_that_mean_no_label(tmp_path: Path) -> None:
+    _table(tmp_path, ["1|10", "NA", "10|2"])
+    table = TableSource(tmp_path / "table.csv", TableOptions(label_cols=("label",), label_sep="|"))
+    expected = (("1", "2", "10"), [[1, 0, 1], [0, 1, 1]], ["1.png"])
+    assert _read(table, tmp_path / "table", missing_label=["NA"], on_error="skip") == expected
+    items = Plain([["1", "10"], ["NA"], ["10", "2"]])
+    assert _read(items, tmp_path / "items", missing_label=["NA"], on_error="skip") == (*expected[:2], ["1"])
+
+
+def test_several_names_that_are_nearly_alike_or_words_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(2)]
+    lists = [["Cat", "NA"], ["cat", "dog"]]
+    features = hub.Features({"image": hub.Image(), "label": hub.Sequence(hub.Value("string"))})
+    _table(tmp_path, ["|".join(names) for names in lists])
+    table = TableSource(tmp_path / "table.csv", TableOptions(label_cols=("label",), label_sep="|"))
+    rows = hub.Dataset.from_dict({"image": images, "label": lists}, features=features)
+    for name, source in (("table", table), ("object", rows), ("python", Plain(lists))):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "tpucache"):
+            assert _read(source, tmp_path / name)[0] == ("Cat", "NA", "cat", "dog")
+        assert "'Cat' and 'cat' are different classes" in caplog.text
+        assert "'NA' is a class: if it means that there is no label, give --missing-label" in caplog.text
 
 
 def test_a_class_that_is_called_otherwise_is_another_class_and_a_new_one_may_be_added(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tpucache.store.files import read_text
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources.cells import are_names, to_number
+from tpucache.warmup.sources.cells import are_names, in_order, to_number
 from tpucache.warmup.sources.reading import (
     UNLABELLED,
     LabelFault,
@@ -352,11 +352,12 @@ def _without_missing(
     }
     left = [name for number, name in enumerate(own) if number not in gone]
     if gone and all(value is None or (isinstance(value, tuple) and len(value) == len(own)) for value in values):
-        kept = [number for number in range(len(own)) if number not in gone]
+        left = in_order(left)
+        kept = [own.index(name) for name in left]
         return [
             None if value is None or any(value[number] for number in gone) else tuple(value[number] for number in kept)
             for value in values
-        ], tuple(left)
+        ], left
     if not gone or not all(value is None or isinstance(value, int) for value in values):
         return values, own
     texts = [

@@ -133,18 +133,34 @@ def without_words(cells: Collection[str], where: str) -> set[str]:
         _log.warning("%s: %s among numbers means no label", where, shown)
     elif words:
         _log.warning(_WORD_IS_CLASS, where, shown)
-    alike: dict[str, str] = {}
-    for cell in sorted(distinct):
-        if (other := alike.setdefault(" ".join(cell.split()).casefold(), cell)) != cell and to_number(cell) is None:
-            _log.warning(
-                "%s: %r and %r are different classes: write them alike if they are meant to be one", where, other, cell
-            )
-            break
+    _tell_of_alike(distinct, where)
     numbers = sum(to_number(name) is not None for name in distinct)
     if numbers and 2 * numbers >= len(distinct) and are_names(distinct):
         odd = next((name for name in sorted(distinct) if to_number(name) is None), min(distinct))
         _log.warning("%s: %r is not a number, so all labels are names of classes", where, odd)
     return distinct
+
+
+def _tell_of_alike(names: Collection[str], where: str) -> None:
+    """Warn of two names that differ only in spaces or capitals. The warning begins with `where`."""
+    alike: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := alike.setdefault(" ".join(name.split()).casefold(), name)) != name and to_number(name) is None:
+            _log.warning(
+                "%s: %r and %r are different classes: write them alike if they are meant to be one", where, other, name
+            )
+            break
+
+
+def several_names(names: Collection[str], where: str) -> tuple[str, ...]:
+    """Return the names of which a sample may have several in the order of `in_order`.
+
+    Warns of words such as NA, and of names that are nearly alike; the warnings begin with `where`.
+    """
+    if words := [name for name in sorted(names) if name.strip().lower() in MISSING_WORDS]:
+        _log.warning(_WORD_IS_CLASS, where, ", ".join(map(repr, words)))
+    _tell_of_alike(names, where)
+    return in_order(names)
 
 
 def _vectors(table: CsvTable, names: Sequence[str], faults: dict[int, str]) -> tuple[Sequence[Label], tuple[str, ...]]:
@@ -165,15 +181,13 @@ def split_names(
     """Split cells with several class names. Return a 0 or 1 for each cell and class, and the names of all classes.
 
     `is_own` says that tpucache's `join_names` wrote the cells: the marks that it put before some names are removed.
-    Warns of words such as NA among the names; the warning begins with `where`.
+    Warns of the same names as `several_names`; the warnings begin with `where`.
     """
     rows = [
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
         for cell in cells
     ]
-    classes = in_order(set().union(*rows))
-    if words := [name for name in classes if name.lower() in MISSING_WORDS]:
-        _log.warning(_WORD_IS_CLASS, where, ", ".join(map(repr, words)))
+    classes = several_names(set().union(*rows), where)
     return [tuple(float(name in row) for name in classes) for row in rows], classes
 
 
@@ -277,7 +291,7 @@ def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[l
     """
     parts = (part for value in values if isinstance(value, (list, tuple)) for part in value)
     texts = {part for part in parts if isinstance(part, str) and part.strip()}
-    names = tuple(classes) or in_order(texts)
+    names = tuple(classes) or several_names(texts, where)
     places: dict[Any, int] = {name: number for number, name in enumerate(names)}
     if classes:
         places |= {number: number for number in range(len(names))}

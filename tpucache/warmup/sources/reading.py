@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 
 from tpucache.errors import SourceError
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources.cells import are_names, in_order, to_number
-from tpucache.warmup.sources.labels import without_words
+from tpucache.warmup.sources.cells import are_names, to_number
+from tpucache.warmup.sources.labels import several_names, without_words
 from tpucache.warmup.sources.source import Label
 
 Form = Literal["none", "class", "number", "numbers", "marks", "indices"]
@@ -215,7 +215,7 @@ def _name_lists_reading(
             "--labels multilabel if a sample may have several"
         )
     parts = {part for value in lists for part in value if isinstance(part, str)} | {*texts}
-    return Reading("indices", names or in_order(parts), missing=missing, kind=kind)
+    return Reading("indices", names or several_names(parts, where), missing=missing, kind=kind)
 
 
 def _lists_of_one(known: Sequence[Any], where: str) -> list[Any]:
