@@ -249,6 +249,12 @@ def test_names_are_in_the_order_of_their_numbers_without_those_that_mean_no_labe
     assert _read(table, tmp_path / "table", missing_label=["NA"], on_error="skip") == expected
     items = Plain([["1", "10"], ["NA"], ["10", "2"]])
     assert _read(items, tmp_path / "items", missing_label=["NA"], on_error="skip") == (*expected[:2], ["1"])
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(2)]
+    kind = hub.Sequence(hub.ClassLabel(names=["bee", "none", "ant"]))
+    features = hub.Features({"image": hub.Image(), "label": kind})
+    rows = hub.Dataset.from_dict({"image": images, "label": [[0, 2], [0]]}, features=features)
+    found = _read(rows, tmp_path / "object", missing_label=["none"])
+    assert found[:2] == (("bee", "ant"), [[1, 1], [1, 0]])  # the order of the data set
 
 
 def test_several_names_that_are_nearly_alike_or_words_are_told_of(

@@ -352,12 +352,12 @@ def _without_missing(
     }
     left = [name for number, name in enumerate(own) if number not in gone]
     if gone and all(value is None or (isinstance(value, tuple) and len(value) == len(own)) for value in values):
-        left = in_order(left)
-        kept = [own.index(name) for name in left]
+        order = in_order(left) if own == in_order(own) else left  # without a word, all may be numbers
+        kept = [own.index(name) for name in order]
         return [
             None if value is None or any(value[number] for number in gone) else tuple(value[number] for number in kept)
             for value in values
-        ], left
+        ], tuple(order)
     if not gone or not all(value is None or isinstance(value, int) for value in values):
         return values, own
     texts = [
