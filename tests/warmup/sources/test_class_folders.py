@@ -17,7 +17,7 @@ from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.warmup import build_cache
-from tpucache.warmup.sources import open_source
+from tpucache.warmup.sources import open_source, select_source
 
 KINDS = ("folder", "zip", "tar")
 SMALL = Recipe(size=8)
@@ -149,12 +149,41 @@ def test_parts_of_a_data_set_are_refused_with_the_command_for_each(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("names", [("images", "masks"), ("JPEGImages", "SegmentationClass")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("images", "masks"),
+        ("JPEGImages", "SegmentationClass"),
+        ("train", "train_masks"),
+        ("images", "segmentations"),
+        ("leftImg8bit", "gtFine"),
+        ("ISIC2018_Task1-2_Training_Input", "ISIC2018_Task1_Training_GroundTruth"),
+    ],
+)
 def test_images_and_their_masks_are_no_classes(tmp_path: Path, kind: str, names: tuple[str, str]) -> None:
     source = _make(tmp_path, kind, *(f"{name}/1.png" for name in names))
     with pytest.raises(SourceError, match=f"holds the folders {names[0]} and {names[1]}, which are images and their"):
         build_cache(source, tmp_path / "cache", SMALL, jobs=1)
     build_cache(source, tmp_path / "cache", SMALL, jobs=1, classes=names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_and_their_masks_in_a_folder_for_each_image_are_no_class(tmp_path: Path, kind: str) -> None:
+    names = [f"id{number}/{name}/{number}.png" for number in range(2) for name in ("images", "masks")]
+    source = _make(tmp_path, kind, *names)
+    with pytest.raises(SourceError, match="id0 holds the folders images and masks, which are images and their masks"):
+        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_a_data_set_in_class_folders_are_refused(tmp_path: Path, kind: str) -> None:
+    names = ("bottle/train/good/1.png", "bottle/test/good/2.png", "bottle/ground_truth/bad/2.png", "cable/train/3.png")
+    source = _make(tmp_path, kind, *names)
+    with pytest.raises(SourceError, match="bottle holds the folders train, test, which are parts of a data set"):
+        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+    chosen = select_source(open_source(source), include=["*/train/*"])
+    build_cache(chosen, tmp_path / "cache", SMALL, jobs=1, classes=["bottle", "cable"])
+    assert len(Cache.open(tmp_path / "cache").samples.paths) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,6 +208,9 @@ def test_classes_that_are_called_as_parts_are_used_where_they_are_given(tmp_path
         ("test/1.png", "val/2.png"),
         ("train/1.png",),
         ("bullet_train/1.png", "test_tube/2.png"),
+        ("mask/1.png", "no_mask/2.png"),
+        ("with_mask/1.png", "without_mask/2.png"),
+        ("bus/train/1.png", "bus/labels_seen/2.png", "car/test/3.png"),
     ],
 )
 def test_one_such_name_alone_is_a_class(tmp_path: Path, names: tuple[str, ...]) -> None:

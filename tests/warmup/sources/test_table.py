@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,9 @@ def test_a_label_column_of_words_for_no_number_is_refused_among_several(tmp_path
         ("image_id,path,x", {}, "b"),
         ("x,Image_ID,y", {}, "b"),
         ("x,y,z", {}, "a"),
+        (",y,z", {}, "b"),
+        ("Unnamed: 0,y,z", {}, "b"),
+        ("id,image_name,z", {}, "b"),
         ("id,image,x", {"label_cols": ("image",)}, "a"),
         ("path,z,y", {"path_col": "y"}, "c"),
         ("id,z,y", {"fold_col": "id"}, None),
@@ -427,3 +431,53 @@ def test_a_pattern_of_columns_that_matches_none_is_told_of(
     _list(tmp_path, "path,age\n1.jpg,3\n", **{flag: ("agee", "a*")})
     assert f"--{flag} agee matches no column: there are 'path', 'age'" in caplog.text
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("header", ["1.png,cat", "1,cat", "gone.png,cat"])
+@pytest.mark.parametrize("is_zip", [False, True])
+def test_a_table_whose_first_line_is_a_sample_is_refused(tmp_path: Path, header: str, is_zip: bool) -> None:
+    (tmp_path / "1.png").write_bytes(b"")
+    path = _write(tmp_path, f"{header}\n2.png,dog\n")
+    if is_zip:
+        with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+            for name in ("1.png", "table.csv"):
+                archive.write(tmp_path / name, name)
+        path = tmp_path / "t.zip" / "table.csv"
+    suffix = "" if "." in header else ".png"
+    with pytest.raises(SourceError, match=r"the first line must name the columns, but has '(1|gone).png'"):
+        TableSource(path, TableOptions(suffix=suffix)).list()
+
+
+def test_whole_numbers_among_several_are_in_their_order(tmp_path: Path) -> None:
+    listing = _list(tmp_path, "path,y\n1.jpg,10 2\n2.jpg,0\n3.jpg,2\n", label_cols=("y",), label_sep=" ")
+    assert listing.classes == ("0", "2", "10")
+    assert _labels(listing) == [(0.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)]
+    padded = _list(tmp_path, "path,y\n1.jpg,10 02\n2.jpg,1\n", label_cols=("y",), label_sep=" ")
+    assert padded.classes == ("02", "1", "10")
+
+
+def test_lists_of_python_are_no_names_with_a_separator(tmp_path: Path) -> None:
+    text = "path,y\n1.jpg,\"['cat', 'dog']\"\n2.jpg,['dog']\n3.jpg,\n"
+    with pytest.raises(SourceError, match=r"\['cat', 'dog'\]\" is a list of Python: write the names alone, with ','"):
+        _list(tmp_path, text, label_cols=("y",), label_sep=",")
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        (("a|b", "b", "a"), "'a|b' is a class of its own, besides those of its parts: --label-sep '|'"),
+        (("scab rust", "rust", "scab"), "'scab rust' is a class of its own"),
+        (("7 1", "1", "7"), "'7 1' is a class of its own"),
+        (("['a', 'b']", "[]", "['a']"), "is one class: write names with a separator"),
+        (("0,5", "1,25", "3"), "'0,5' is the name of a class: write a point where it is a number"),
+        (("red apple", "pear", "apple"), None),
+        (("0.5", "1.25", "3"), None),
+    ],
+    ids=str,
+)
+def test_names_that_are_several_and_numbers_with_a_comma_are_told_of(
+    cells: tuple[str, ...], told: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "".join(f'{number}.jpg,"{cell}"\n' for number, cell in enumerate(cells))
+    _list(tmp_path, "path,y\n" + rows, label_cols=("y",))
+    assert told in caplog.text if told else not caplog.records

@@ -55,10 +55,14 @@ JUNK: Final = frozenset(
 _TRAIN: Final = frozenset(("train", "training", "trainset"))
 _HELD_OUT: Final = frozenset(("val", "valid", "validation", "test", "testing", "dev", "eval", "valset", "testset"))
 _WORD: Final = re.compile(r"[^\W\d_]+|\d+")
-#: Names of folders with images, and of those with their masks.
-_IMAGES: Final = frozenset(("images", "image", "imgs", "img", "jpegimages"))
+#: Words in the names of folders with images, and of those with their masks. In a pair of such folders, the other words
+#: are the same, as in train and train_masks.
+_IMAGES: Final = frozenset(("images", "image", "imgs", "img", "jpegimages", "input", "inputs", "leftimg", "bit"))
 _MASKS: Final = frozenset(
-    ("masks", "mask", "labels", "label", "annotations", "segmentationclass", "groundtruth", "ground_truth", "gt")
+    (
+        *("masks", "mask", "labels", "label", "annotations", "segmentationclass", "segmentations", "segmentation"),
+        *("groundtruth", "ground", "truth", "gt", "gtfine", "gtcoarse"),
+    )
 )
 _NAMED: Final = 5
 
@@ -174,7 +178,7 @@ def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PureP
         ],
         classes,
         left_out=left_out,
-        doubt=_doubt("/".join((str(where).rstrip("/"), *above)), classes),
+        doubt=_doubt("/".join((str(where).rstrip("/"), *above)), classes, {parts[depth:] for parts in folders}),
     )
 
 
@@ -194,18 +198,16 @@ def shared_folders(paths: Collection[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _doubt(where: str, classes: Sequence[str]) -> str:
-    """Return why folders are probably parts of a data set and not classes, judged by their names, or ""."""
+def _doubt(where: str, classes: Sequence[str], folders: Collection[tuple[str, ...]]) -> str:
+    """Return why folders are probably parts of a data set and not classes, judged by their names, or "".
+
+    `folders` are the paths of the folders with images, below `where`.
+    """
     train, held_out = find_parts(classes)
     if not train or not held_out:
-        images, masks = ([name for name in classes if name.lower() in names] for names in (_IMAGES, _MASKS))
-        if not images or not masks:
-            return ""
-        return (
-            f"{where} holds the folders {images[0]} and {masks[0]}, which are images and their masks, not classes: "
-            "name both files of each sample in a .csv, and give its column of masks as --mask-col. If they are "
-            "classes, give --classes FILE with their names"
-        )
+        if images_and_masks := _find_masks(classes):
+            return _masks_are_no_classes(where, *images_and_masks)
+        return _doubt_below(where, folders)
     first, *others = (shlex.quote(f"{where}/{name}") for name in (*train, *held_out))
     commands = [f"`warmup {first} CACHE/{train[0]} …`"]
     names = (*train[1:], *held_out)
@@ -216,6 +218,46 @@ def _doubt(where: str, classes: Sequence[str]) -> str:
         f"{where} holds the folders {', '.join((*train, *held_out))}, which are parts of a data set, not classes: "
         f"warm up each of them, {' and '.join(commands)}. If they are classes, give --classes FILE with their names"
     )
+
+
+def _doubt_below(where: str, folders: Collection[tuple[str, ...]]) -> str:
+    """Return why the folders in class folders are probably no parts of their classes, judged by their names, or ""."""
+    inner: dict[tuple[str, ...], set[str]] = {}
+    for parts in folders:
+        for depth in range(1, len(parts)):
+            inner.setdefault(parts[:depth], set()).add(parts[depth])
+    for parts, found in sorted(inner.items()):
+        names = sorted(found)
+        place = "/".join((where, *parts))
+        if images_and_masks := _find_masks(names):
+            return _masks_are_no_classes(place, *images_and_masks)
+        train, held_out = find_parts(names)
+        if train and held_out:
+            return (
+                f"{place} holds the folders {', '.join((*train, *held_out))}, which are parts of a data set: class "
+                f"{parts[0]} would have the images of all of them. Give --classes FILE with the names of the folders "
+                f"in {where}, and --include {shlex.quote(f'*/{train[0]}/*')} for the images of one part"
+            )
+    return ""
+
+
+def _masks_are_no_classes(where: str, images: str, masks: str) -> str:
+    return (
+        f"{where} holds the folders {images} and {masks}, which are images and their masks, not classes: "
+        "name both files of each sample in a .csv, and give its column of masks as --mask-col. If they are "
+        "classes, give --classes FILE with their names"
+    )
+
+
+def _find_masks(names: Sequence[str]) -> tuple[str, str] | None:
+    """Return the name of a folder of images and of that of their masks, or None without such names."""
+    words = {name: frozenset(word for word in _WORD.findall(name.lower()) if word.isalpha()) for name in names}
+    masks = {found - _MASKS: name for name, found in words.items() if found & _MASKS}
+    for name, found in words.items():
+        is_images = found & (_IMAGES | _TRAIN | _HELD_OUT) and not found & _MASKS
+        if is_images and found - _IMAGES in masks:
+            return name, masks[found - _IMAGES]
+    return None
 
 
 def find_parts(classes: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +25,9 @@ MISSING_WORDS: Final = frozenset(
 )
 
 _SHOWN: Final = 4  # columns in a message, at most
-
+#: Texts that people write between several names in one cell.
+_SEPARATORS: Final = ("|", ";", ",", " ", "+", "&")
+_DECIMAL_COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
 _WORD_IS_CLASS: Final = "%s: %s is a class: if it means that there is no label, give --missing-label"
 
 _log: Final = logging.getLogger("tpucache")
@@ -62,6 +65,7 @@ def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) 
         labels, classes = labels_of_texts(table.column(columns[0]), f"{table.path}, column {columns[0]!r}")
         if not classes:
             _numbers(table, columns[0], faults)
+        _tell_of_joined(classes, f"{table.path}, column {columns[0]!r}")
         return TableLabels([None if row in faults else label for row, label in enumerate(labels)], classes, faults)
     return TableLabels(*_vectors(table, columns, faults), faults)
 
@@ -181,14 +185,50 @@ def split_names(
     """Split cells with several class names. Return a 0 or 1 for each cell and class, and the names of all classes.
 
     `is_own` says that tpucache's `join_names` wrote the cells: the marks that it put before some names are removed.
-    Warns of the same names as `several_names`; the warnings begin with `where`.
+    Raises SourceError for cells that are all lists of Python. Warns of the same names as `several_names`. Both texts
+    begin with `where`.
     """
+    if not is_own and (listed := _find_list(cells)):
+        raise SourceError(
+            f"{where}: {listed!r:.60} is a list of Python: write the names alone, with {separator!r} between them"
+        )
     rows = [
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
         for cell in cells
     ]
     classes = several_names(set().union(*rows), where)
     return [tuple(float(name in row) for name in classes) for row in rows], classes
+
+
+def _find_list(cells: Collection[str]) -> str:
+    """Return the longest cell if all cells are lists of Python, else ""."""
+    known = {cell.strip() for cell in cells} - {""}
+    if not all((cell[0], cell[-1]) in (("[", "]"), ("(", ")"), ("{", "}")) for cell in known):
+        return ""
+    return max(sorted(known), key=len, default="")
+
+
+def _tell_of_joined(names: Collection[str], where: str) -> None:
+    """Warn of class names that are probably several names, or numbers with a comma; the warning begins with `where`."""
+    if listed := _find_list(names):
+        _log.warning(
+            "%s: the list %.60r is one class: write names with a separator, and give --label-sep", where, listed
+        )
+        return
+    commas = sorted(name for name in names if _DECIMAL_COMMA.fullmatch(name))
+    if commas and all(name in commas or to_number(name) is not None for name in names):
+        _log.warning("%s: %r is the name of a class: write a point where it is a number", where, commas[0])
+        return
+    known = {name.strip() for name in names}
+    for separator in _SEPARATORS:
+        for name in sorted(names):
+            parts = [part.strip() for part in name.split(separator) if part.strip()]
+            if len(parts) > 1 and known.issuperset(parts):
+                _log.warning(
+                    "%s: %.60r is a class of its own, besides those of its parts: --label-sep %r reads it as several",
+                    where, name, separator,
+                )  # fmt: skip
+                return
 
 
 def _numbers(table: CsvTable, name: str, faults: dict[int, str]) -> list[int | float | None]:

@@ -14,7 +14,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from tpucache.options import option
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
-from tpucache.warmup.sources.folder import read_file
+from tpucache.warmup.sources.folder import SUFFIXES, read_file
 from tpucache.warmup.sources.labels import MISSING_WORDS, read_labels
 from tpucache.warmup.sources.source import (
     Column,
@@ -40,10 +40,15 @@ from tpucache.warmup.sources.source import (
 )
 
 #: Names of the column of paths; the first name that exists is used, or else the first column.
-PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")
+PATH_NAMES: Final = (
+    *("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img_path"),
+    *("image_name", "img_name", "image_id", "id"),
+)
 #: If exactly one column has one of these names, it is used as the label by default.
 LABEL_NAMES: Final = ("label", "target", "class", "species")
 
+#: The name of a column of row numbers, as pandas writes it, or "Unnamed: 0" after it was read again.
+_INDEX: Final = re.compile(r"\s*|Unnamed: \d+")
 #: Cells that stand for an image with an empty mask.
 _NOTHING: Final = ("", "-1", "nan")
 _MOST_CLASSES: Final = 255
@@ -169,6 +174,7 @@ class TableSource:
         labels, classes, faults = read_labels(table, options.label_cols, options.label_sep)
         self._tell_of_repeated(table, files.images)
         found = None if self._archive is None else self._archive.list()
+        self._check_heading(path_column(table, options) + options.suffix, found)
         samples = []
         for (name, number), label in zip(files.rows.items(), labels, strict=True):
             members = () if found is None else _members(found, files.names(number))
@@ -222,6 +228,16 @@ class TableSource:
                 "%s: %d rows name an image again, such as %r in the lines %d and %d: each row is a sample of its own",
                 self._path, len(repeated), image, table.lines[first[image]], table.lines[repeated[0]],
             )  # fmt: skip
+
+    def _check_heading(self, name: str, found: Mapping[str, Member] | None) -> None:
+        """Raise SourceError if the heading of the column of paths, with the suffix, is the `name` of an image."""
+        place = self._root / name  # Path.is_file fails for a name that is too long
+        is_there = bool(_members(found, [name])) if found is not None else os.path.isfile(place)  # noqa: PTH113
+        if is_there or (PurePath(name).suffix.lower() in SUFFIXES and not self._options.suffix):
+            raise SourceError(
+                f"{self._path}: the first line must name the columns, but has {name!r:.200}, an image: put a line such "
+                "as path,label above it"
+            )
 
     def _read(self, sample: Sample, place: int, name: str) -> bytes:
         """Return the bytes of a sample's file `name`; in an archive, of its member at position `place`."""
@@ -337,7 +353,8 @@ def path_column(table: CsvTable, options: TableOptions) -> str:
             f"{table.path} has no column left for the paths of images: other options name all of "
             f"{', '.join(map(repr, table.names))}"
         )
-    return next((name for known in PATH_NAMES for name in free if name.lower() == known), free[0])
+    named = [name for name in free if not _INDEX.fullmatch(name)] or free
+    return next((name for known in PATH_NAMES for name in free if name.lower() == known), named[0])
 
 
 def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
