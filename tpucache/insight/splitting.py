@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 Integers = npt.NDArray[np.int64]
 
+_log: Final = logging.getLogger("tpucache")
+
+_GROUPS: Final = "groups"
 _BINS: Final = 10  # numbers are divided into bins with about equally many samples each
 _WHOLE: Final = 1 << 32  # the weight of all samples of a class; integers have the same sum on every machine
 
@@ -51,7 +55,7 @@ def folds(
     total = cache.manifest.samples if positions is None else len(positions)
     units = np.arange(total)
     if groups is not None:
-        units = _units(_values(cache, positions, total, groups, "groups"))
+        units = _units(_values(cache, positions, total, groups, _GROUPS))
     marks = _Marks(np.empty(0, np.int64), np.empty(0, np.int64), 0)
     if stratify is not None and not (isinstance(stratify, str) and stratify == LABEL and LABEL not in cache.samples):
         has_classes = isinstance(stratify, str) and stratify == LABEL and bool(cache.manifest.classes)
@@ -75,7 +79,7 @@ def column_groups(dataset: Samples, name: str) -> Integers:
     """
     cache, positions = opened(dataset)
     total = cache.manifest.samples if positions is None else len(positions)
-    return _units(_values(cache, positions, total, name, "groups"))
+    return _units(_values(cache, positions, total, name, _GROUPS))
 
 
 def _values(cache: Cache, positions: Integers | None, total: int, given: str | Array, what: str) -> Array:
@@ -95,7 +99,22 @@ def _values(cache: Cache, positions: Integers | None, total: int, given: str | A
         )
     column = cache.samples[given]
     values = column if isinstance(column, np.ndarray) else np.array(list(column), np.str_)
-    return values if positions is None else values[positions]
+    values = values if positions is None else values[positions]
+    if what == _GROUPS and values.dtype.kind == "U":
+        _warn_of_alike(given, set(values.tolist()))
+    return values
+
+
+def _warn_of_alike(column: str, names: set[str]) -> None:
+    """Warn of two groups whose names differ only in white space or case: folds may divide what is one group."""
+    alike: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := alike.setdefault(" ".join(name.split()).casefold(), name)) != name:
+            _log.warning(
+                "column %r: %r and %r are different groups, which may be in different folds: write them alike if they "
+                "are meant to be one", column, other, name,
+            )  # fmt: skip
+            return
 
 
 def _units(values: Array) -> Integers:
