@@ -108,7 +108,10 @@ class BuildProcess:
         return None
 
     def check(self) -> bool:
-        """Return whether this process started the build. Raises the error of a build that has failed."""
+        """Return whether the calling process is the one that started the build; a forked copy of it is not.
+
+        Raises the error of a build that has failed.
+        """
         if os.getpid() != self._owner:
             return False
         with self._lock:

@@ -32,9 +32,9 @@ _FLOATS: Final = "<f4"
 class HostCrop:
     """Reads random crops of a batch's images, or whole images.
 
-    With the same random numbers, a device would crop the same boxes. If crops have the size of the images,
-    their pixels are also exactly those that a device would compute. If normalising is all that is left to do, the crops
-    are normalised, too.
+    With the same random numbers, a device would crop the same boxes. If each box is enlarged to the size of the whole
+    images, the pixels are also exactly those that a device would compute. If normalising is all that is left to do, the
+    crops are normalised, too.
     """
 
     def __init__(self, settings: AugmentSettings, dataset: CachedDataset, size: tuple[int, int] | None) -> None:

@@ -400,7 +400,8 @@ class BatchLoader(Generic[AnySamples]):
 class _Iteration:
     """One pass of a loader over an epoch, from a position on: the order, and the batches that are being read.
 
-    With `slots`, batches are `RecordBatch` (see `iterate_records`). If `is_counted` is False, batches are `Uncounted`.
+    With `slots`, batches are `RecordBatch` (see `iterate_records`). If `is_counted` is False, batches are `Uncounted`:
+    taking one does not change the loader's state.
     """
 
     def __init__(

@@ -319,7 +319,11 @@ class _Build:
             return finish_cache(context.shards, plan, shards, is_mixed)
 
     def _scheduler(self, context: BuildContext) -> Scheduler | GrowingScheduler:
-        """Shards of retried samples are written into the work folder, and merged into the cache's shards later."""
+        """Return what builds the planned blocks.
+
+        If the build only tries skipped samples again, new shards go into the work folder, and are merged with the
+        cache's shards later.
+        """
         shards = context.work if self.plan.is_retry else context.shards
         context = dataclasses.replace(context, shards=shards)
         if self._can_grow() or (has_arrivals(context.work) and can_grow(context, self.plan)):
