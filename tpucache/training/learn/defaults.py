@@ -37,7 +37,7 @@ _DEEP: Final = "ResNet's 0.1 for 256, linear in the batch: arXiv:1706.02677; one
 _FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the batch: arXiv:2205.10287"
 #: Batches are small where runs are short (see `decide_length`), and short runs need AdamW's rate for large batches.
 _SHORT: Final = "for a batch of 128, and not lowered for smaller ones, whose runs are short"
-_FASTAI_SHORT: Final = f"fastai's 0.003 for 64, arXiv:2002.04688; {_SHORT}"
+_FASTAI_TWICE: Final = f"twice fastai's 0.003 for 64, arXiv:2002.04688; {_SHORT}"
 _CONVNEXT: Final = f"twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545; {_SHORT}"
 _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., arXiv:1311.2524"
 
@@ -97,7 +97,7 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
     ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", None, "VGG's, arXiv:1409.1556"),
     ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", None, _TUNED),
-    ("adamw", "batch norm", False): Defaults(4.2e-3, "none", 0.05, "one-cycle", None, _FASTAI_SHORT),
+    ("adamw", "batch norm", False): Defaults(8.4e-3, "none", 0.05, "one-cycle", None, _FASTAI_TWICE),
     ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
     ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
     ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
