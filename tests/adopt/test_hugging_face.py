@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from writing import write_picture
 
 import tpucache
@@ -40,6 +41,15 @@ def test_pictures_labels_and_classes_are_those_of_the_set(photos: Any) -> None:
     assert dataset.targets == [0, 1] * 3
     assert dataset.classes == ["cat", "dog"]
     assert opened(photos, transform=lambda image: image.size)[0] == ((SIZE, SIZE), 0)
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "RGB"])
+def test_pictures_have_the_mode_that_the_set_states(mode: str) -> None:
+    rows = {"image": [Image.new("RGBA", (SIZE, SIZE), (200, 100, 5, 90))], "label": [0]}
+    features = datasets.Features({"image": datasets.Image(mode=mode), "label": datasets.Value("int64")})
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    expected = np.asarray(dataset[0]["image"].convert("RGB")).transpose(2, 0, 1)
+    assert np.array_equal(np.asarray(opened(dataset)[0][0]), expected)
 
 
 def test_a_saved_folder_is_found_again_and_shares_the_cache(photos: Any, tmp_path: Path, no_build: Any) -> None:

@@ -257,6 +257,55 @@ def test_a_subclass_gives_its_own_items_also_in_batches(root: Path) -> None:
         CachedLoader(dataset, 2)
 
 
+class Shortened(ImageFolder):
+    def __len__(self) -> int:
+        return 2
+
+
+class Batched(ImageFolder):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[indices[0]]]
+
+
+class ShortSubset(Subset[Any]):
+    def __len__(self) -> int:
+        return 2
+
+
+class BatchedSubset(Subset[Any]):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices[:1]]
+
+
+class Wrapped:
+    """Changes the items of a data set, and has all of its attributes."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index][0], 7
+
+
+def test_a_cached_loader_refuses_what_chooses_or_changes_samples(root: Path) -> None:
+    for kind, name in (Shortened, "__len__"), (Batched, "__getitems__"):
+        with pytest.raises(UsageError, match=f"{kind.__name__} has a {name} of its own"):
+            CachedLoader(kind(root, size=SIZE, jobs=1), 2)
+    for other in (ShortSubset(opened(root), range(4)), BatchedSubset(opened(root), range(4)), Wrapped(opened(root))):
+        with pytest.raises(UsageError, match=f"not {type(other).__name__}: use DataLoader"):
+            CachedLoader(other, 2)  # type: ignore[arg-type]  # the wrapper is no data set
+
+
+def test_a_subclass_that_lists_the_folder_itself_is_refused(root: Path) -> None:
+    for name in ("find_classes", "make_dataset"):
+        kind = type("Own", (ImageFolder,), {name: lambda *_, **__: None})
+        with pytest.raises(UsageError, match=f"Own has a {name} of its own, which is not called here"):
+            kind(root, size=SIZE, jobs=1)
+
+
 def test_a_cached_loader_takes_it_and_parts_of_it(root: Path) -> None:
     dataset = opened(root)
     images, labels = next(iter(CachedLoader(dataset, 6)))

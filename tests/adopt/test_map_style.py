@@ -196,6 +196,76 @@ def test_what_cannot_be_kept_is_refused(dataset: Any, error: type[Exception], te
     assert isinstance(raised.value, error | tpucache.SourceError)
 
 
+class Rarely(Pictures):
+    """The last of the few pictures that are compared is another one each time."""
+
+    def __getitem__(self, number: int) -> Any:
+        image, label = super().__getitem__(number)
+        if number == COUNT - 1:
+            image.putpixel((0, 0), (random.randrange(256), random.randrange(256), random.randrange(256)))
+        return image, label
+
+
+class Once(Rarely):
+    """A picture that is not among the few is another one each time."""
+
+    def __getitem__(self, number: int) -> Any:
+        return super().__getitem__(COUNT - 1 if number == UNSEEN else 0)
+
+
+def test_a_picture_that_is_seldom_random_is_found() -> None:
+    with pytest.raises(UsageError, match="item 39 of the Rarely differs each time it is read"):
+        opened(Rarely())
+    opened(Once())
+    with pytest.raises(UsageError, match=f"item {UNSEEN} of the Once differs each time it is read"):
+        opened(Once())
+
+
+@pytest.mark.parametrize("options", [{}, {"identity": "birds"}])
+def test_other_names_of_classes_make_another_cache(options: Any) -> None:
+    items = [(Image.new("RGB", (9, 9)), number) for number in range(3)]
+    named, renamed = Items(*items), Items(*items)
+    named.classes, renamed.classes = ["ant", "bee", "cat"], ["cat", "bee", "ant"]  # type: ignore[attr-defined]
+    assert opened(named, **options).classes == ["ant", "bee", "cat"]
+    assert opened(renamed, **options).classes == ["cat", "bee", "ant"]
+
+
+def test_class_to_idx_numbers_the_classes() -> None:
+    image = Image.new("RGB", (9, 9))
+    items = Items((image, "ant"), (image, "cat"), (image, "bee"))
+    items.class_to_idx = {"cat": 0, "bee": 1, "ant": 2}  # type: ignore[attr-defined]
+    dataset = opened(items)
+    assert (dataset.targets, dataset.classes) == ([2, 0, 1], ["cat", "bee", "ant"])
+    directory = dataset.directory.parent / "warmup"
+    tpucache.build_cache(items, directory, Recipe(size=8), jobs=1)  # type: ignore[arg-type]
+    assert tpucache.CachedDataset(directory).classes == ("cat", "bee", "ant")
+    items.classes = np.array(["ant", "bee", "cat"])  # type: ignore[attr-defined]
+    with pytest.raises(tpucache.SourceError, match="class 0 is 'ant' in the attribute classes and 'cat' in class_to_"):
+        opened(items)
+    with pytest.raises(tpucache.SourceError, match="class 0 is 'ant' in the attribute classes and 'cat' in class_to_"):
+        tpucache.build_cache(items, directory.with_name("other"), Recipe(size=8), jobs=1)  # type: ignore[arg-type]
+
+
+def test_parts_of_a_set_have_its_classes() -> None:
+    image = Image.new("RGB", (9, 9))
+    items = Items((image, "ant"), (image, "cat"), (image, "bee"))
+    items.classes = ["ant", "bee", "cat"]  # type: ignore[attr-defined]
+    part: Any = torch.utils.data.Subset(items, [1, 2])  # type: ignore[arg-type]
+    both: Any = torch.utils.data.ConcatDataset([part, part])
+    for dataset, targets in (part, [2, 1]), (both, [2, 1, 2, 1]):
+        found = opened(dataset)
+        assert (found.targets, found.classes) == (targets, ["ant", "bee", "cat"])
+
+
+def test_a_sample_that_was_left_out_and_is_usable_now_is_noticed() -> None:
+    pictures: list[Any] = [(Image.new("RGB", (9, 9)), number % 3) for number in range(COUNT)]
+    for broken in "no picture", np.full((4, 4, 3), -1.5):  # does not load, does not become a record
+        items = Items(*pictures[:UNSEEN], (broken, 0), *pictures[UNSEEN + 1 :])
+        assert len(opened(items, on_error="skip")) == COUNT - 1
+        assert len(opened(items, on_error="skip")) == COUNT - 1
+        assert len(opened(Items(*pictures), on_error="skip")) == COUNT
+
+
 def test_samples_that_were_left_out_stay_so() -> None:
     image = Image.new("RGB", (9, 9))
     items = Items((image, 0), ("no picture", 1), (image, 1))

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.adopt.builder import LEAST_GROWING
 from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
@@ -18,6 +18,10 @@ from tpucache.recipe import Recipe, fingerprint
 
 if TYPE_CHECKING:
     from tpucache.warmup.build_options import OnError
+
+
+#: Methods of torchvision's ImageFolder by which a subclass decides which samples and classes a folder has.
+_LISTING_METHODS: Final = ("find_classes", "_find_classes", "make_dataset")
 
 
 class ImageFolder(PictureDataset):
@@ -66,6 +70,12 @@ class ImageFolder(PictureDataset):
         Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError when
         the cache cannot be written.
         """
+        for name in _LISTING_METHODS:
+            if hasattr(self, name):
+                raise UsageError(
+                    f"{type(self).__name__} has a {name} of its own, which is not called here: give the data set of "
+                    "torchvision to tpucache.cached"
+                )
         choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
         self.root = os.path.expanduser(root)  # noqa: PTH111  # a Path would change `photos/` and `./photos`
         kept = _open_or_build(self.root, cache, choices, allow_empty=allow_empty)

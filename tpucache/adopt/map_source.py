@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tpucache.errors import SampleError, UsageError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
+from tpucache.warmup.blocks import content_sha256
+from tpucache.warmup.listing import content_digests
 from tpucache.warmup.run.executors import Executor, Task
-from tpucache.warmup.sources.datasets import is_stream, labelled_item
+from tpucache.warmup.sources.datasets import class_names, is_stream, labelled_item
 from tpucache.warmup.sources.source import Item, Items, Listing, Sample
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 #: The column of the samples table that has the SHA-256 of each picture and label before resizing.
 CONTENT: Final = "content"
 _COMPARED: Final = 32  # `few_contents` reads this many items, and the last item
-_READ_TWICE: Final = 8
 _SAMPLES_PER_TASK: Final = 64
 
 
@@ -51,7 +52,7 @@ class MapStyleSource:
         self._length = len(dataset)
         if not self._length:
             raise UsageError(f"the {self.name} has no samples")
-        self._classes = _classes_of(dataset)
+        self._classes = class_names(dataset, self.name)
         self._file = ""
 
     def __len__(self) -> int:
@@ -95,25 +96,23 @@ class MapStyleSource:
             return error.reason
 
     def few_contents(self) -> tuple[Any, ...]:
-        """Return the length of the data set, and the digests (`content`) of up to 33 items, evenly spread.
+        """Return the length of the data set, its class names, and the digests (`content`) of up to 33 items.
 
-        A few of these items are read twice. Raises UsageError if an item differs when it is read a second time.
+        The items are evenly spread, and each is read twice. Raises UsageError if an item differs the second time.
         """
         count = self._length
         numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
         contents = {number: self.content(number) for number in numbers}
-        for number in numbers[:: max(1, len(numbers) // _READ_TWICE)]:
+        for number in numbers:
             if self.content(number) != contents[number]:
-                raise UsageError(
-                    f"item {number} of {self!r} differs each time it is read, and a cache would keep one of these "
-                    "pictures for ever: leave random changes out of the data set, and pass them as transform="
-                )
-        return (count, *contents.values())
+                raise UsageError(_random_text(self, number))
+        return (count, self._classes, *contents.values())
 
     def difference(self, cache: Cache, jobs: int | None) -> str | None:
         """Compare all items with a cache. Returns a text about the first difference, or None without a difference.
 
-        `jobs` processes read the items, by default one for each core.
+        `jobs` processes read the items, by default one for each core. Raises UsageError for an item that differs each
+        time it is read.
         """
         table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
         known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))
@@ -122,6 +121,10 @@ class MapStyleSource:
             number not in known | dict.fromkeys(skipped) for number in numbers
         ):
             return f"it has other samples than its cache: {len(numbers):,}, not {len(known) + len(skipped):,}"
+        digests = content_digests(cache.manifest)
+        for number in sorted(skipped):  # none of them is used, but one may have become usable
+            if content_sha256(self, Sample(number, str(number))) != digests.get(number, ""):
+                return f"sample {number}, which could not be used, has changed since"
         compared = [(number, str(content)) for number, content in known.items()]
         tasks: list[Task] = [
             (_differing, (self, compared[at : at + _SAMPLES_PER_TASK]))
@@ -130,6 +133,8 @@ class MapStyleSource:
         with Progress(len(compared), "compare", "samples") as progress:
             for done, wrong in Executor(jobs=jobs).run(iter(tasks), few=True):
                 if wrong is not None:
+                    if self.content(wrong) != self.content(wrong):
+                        raise UsageError(_random_text(self, wrong))
                     return f"sample {wrong} has another picture or label than in its cache"
                 progress.advance(done)
         return None
@@ -144,10 +149,11 @@ def _differing(source: MapStyleSource, compared: Sequence[tuple[int, str]]) -> t
     return len(compared), wrong
 
 
-def _classes_of(dataset: Any) -> tuple[str, ...]:
-    names = getattr(dataset, "classes", None)
-    is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    return tuple(names) if names is not None and is_named and len({*names}) == len(names) else ()
+def _random_text(source: MapStyleSource, number: int) -> str:
+    return (
+        f"item {number} of {source!r} differs each time it is read, and a cache would keep one of these pictures for "
+        "ever: leave random changes out of the data set, and pass them as transform="
+    )
 
 
 def _pickled(source: MapStyleSource) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 from tpucache.adopt.kept import KeptCache
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.indices import overrides
 from tpucache.loading.tensors import Dataset
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
@@ -77,9 +76,9 @@ class PictureDataset(Dataset[Any]):
         for name in ("transform", "target_transform"):
             if getattr(self, name) is not None:
                 raise UsageError(f"{type(self).__name__} has a {name}, which changes samples one by one: {_ADVICE}")
-        if overrides(self, PictureDataset, "__getitem__"):
+        if method := _own_method(self):
             raise UsageError(
-                f"{type(self).__name__} has a __getitem__ of its own, which changes samples: use DataLoader instead"
+                f"{type(self).__name__} has a {method} of its own, which changes samples: use DataLoader instead"
             )
         chosen, labels = self._chosen()
         before = self._labels()
@@ -105,6 +104,15 @@ class PictureDataset(Dataset[Any]):
         if labels is None:
             return [-1] * len(self._cached)
         return (labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels).tolist()  # type: ignore[no-any-return]  # a list
+
+
+def _own_method(dataset: PictureDataset) -> str | None:
+    """Return a method by which a subclass of the user's decides what the samples are; None if there is none."""
+    for name in ("__getitem__", "__getitems__", "__len__"):
+        owner = next((kind for kind in type(dataset).__mro__ if name in vars(kind)), None)
+        if owner is not None and owner.__module__.partition(".")[0] != "tpucache":
+            return name
+    return None
 
 
 def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:

@@ -36,7 +36,7 @@ def to_array(name: str, values: Any) -> npt.NDArray[Any]:
 
 def overrides(value: object, base: type, method: str) -> bool:
     """Return whether the class of a value overrides a method of `base`."""
-    return getattr(type(value), method) is not getattr(base, method)
+    return getattr(type(value), method, None) is not getattr(base, method, None)
 
 
 def is_single(index: Any) -> bool:

@@ -717,16 +717,17 @@ def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> Host
 
 
 def _cached_dataset(dataset: Any) -> CachedDataset:
-    if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
+    methods = ("__getitem__", "__getitems__", "__len__")
+    if isinstance(dataset, Subset) and not any(overrides(dataset, Subset, name) for name in methods):
         whole = _cached_dataset(dataset.dataset)
         return whole.select(integer_positions(dataset.indices, len(whole)))
-    if hasattr(dataset, "to_cached"):
+    if hasattr(type(dataset), "to_cached"):  # a wrapper may pass on attributes of the dataset that it changes
         dataset = dataset.to_cached()
     if not isinstance(dataset, CachedDataset):
         raise UsageError(f"CachedLoader reads a CachedDataset, not {type(dataset).__name__}: use DataLoader")
-    if any(overrides(dataset, CachedDataset, name) for name in ("__getitem__", "__getitems__")):
+    if changed := next((name for name in methods if overrides(dataset, CachedDataset, name)), None):
         raise UsageError(
-            f"{type(dataset).__name__} changes single samples in __getitem__, which CachedLoader would skip: use "
+            f"{type(dataset).__name__} changes single samples in {changed}, which CachedLoader would skip: use "
             "DataLoader, or change whole batches after the loader"
         )
     return dataset

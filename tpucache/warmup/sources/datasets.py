@@ -105,9 +105,9 @@ class DatasetSource:
         """Return all items as samples.
 
         The dataset's attribute `paths` has the samples' paths. In a stream, or without this attribute, the path is the
-        item's number. The class names are the dataset's attribute `classes`; without it, they come from the label
-        column of a Hugging Face dataset. Raises UsageError if `module:callable` cannot be imported, and SourceError if
-        the callable fails or returns no dataset, or if the dataset cannot be listed.
+        item's number. The class names are the dataset's attribute `classes`; without it, `class_to_idx`, or the names
+        in the label column of a Hugging Face dataset. Raises UsageError if `module:callable` cannot be imported, and
+        SourceError if the callable fails or returns no dataset, or if the dataset cannot be listed.
         """
         dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
         if is_stream(dataset):
@@ -118,7 +118,8 @@ class DatasetSource:
         else:
             names = _numbers(self._dataset, self._name) or map(str, range(len(dataset)))
         samples = [Sample(number, name) for number, name in enumerate(names)]
-        classes = _texts(dataset, "classes", self._name) or _feature_names(dataset)
+        named = _with_classes(dataset)
+        classes = _in_order(named, _texts(named, "classes", self._name), self._name) or _feature_names(dataset)
         if self._copy is not None or (values := _label_column(dataset)) is None:
             return Listing(samples, classes)
         labels, classes = labels_of_values(values, self._name, classes)
@@ -218,7 +219,8 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
 def _undecoded(dataset: Any) -> Any:
     """Make a Hugging Face dataset return images as the bytes of their files. Return any other dataset unchanged.
 
-    A Hugging Face dataset with a format or a transform is returned unchanged, too. A single column of images is renamed
+    A Hugging Face dataset with a format or a transform is returned unchanged, too. Images of a column that states a
+    mode, such as `Image(mode="L")`, are left to the dataset, which converts them. A single column of images is renamed
     to `image`, and a single column of classes to `label`. Raises SourceError for several columns of classes.
     """
     features = getattr(dataset, "features", None)
@@ -226,9 +228,10 @@ def _undecoded(dataset: Any) -> Any:
         return dataset
     if getattr(dataset, "format", {}).get("type") is not None:  # the user transforms the items
         return dataset
-    images = {name: type(feature) for name, feature in features.items() if type(feature).__name__ == "Image"}
-    for name, kind in images.items():
-        dataset = dataset.cast_column(name, kind(decode=False))
+    images = {name: feature for name, feature in features.items() if type(feature).__name__ == "Image"}
+    for name, feature in images.items():
+        if getattr(feature, "mode", None) is None:
+            dataset = dataset.cast_column(name, type(feature)(decode=False))
     if len(images) == 1 and IMAGE not in features:
         dataset = dataset.rename_column(*images, IMAGE)
     classes = [name for name, feature in features.items() if _names_of(feature)]
@@ -259,6 +262,52 @@ def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
     if isinstance(values, (list, tuple, np.ndarray)) and all(isinstance(text, (str, Path)) for text in values):
         return tuple(map(str, values))
     raise SourceError(f"{name}: the dataset's {attribute} are a {type(values).__name__}: make them a list of texts")
+
+
+def class_names(dataset: Any, name: str) -> tuple[str, ...]:
+    """Return the names of the class numbers of a dataset that has any, else (); `name` is for the message.
+
+    They are the attribute `classes`, or that of the dataset of which a torch Subset or ConcatDataset is made; without
+    it, `class_to_idx`. Raises SourceError if these two attributes give the classes different numbers.
+    """
+    named = _with_classes(dataset)
+    names = getattr(named, "classes", None)
+    is_named = isinstance(names, (list, tuple, np.ndarray)) and all(isinstance(each, str) for each in names)
+    names = tuple(map(str, names)) if names is not None and is_named and len({*names}) == len(names) else ()
+    return _in_order(named, names, name)
+
+
+def _with_classes(dataset: Any) -> Any:
+    """Return the dataset whose class names a torch Subset or ConcatDataset has, or the dataset itself."""
+    kind = type(dataset)
+    if kind.__module__.startswith("torch.utils.data"):  # a subclass may number the labels anew
+        if kind.__name__ == "Subset":
+            return _with_classes(dataset.dataset)
+        is_joined = kind.__name__ == "ConcatDataset"
+        if is_joined and len({class_names(part, kind.__name__) for part in dataset.datasets}) == 1:
+            return _with_classes(dataset.datasets[0])
+    return dataset
+
+
+def _in_order(dataset: Any, names: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Return `names`, or the keys of the dataset's `class_to_idx` by number if there are no names.
+
+    Raises SourceError if `class_to_idx` gives the names other numbers.
+    """
+    numbers = getattr(dataset, "class_to_idx", None)
+    if not isinstance(numbers, Mapping) or not all(isinstance(each, str) for each in numbers):
+        return names
+    by_number = {number: each for each, number in numbers.items()}
+    if len(by_number) != len(numbers) or {*by_number} != {*range(len(numbers))}:  # a class may have several names
+        return names
+    ordered = tuple(by_number[number] for number in range(len(by_number)))
+    if names and names != ordered and {*names} == {*ordered}:
+        wrong = next(number for number, pair in enumerate(zip(names, ordered, strict=True)) if pair[0] != pair[1])
+        raise SourceError(
+            f"{where}: class {wrong} is {names[wrong]!r} in the attribute classes and {ordered[wrong]!r} in "
+            "class_to_idx: give both the same order"
+        )
+    return names or ordered
 
 
 def _names_of(feature: Any) -> tuple[str, ...]:
