@@ -62,7 +62,7 @@ _BASIC: Final = (
 #: Options that only warmup has, not the commands that read a cache while it is built.
 _WARMUP_ONLY: Final = ("time_limit", "target", "retry", "retry_all")
 #: Options of a table that describe masks. relabel changes no masks, and lacks them.
-_NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}
+_NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_order": None, "rle_relative": False}
 
 _MOST_NAMED: Final = 5
 _PICTURE_SIDE: Final = 160

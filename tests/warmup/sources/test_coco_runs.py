@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,34 @@ def test_what_is_written_as_on_kaggle_is_read_as_it_was(width: int, height: int,
     ends = np.concatenate([[0], (starts + lengths)[:-1]]) if len(starts) else starts
     relative = " ".join(f"{start - end} {length}" for start, end, length in zip(starts, ends, lengths, strict=True))
     np.testing.assert_array_equal(read_runs([Runs(1, relative)], True, "a"), runs)
+
+
+@pytest.mark.parametrize("order", ["columns", "rows"])
+@pytest.mark.parametrize("size", [(40, 30), (30, 40), (44, 36)])
+def test_run_lengths_count_down_the_columns_or_along_the_rows(
+    tmp_path: Path, order: str, size: tuple[int, int]
+) -> None:
+    width, height = size
+    row, column = np.mgrid[:height, :width]
+    mask = ((row - 14) ** 2 + (column - 16) ** 2 < 100).astype(np.uint8)
+    text = encode_runs(mask if order == "columns" else mask.T)
+    path = write(tmp_path, [{"ImageId": "a.png", "EncodedPixels": text}], size)
+    recipe = Recipe(size=(height, width))
+    np.testing.assert_array_equal(masks_of(tmp_path, path, recipe, rle_order=order)[0], mask)
+    shutil.rmtree(tmp_path / "cache")
+    if order == "rows":
+        with pytest.raises(SourceError, match=r"counted along the rows.*--rle-order rows"):
+            masks_of(tmp_path, path, recipe)
+    else:
+        np.testing.assert_array_equal(masks_of(tmp_path, path, recipe)[0], mask)
+
+
+def test_another_order_of_run_lengths_is_another_content(tmp_path: Path) -> None:
+    path = write(tmp_path, [{"ImageId": "a.png", "EncodedPixels": "1 2"}])
+    masks_of(tmp_path, path, Recipe(size=(4, 6)))
+    masks_of(tmp_path, path, Recipe(size=(4, 6)), rle_order="columns")  # the same content
+    with pytest.raises(SourceError, match="another content"):
+        masks_of(tmp_path, path, Recipe(size=(4, 6)), rle_order="rows")
 
 
 def test_rows_of_one_image_are_one_sample_with_a_class_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +207,7 @@ def test_labels_that_differ_within_an_image_and_classes_beyond_255_are_refused(t
     [
         {"rle_class_col": "c"},
         {"rle_relative": True},
+        {"rle_order": "rows"},
         {"rle_cols": ("a", "b"), "rle_class_col": "c"},
         {"rle_cols": ("a",), "mask_col": "m"},
     ],

@@ -36,7 +36,7 @@ from tpucache.types import Array
 from tpucache.warmup.records.masks import DecodedMask, decode_turned_mask, draw_runs
 from tpucache.warmup.records.numbers import SEVERAL
 from tpucache.warmup.records.presize import presize, presize_framed
-from tpucache.warmup.sources.source import Item
+from tpucache.warmup.sources.source import Item, RunsOrder
 
 #: An image and its annotations, in the order of the record.
 IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
@@ -133,7 +133,7 @@ def clean_and_count(
         facts = _facts(framing, kind)
     for field in fields:
         if field.name == MASK and MASK in known and item.mask_runs is not None:
-            clean[MASK], counts[MASK] = _mask_of_runs(item.mask_runs, framing, recipe, path)
+            clean[MASK], counts[MASK] = _mask_of_runs(item.mask_runs, item.runs_order, framing, recipe, path)
             continue
         value = item.fields[field.name]
         if field.name not in known:
@@ -236,10 +236,12 @@ def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe, path: str) -> tup
     return framing.nearest(fitting[0])[..., None], int(stored.any())
 
 
-def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
+def _mask_of_runs(
+    runs: Array, order: RunsOrder | None, framing: Framing, recipe: Recipe, path: str
+) -> tuple[Array, int]:
     """Draw a mask from run lengths. Return its visible part (height, width, 1), and 1 if any pixel is not 0, else 0."""
     coordinates = _coordinates(framing, recipe, path)
-    drawn = draw_runs(runs, framing.stored_as(coordinates), path)
+    drawn = draw_runs(runs, framing.stored_as(coordinates), path, order)
     stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)
     return framing.nearest(stored)[..., None], int(drawn.any())
 

@@ -27,6 +27,7 @@ from tpucache.types import Array
 from tpucache.warmup.records.numbers import PixelsError
 from tpucache.warmup.records.pillow import has_several_frames, opened, orientation, stored_pixels
 from tpucache.warmup.records.pillow_modes import COLOUR_MODES, bits_of, deep_colours, is_white_zero, white_of_ppm
+from tpucache.warmup.sources.source import RunsOrder
 
 Mask = npt.NDArray[np.uint8]
 
@@ -34,6 +35,8 @@ _WHAT: Final = "the mask: "
 _LOSSY: Final = ("JPEG", "MPO")
 _NO_CLASS: Final = -1
 _PALETTES: Final = ("P", "PA")
+#: A mask of fewer run lengths is too small to tell in which order they were counted.
+_LEAST_RUNS: Final = 16
 
 
 class _Numbers(NamedTuple):
@@ -140,11 +143,12 @@ def _is_grey(pixels: Array) -> bool:
     return bool((pixels[..., :1] == pixels).all())
 
 
-def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
+def draw_runs(runs: Array, size: tuple[int, int], path: str, order: RunsOrder | None = None) -> Mask:
     """Return the mask of an image of `size` (width, height): uint8 (height, width), 0 outside of all runs.
 
-    `runs` are rows of class, first pixel and length, int64 (n, 3). Pixels are counted from 0, down each column. Later
-    runs overwrite earlier ones. Raises SampleError for a run that ends after the last pixel.
+    `runs` are rows of class, first pixel and length, int64 (n, 3). Pixels are counted from 0, along the rows if `order`
+    is "rows", else down the columns. Later runs overwrite earlier ones. Raises SampleError for a run that ends after
+    the last pixel, and, if `order` is None, for runs that were probably written along the rows.
     """
     width, height = size
     pixels = np.zeros(width * height, np.uint8)
@@ -156,7 +160,20 @@ def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
         )
     for number, start, end in zip(runs[:, 0].tolist(), runs[:, 1].tolist(), ends.tolist(), strict=True):
         pixels[start:end] = number
-    return np.ascontiguousarray(pixels.reshape(width, height).T)
+    by_columns, by_rows = pixels.reshape(width, height).T, pixels.reshape(height, width)
+    # Read in the wrong order, a mask falls into stripes. A square image gives no hint: its mask is only transposed.
+    if order is None and width != height and len(runs) >= _LEAST_RUNS and 2 * _edges(by_rows) < _edges(by_columns):
+        raise SampleError(
+            path,
+            "its run lengths were probably counted along the rows: down the columns, the mask falls into stripes. Give "
+            "--rle-order rows, or --rle-order columns if the stripes are right",
+        )
+    return np.ascontiguousarray(by_rows if order == "rows" else by_columns)
+
+
+def _edges(mask: Mask) -> int:
+    """Return how many pairs of neighbouring pixels differ."""
+    return int(np.count_nonzero(mask[1:] != mask[:-1]) + np.count_nonzero(mask[:, 1:] != mask[:, :-1]))
 
 
 def _from_array(data: Array, path: str, recipe: Recipe) -> Mask:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from tpucache.types import Array
 
 #: The number of a class; one number for each column (several labels, or values to regress); or None.
 Label = int | tuple[float, ...] | None
+#: How run lengths of masks count pixels.
+RunsOrder = Literal["columns", "rows"]
 #: Another column of the samples table: text, or numbers (n,).
 Column = Sequence[str] | Array
 
@@ -109,20 +111,24 @@ class Item:
     image as displayed or as stored: the recipe's `coordinates` says which.
 
     `label` and `columns` are known only once the sample is read; a label may also be the name of a class, or a tuple of
-    names. `mask_runs` can replace the field `mask`: rows of class, first pixel and length, int64 (n, 3), down the
-    columns of the image. `boxes_size` is the (width, height) of the image of the boxes, if the source states it.
+    names. `mask_runs` can replace the field `mask`: rows of class, first pixel and length, int64 (n, 3). `runs_order`
+    says whether they count pixels down the columns of the image or along its rows; None: probably down the columns.
+    `boxes_size` is the (width, height) of the image of the boxes, if the source states it.
     """
 
     fields: Mapping[str, bytes | Array]
     label: Any = None
     columns: Mapping[str, str | int | float] = field(default_factory=dict)
     mask_runs: Array | None = None
+    runs_order: RunsOrder | None = None
     boxes_size: tuple[int, int] | None = None
 
     def sha256(self, *labels: Label) -> str:
         """Return the hexadecimal SHA-256 of the fields, run lengths, size of the boxes' image, and given labels."""
         digest = hashlib.sha256(repr((labels, self.boxes_size)).encode())
-        for name, value in (*self.fields.items(), *([] if self.mask_runs is None else [("mask runs", self.mask_runs)])):
+        name_of_runs = "mask runs along rows" if self.runs_order == "rows" else "mask runs"
+        runs = [] if self.mask_runs is None else [(name_of_runs, self.mask_runs)]
+        for name, value in (*self.fields.items(), *runs):
             kind = "bytes" if isinstance(value, bytes) else f"{value.dtype.str} {value.shape}"
             digest.update(f"\n{name} {kind} {len(value) if isinstance(value, bytes) else value.nbytes}\n".encode())
             digest.update(value if isinstance(value, bytes) else np.ascontiguousarray(value).data)

@@ -32,6 +32,7 @@ from tpucache.warmup.sources.source import (
     Item,
     Listing,
     Member,
+    RunsOrder,
     Sample,
     SourceKind,
     column_names,
@@ -64,8 +65,9 @@ class TableOptions:
     is one column of class names or numbers, or several columns of numbers; with `label_sep`, one column with several
     names in each row. `mask_col` has the paths of masks, relative to `root`. `fold_col` has whole numbers from 0, or -1
     for a row on which every fold trains. `rle_cols` have masks as run lengths: a single column has the class 1, or the
-    class in `rle_class_col`, and several columns have the classes 1, 2, …. Other columns are kept if their name matches
-    a pattern of `keep` (none: all), and none of `drop`.
+    class in `rle_class_col`, and several columns have the classes 1, 2, …. `rle_order` says how run lengths count
+    pixels; None: down the columns, and a mask that makes sense only along the rows is an error. Other columns are kept
+    if their name matches a pattern of `keep` (none: all), and none of `drop`.
     """
 
     path_col: str | None = option(
@@ -86,12 +88,14 @@ class TableOptions:
     fold_col: str | None = option(None, "the column of fold numbers, for train --valid fold=N", metavar="NAME")
     rle_cols: tuple[str, ...] = option(
         (),
-        "the column of masks as run lengths, down the columns from pixel 1; one image may have several rows, or each "
-        "class a column",
+        "the column of masks as run lengths from pixel 1; one image may have several rows, or each class a column",
         metavar="NAME",
         flag="rle-col",
     )
     rle_class_col: str | None = option(None, "the column with the class of each row's run lengths", metavar="NAME")
+    rle_order: RunsOrder | None = option(
+        None, "count run lengths down the columns (default), or along the rows, as UW-Madison, Sartorius and Carvana do"
+    )
     rle_relative: bool = option(False, "run lengths count from the end of the run before, from 0, as in SIIM-ACR")
     keep: tuple[str, ...] = option((), "other columns to keep, such as 'age*'; default: all", metavar="PATTERN")
     drop: tuple[str, ...] = option((), "columns to leave out", metavar="PATTERN")
@@ -109,8 +113,10 @@ class TableOptions:
             )
 
     def _check_runs(self) -> None:
-        if (self.rle_class_col or self.rle_relative) and not self.rle_cols:
-            raise UsageError("rle_class_col and rle_relative need a column of run lengths: give rle_cols, too")
+        if (self.rle_class_col or self.rle_relative or self.rle_order) and not self.rle_cols:
+            raise UsageError(
+                "rle_class_col, rle_order and rle_relative need a column of run lengths: give rle_cols, too"
+            )
         if self.rle_class_col and len(self.rle_cols) > 1:
             raise UsageError("each of several rle_cols is a class: leave rle_class_col out")
         if self.rle_cols and self.mask_col:
@@ -217,7 +223,7 @@ class TableSource:
         if files.runs is None:
             return Item(fields)
         runs = read_runs(files.runs.runs[number], self._options.rle_relative, sample.path)
-        return Item(fields, mask_runs=runs)
+        return Item(fields, mask_runs=runs, runs_order=self._options.rle_order)
 
     def _tell_of_repeated(self, table: CsvTable, images: Sequence[str]) -> None:
         first: dict[str, int] = {}
