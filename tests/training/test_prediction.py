@@ -213,6 +213,21 @@ def test_logits_and_features_are_those_of_each_run(cache, folds, tmp_path, flip)
         )
 
 
+def test_files_of_an_earlier_predict_are_told_of(cache, folds, tmp_path, caplog):
+    dataset, maps = CachedDataset(cache), tmp_path / "out_maps"
+    maps.mkdir()
+    (maps / "000001.png").touch()
+    options = PredictOptions(logits=True)
+    predict(Predictor(folds, CpuDevice(), trust=TRUST, options=options), [dataset], tmp_path / "out.csv", 8)
+    assert "files of an earlier predict, not of this one: remove out_maps/000001.png\n" in caplog.text
+    caplog.clear()
+    predict(Predictor(folds, CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
+    assert "files of an earlier predict, not of this one: remove out_logits.npy and 1 more" in caplog.text
+    caplog.clear()
+    predict(Predictor(folds, CpuDevice(), trust=TRUST), [dataset], tmp_path / "other.csv", 8)
+    assert not caplog.text
+
+
 def test_features_are_those_of_the_layer_that_is_called_last():
     class HeadFirst(torch.nn.Module):
         def __init__(self):

@@ -6,7 +6,7 @@ import functools
 import io
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -168,6 +168,7 @@ def predict(
         _write(output, dataset, _labels(dataset, task), found)
         for name, path in paths.items():
             _write_array(path, found.arrays[name])
+        _tell_of_earlier(output, {output.name, *(path.name for path in paths.values()), *found.texts})
         variants = [each.variant for each in datasets]
         metrics = {} if found.scores is None else _metrics(predictor, dataset, found.scores)
         if by_rank and "auc" in metrics:
@@ -372,6 +373,19 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
 
 #: The function that makes the predictions of a task, by their form: values or class maps.
 _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_values, "maps": _predict_maps}
+
+
+def _tell_of_earlier(output: Path, written: Collection[str]) -> None:
+    """Warn of arrays and maps next to the CSV that are not among the files `written`."""
+    maps = output.with_name(f"{output.stem}_maps")
+    names = [f"{output.stem}_{name}.npy" for name in _ARRAYS]
+    names += [f"{maps.name}/{path.name}" for path in maps.glob("*.png")]
+    earlier = sorted(name for name in names if name not in written and (output.parent / name).exists())
+    if earlier:
+        _log.warning(
+            "next to %s are files of an earlier predict, not of this one: remove %s%s",
+            output, earlier[0], f" and {len(earlier) - 1:,} more" if len(earlier) > 1 else "",
+        )  # fmt: skip
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
