@@ -235,7 +235,6 @@ def test_an_interrupted_run_is_not_finished_with_labels_read_otherwise(
 _NOT: dict[str, tuple[list[Label], str]] = {
     "several as classes": ([(1.0, 1.0)] * 2, "classes"),
     "a fraction as a class": ([(0.5,), (0.5,)], "classes"),
-    "one as several": ([1, 0], "multilabel"),
     "values as several": ([(0.5, 1.0)] * 2, "multilabel"),
 }
 
