@@ -334,7 +334,10 @@ def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
 
 
 def crop_loop() -> Callable[..., None] | None:
-    """Return the compiled loop, which takes CropWork. If it cannot be compiled, log a warning once and return None."""
+    """Return the compiled loop; its arguments are the items of a CropWork.
+
+    If it cannot be compiled, log a warning once and return None.
+    """
     with compiling:  # other threads wait for the one that compiles
         return _compiled()
 

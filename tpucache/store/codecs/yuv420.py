@@ -50,13 +50,13 @@ class Yuv420(PackedCodec):
     def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
         for (data,), luma in zip(records, out, strict=True):
             if len(data) != self.packed_bytes(field):
-                raise ValueError(f"{len(data):,} bytes, not {self.packed_bytes(field):,}")
+                raise ValueError(f"a record has {len(data):,} bytes, not {self.packed_bytes(field):,}")
             luma[...] = np.frombuffer(data, np.uint8, luma.size).reshape(luma.shape)
 
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
             if end - start != out.shape[1]:
-                raise ValueError(f"{end - start} bytes, not {out.shape[1]}")
+                raise ValueError(f"a record has {end - start:,} bytes, not {out.shape[1]:,}")
             out[row] = block[start:end]
 
 
