@@ -121,7 +121,7 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_finished_work_i
         try:
             wait_for(lambda: list(cache.glob(".warmup/chunk-*.json")))
             with distributed.Client(cluster.scheduler_address) as client:
-                pids, busy = client.run(os.getpid), list[str]()
+                busy = list[str]()
 
                 def is_busy() -> bool:
                     # A worker that has just done its last task would be no loss: one with another one after it dies.
@@ -129,7 +129,7 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_finished_work_i
                     return bool(busy)
 
                 wait_for(is_busy)
-                killed.append(pids[busy[0]])
+                killed.append(client.run(os.getpid, workers=busy[:1])[busy[0]])
                 os.kill(killed[0], signal.SIGKILL)
         finally:
             slow.unlink()
