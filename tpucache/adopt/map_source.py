@@ -117,9 +117,7 @@ class MapStyleSource:
         table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
         known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))
         numbers = range(self._length)
-        if len(known) + len(skipped) != len(numbers) or any(
-            number not in known | dict.fromkeys(skipped) for number in numbers
-        ):
+        if len(known) + len(skipped) != len(numbers) or {*known, *skipped} != {*numbers}:
             return f"it has other samples than its cache: {len(numbers):,}, not {len(known) + len(skipped):,}"
         digests = content_digests(cache.manifest)
         for number in sorted(skipped):  # none of them is used, but one may have become usable

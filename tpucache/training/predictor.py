@@ -104,7 +104,7 @@ class Predictor:
             for run in saved
             if not run.columns.parts  # digests of samples with columns differ
         ]
-        self._told: set[str] = set()  # the caches that a warning was about
+        self._warned: set[str] = set()  # the caches that a warning was about
         self._columns = [run.columns for run in saved]
         self._predictions, start = [], 0
         for run in saved:
@@ -220,9 +220,9 @@ class Predictor:
         now = image_settings(dataset.manifest)
         found = ((folder, *differing_images(images, now)) for folder, images in self._images.items())
         folder, learned, given = next((each for each in found if each[1]), (None, "", ""))
-        if folder is None or dataset.place in self._told or not self.device.processes.is_main:
+        if folder is None or dataset.place in self._warned or not self.device.processes.is_main:
             return
-        self._told.add(dataset.place)
+        self._warned.add(dataset.place)
         _log.warning(
             "the images of %s were made with %s, and %s has learned from images that were made with %s, so its "
             "predictions may be worse: warm up a cache with --like and the cache that the run learned from",

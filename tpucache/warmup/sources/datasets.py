@@ -267,8 +267,8 @@ def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
 def class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the names of the class numbers of a dataset that has any, else (); `name` is for the message.
 
-    They are the attribute `classes`, or that of the dataset of which a torch Subset or ConcatDataset is made; without
-    it, `class_to_idx`. Raises SourceError if these two attributes give the classes different numbers.
+    They are the attribute `classes` of the dataset, or of the one inside a torch Subset or ConcatDataset; without it,
+    `class_to_idx`. Raises SourceError if these two attributes give the classes different numbers.
     """
     named = _with_classes(dataset)
     names = getattr(named, "classes", None)

@@ -157,7 +157,7 @@ def _tell_of_alike(names: Collection[str], where: str) -> None:
 
 
 def several_names(names: Collection[str], where: str) -> tuple[str, ...]:
-    """Return the names of which a sample may have several in the order of `in_order`.
+    """Return class names, for samples with several classes, in the order of `in_order`.
 
     Warns of words such as NA, and of names that are nearly alike; the warnings begin with `where`.
     """

@@ -120,8 +120,8 @@ class Item:
     label: Any = None
     columns: Mapping[str, str | int | float] = field(default_factory=dict)
     mask_runs: Array | None = None
-    runs_order: RunsOrder | None = None
     boxes_size: tuple[int, int] | None = None
+    runs_order: RunsOrder | None = None
 
     def sha256(self, *labels: Label) -> str:
         """Return the hexadecimal SHA-256 of the fields, run lengths, size of the boxes' image, and given labels."""
