@@ -14,7 +14,7 @@ from tpucache.recipe import differing_images, image_settings
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.store.manifest import differ_in_values, label_options, mask_difference
 from tpucache.training.device import Device
-from tpucache.training.learn.defaults import decide_precision
+from tpucache.training.learn.defaults import decide_length, decide_precision, expect_least_share
 from tpucache.training.learn.forward import image_channels
 from tpucache.training.learn.model import DENSE_MODELS, MODELS
 from tpucache.training.learn.tasks.find import find_task
@@ -98,6 +98,18 @@ def prepare_data(
         return in_size(dataset, settings.sizes.valid)
 
     return RunData(task, as_seen(train_set), None if valid_set is None else as_seen(valid_set), columns)
+
+
+def begin(settings: TrainSettings, dataset: CachedDataset, device: Device, samples: int | None = None) -> TrainSettings:
+    """Return the settings with an image size for training, a number of epochs and a batch size; given ones are kept.
+
+    `samples` is the number of training samples, that of the dataset if it is None. Raises UsageError if no task fits
+    the dataset, and the errors of `with_own_size`, `decide_length` and `build_model`.
+    """
+    settings = with_own_size(settings, dataset)
+    samples = len(dataset) if samples is None else samples
+    least = expect_least_share(settings, choose_task(settings, dataset), dataset, samples)
+    return decide_length(settings, samples, device.cores, device.processes.world_size, least)
 
 
 def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSettings:

@@ -16,12 +16,11 @@ from tpucache.errors import UnfinishedError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import fold_splits
 from tpucache.runs import OUT_OF_FOLD_NAME, REFIT_NAME, fold_folder
-from tpucache.training.data import prepare_data
+from tpucache.training.data import begin, prepare_data
 from tpucache.training.device import Device
 from tpucache.training.device.processes import current
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learn.defaults import decide_length
 from tpucache.training.loop import train
 from tpucache.training.prediction import predict_parts
 from tpucache.training.predictor import Predictor
@@ -161,7 +160,7 @@ def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> T
     first, samples = folds.folds[0].run, min(len(fold.train_set) for fold in folds.folds)
     begun = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
     settings = replace(settings, batch_size=begun.batch_size, epochs=begun.epochs)
-    return decide_length(settings, samples, device.cores, device.processes.world_size)
+    return begin(settings, folds.folds[0].train_set, device, samples)
 
 
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:

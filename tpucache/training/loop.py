@@ -13,7 +13,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, note
 from tpucache.runs import INFO_NAME
 from tpucache.store.fields import IMAGE
-from tpucache.training.data import RunData, prepare_data, with_own_size
+from tpucache.training.data import RunData, begin, prepare_data
 from tpucache.training.device import Device
 from tpucache.training.epochs import decide_epochs
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
@@ -23,7 +23,7 @@ from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.feed.residence import Residence
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learn.defaults import Custom, decide_length, decide_settings
+from tpucache.training.learn.defaults import Custom, decide_settings
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.files import (
     BackgroundWriter,
@@ -90,7 +90,7 @@ def train(
     # A resumed run keeps its settings, even where the present data or device would lead to other settings.
     given = settings
     settings = processes.on_main(lambda: continued_settings(run, given, options.resume))
-    settings = decide_length(with_own_size(settings, train_set), len(train_set), device.cores, processes.world_size)
+    settings = begin(settings, train_set, device)
     data = prepare_data(settings, train_set, valid_set, device)
     with hold_run(run, processes) as check_held:
         state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))

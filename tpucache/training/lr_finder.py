@@ -23,11 +23,10 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files import write_atomically
-from tpucache.training.data import prepare_data, with_own_size
+from tpucache.training.data import begin, prepare_data
 from tpucache.training.device import Device, Processes
 from tpucache.training.feed.feeder import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learn.defaults import decide_length
 from tpucache.training.learn.learner import Learner, preserved
 from tpucache.training.learn.schedule import constant
 from tpucache.training.run.files import continued_settings, hold_run
@@ -60,7 +59,7 @@ def find_lr(
         known = processes.on_main(lambda: _known_settings(run, settings, resume))
         if known is not None:
             return known
-        settings = decide_length(with_own_size(settings, train_set), len(train_set), device.cores, processes.world_size)
+        settings = begin(settings, train_set, device)
         data = prepare_data(settings, train_set, None, device)
         begun = processes.on_main(
             lambda: initial_weights(run, settings, data.channels, data.class_names, data.train_set.manifest)

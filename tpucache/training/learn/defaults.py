@@ -21,7 +21,7 @@ from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.training.device import Device
 from tpucache.training.learn.forward import decide_normalising, model_name
-from tpucache.training.learn.model import build_model, channels_of, checkpoint_gradients
+from tpucache.training.learn.model import build_model, channels_of, checkpoint_gradients, is_made_here
 from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer, optimizer_name
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings, scale_lr
@@ -43,13 +43,15 @@ _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., ar
 
 #: Steps that a run should have at least: with fewer it learns nothing at any rate (docs/training.md has figures).
 _STEPS: Final = 250
-#: Samples in the largest batch on one device, and in the smallest part for one core.
+#: Samples in the largest batch on one device.
 _MOST_BATCH: Final = 128
-_LEAST_OF_CORE: Final = 8
+#: Samples in the smallest share of a batch, and in that of some models (see `least_share`).
+_LEAST_SHARE: Final = 8
+_SMALL_SHARE: Final = 4
 #: The smallest batch, unless there are few samples. Smaller ones take longer for each sample, for a deep model twice.
 _LEAST_BATCH: Final = 32
-#: With fewer samples, a run that shows fewer than the second number has the smallest parts for its cores. It ends soon
-#: all the same, and it learns more (docs/numbers.md has figures).
+#: With fewer samples, a run that shows fewer than the second number has the smallest shares. It ends soon all the same,
+#: and it learns more (docs/numbers.md has figures).
 _FEW_SAMPLES: Final = 1_000
 _FEW_SHOWN: Final = 16_000
 #: The default number of epochs. With --epochs auto, the batch size is decided as for this number of epochs: the pace,
@@ -148,7 +150,7 @@ def decide_settings(
     model = device.processes.norms(build_model(settings.model, task.outputs, channels, columns, custom.build))
     if settings.grad_checkpointing:
         checkpoint_gradients(model, model_name(settings))
-    there = len(dataset), device.cores, device.processes.world_size
+    there = len(dataset), device.cores, device.processes.world_size, least_share(settings, task, model)
     settings = decide_length(settings, *there)
     settings = decide_optimizer(settings, task, model, custom.make_optimizer)
     optimizer = custom.make_optimizer or find_optimizer(str(settings.optimizer))
@@ -165,7 +167,9 @@ def decide_settings(
     )
 
 
-def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
+def decide_length(
+    settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1, least: int = _LEAST_SHARE
+) -> TrainSettings:
     """Return the settings with epochs and batch size, and with `order_parts` for the order "local".
 
     Given values are kept. A run has 5 epochs, or up to 100 if 5 epochs show fewer than 8,000 samples. A batch consists
@@ -192,14 +196,42 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
     epochs = _EPOCHS if settings.epochs == AUTO else settings.passes
     shown = samples * epochs
     are_few = samples < _FEW_SAMPLES and shown < _FEW_SHOWN
-    wanted = 1 if are_few else max(_LEAST_BATCH, 2 ** int(math.log2(max(shown / _STEPS, 1))))
-    wanted = min(max(wanted, _LEAST_OF_CORE * share), _MOST_BATCH * cores * processes)
+    steady = max(_LEAST_BATCH, 2 ** int(math.log2(max(shown / _STEPS, 1))), _LEAST_SHARE * share)
+    wanted = min(least * share if are_few else steady, _MOST_BATCH * cores * processes)
     return replace(settings, batch_size=min(max(wanted // share, 1) * share, most))
 
 
-def describe_batch(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> str:
+def expect_least_share(settings: TrainSettings, task: Task, dataset: CachedDataset, samples: int) -> int:
+    """Return `least_share` before the run's model is made; where the batch depends on it, a like model is made for it.
+
+    Raises the errors of `build_model`.
+    """
+    if settings.batch_size is not None or samples >= _FEW_SAMPLES or not is_made_here(settings.model):
+        return _LEAST_SHARE
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(settings.model, task.outputs, channels_of(dataset.manifest.fields))
+    return least_share(settings, task, model)
+
+
+def least_share(settings: TrainSettings, task: Task, model: nn.Module) -> int:
+    """Return how many samples a share of a batch has, at least, in a run on few samples.
+
+    Models with LayerNorm, and regressions of models with few BatchNorms, learn more from batches of 4 than of 8
+    (docs/numbers.md has figures). Many BatchNorms need 8, because they take their statistics from one batch. Runs from
+    given weights and the user's own models have 8, too.
+    """
+    if settings.weights is not None or not is_made_here(settings.model):
+        return _LEAST_SHARE
+    family = find_family(model)
+    is_small = family == "layer norm" or (family == "batch norm" and task.name == "regression")
+    return _SMALL_SHARE if is_small else _LEAST_SHARE
+
+
+def describe_batch(
+    settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1, least: int = _LEAST_SHARE
+) -> str:
     """Return the batch size as text, and whether it is the default. The settings must have a batch size and epochs."""
-    default = decide_length(replace(settings, batch_size=None), samples, cores, processes).batch
+    default = decide_length(replace(settings, batch_size=None), samples, cores, processes, least).batch
     devices = f" on {cores * processes} cores" if cores * processes > 1 else ""
     epochs = f"{settings.passes} epoch{'s' * (settings.passes > 1)}"
     of = f"for {samples:,} samples, {epochs}{devices}"

@@ -148,6 +148,11 @@ def is_user_code(name: str) -> bool:
     return ":" in name and not name.startswith((_TIMM, _OBJECT))
 
 
+def is_made_here(name: str) -> bool:
+    """Return whether a model's name is built in or timm's, so that making it calls no code of the user."""
+    return ":" not in name or name.startswith(_TIMM)
+
+
 def channels_of(fields: Iterable[Field]) -> int:
     """Return the number of channels of the images in records with these fields; 3 without an image."""
     return next((field.shape[2] for field in fields if field.name == IMAGE), 3)
