@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpucache.store.files import ThreadLock
+from tpucache.store.threads import ThreadLock
 
 # What a fork inherits is what it would while another thread holds the lock.
 FORKED_WHILE_LOCKED = """

@@ -23,6 +23,7 @@ from typing import IO, Final
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.files import OpenFile, open_file
+from tpucache.store.threads import ThreadCache
 from tpucache.warmup.sources.source import Member, find_files, has_wildcard, split_pattern
 
 _ZIP: Final = ".zip"
@@ -59,8 +60,8 @@ class ArchiveFiles:
     pattern: str
     inside: str = ""
     #: Opens an archive. Storage that answers late would answer twice for each file, if its archive were opened again.
-    _open: functools._lru_cache_wrapper[OpenFile] = field(
-        default_factory=lambda: functools.lru_cache(_MOST_OPEN)(OpenFile), init=False, repr=False, compare=False
+    _open: ThreadCache[[Path], OpenFile] = field(
+        default_factory=lambda: ThreadCache(OpenFile, _MOST_OPEN), init=False, repr=False, compare=False
     )
 
     def __reduce__(self) -> tuple[type[ArchiveFiles], tuple[Path, str, str]]:

@@ -8,7 +8,6 @@ build, and the next run continues.
 from __future__ import annotations
 
 import fnmatch
-import functools
 import io
 from contextlib import closing
 from pathlib import Path, PurePosixPath
@@ -20,6 +19,7 @@ from tpucache.progress import Progress
 from tpucache.redact import shown
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local
+from tpucache.store.threads import cached_for_threads
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, without_folders
 from tpucache.warmup.sources.folder import FoundFile, list_images, without_ignored
@@ -203,14 +203,14 @@ def _files(url: str) -> Files:
     return files
 
 
-@functools.lru_cache(maxsize=4)
+@cached_for_threads(4)
 def _open(url: str) -> Remote:
     from tpucache.store.remote.url_folder import Remote
 
     return Remote(url)
 
 
-@functools.lru_cache(maxsize=64)
+@cached_for_threads(64)
 def _size(folder: str, name: str) -> int:
     size = _open(folder).size(name)
     if size is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import posixpath
 from collections import Counter
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
+from tpucache.store.threads import cached_for_threads
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.cells import to_number
 from tpucache.warmup.sources.reading import named
@@ -212,9 +212,9 @@ def _coco_of(path: Path) -> _Coco:
     return _read_coco(path, status.st_size, status.st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=2)
+@cached_for_threads(2)
 def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
-    """Read a COCO JSON file; `_size` and `_changed` only make `lru_cache` read it again after a change."""
+    """Read a COCO JSON file; `_size` and `_changed` only make the cache read it again after a change."""
     try:
         content = parse_json(read_file(path))
         _check_ids(content)

@@ -21,10 +21,12 @@ import numpy as np
 from tpucache.errors import DependencyError, SampleError, SourceError, UsageError
 from tpucache.imports import load_callable
 from tpucache.store.fields import BOXES, IMAGE, MASK
+from tpucache.store.threads import cached_for_threads
 from tpucache.types import Array
 from tpucache.warmup.sources.folder import FolderSource, read_file
 from tpucache.warmup.sources.labels import LABEL_NAMES, labels_of_values
 from tpucache.warmup.sources.source import (
+    CheckedSource,
     DerivedSource,
     Item,
     Items,
@@ -196,7 +198,7 @@ def _pickled(dataset: Items, name: str) -> bytes:
     return data
 
 
-@functools.cache
+@cached_for_threads(None)
 def _dataset(made_by: str | bytes, name: str) -> Any:
     """Return the dataset that `made_by` makes: a `module:callable`, or a pickled dataset.
 
@@ -245,7 +247,7 @@ def _undecoded(dataset: Any) -> Any:
     return dataset.rename_column(*classes, "label")
 
 
-@functools.cache
+@cached_for_threads(None)
 def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
     """Return the number of each item by its path; empty if the dataset has no attribute `paths`."""
     dataset = _dataset(made_by, name)
@@ -511,7 +513,8 @@ def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -
         raise UsageError(f"pad is at least 1, not {pad}")
     if truncate and pad is None:
         raise UsageError("truncate needs a length to cut to: give --pad, too")
-    has_images = isinstance(source, (FolderSource, TableSource))
+    inner = source.source if isinstance(source, CheckedSource) else source
+    has_images = isinstance(inner, (FolderSource, TableSource))
     return source if has_images and pad is None else PaddedSource(source, pad, truncate)
 
 

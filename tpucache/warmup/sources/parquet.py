@@ -19,6 +19,7 @@ import numpy as np
 from tpucache.errors import DependencyError, SampleError, SourceError, TpucacheError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.threads import cached_for_threads
 from tpucache.types import Array
 from tpucache.warmup.sources.folder import find_parts, read_below
 from tpucache.warmup.sources.labels import (
@@ -465,9 +466,9 @@ def open_rows(path: Path) -> ParquetRows:
     return _opened(path, status.st_size, status.st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=2)
+@cached_for_threads(2)
 def _opened(path: Path, size: int, changed: int) -> ParquetRows:
-    """Open a file. `size` and `changed`, its modification time, make `lru_cache` open it again after a change."""
+    """Open a file. `size` and `changed`, its modification time, make the cache open it again after a change."""
     return ParquetRows(path)
 
 

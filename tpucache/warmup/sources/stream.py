@@ -24,6 +24,7 @@ import numpy as np
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.files import OpenFile
+from tpucache.store.threads import cached_for_threads
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.kept import kept_listings, sources_folder
 from tpucache.warmup.sources.source import Item, Label
@@ -116,11 +117,11 @@ def _count(folder: Path) -> int | None:
     return None
 
 
-@functools.lru_cache(maxsize=4)
+@cached_for_threads(4)
 def _opened(folder: Path, _version: int) -> tuple[OpenFile, Any]:
     """Return the open file of a copy, and the offsets of its items.
 
-    `_version`, the modification time of the offsets, only makes `lru_cache` open the files again after a new copy.
+    `_version`, the modification time of the offsets, only makes the cache open the files again after a new copy.
     """
     return OpenFile(folder / _ITEMS), np.load(folder / _STARTS, allow_pickle=False)
 

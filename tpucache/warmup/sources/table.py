@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import functools
 import logging
 import os
 import posixpath
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.options import option
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.threads import cached_for_threads
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
 from tpucache.warmup.sources.folder import SUFFIXES, read_file
@@ -312,9 +312,9 @@ def _files(table: CsvTable, options: TableOptions) -> _Files:
     return _Files({name: number for number, name in enumerate(names)}, images, masks, lacks)
 
 
-@functools.lru_cache(maxsize=2)
+@cached_for_threads(2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Read a table. `size` and `changed` only make `lru_cache` read it again after a change."""
+    """Read a table. `size` and `changed` only make the cache read it again after a change."""
     return _read(path, options)[1]
 
 
