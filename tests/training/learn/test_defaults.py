@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tpucache import CachedDataset, UsageError
+from tpucache import CachedDataset, Recipe, UsageError, build_cache
+from tpucache.runs import INFO_NAME
+from tpucache.training.data import begin
 from tpucache.training.device import CpuDevice
 from tpucache.training.learn import defaults
 from tpucache.training.learn.defaults import (
@@ -21,6 +24,7 @@ from tpucache.training.learn.defaults import (
     decide_settings,
     describe_rates,
     find_family,
+    least_share,
 )
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.model import cnn, resnet18
@@ -205,6 +209,44 @@ def test_few_samples_are_shown_more_often(samples, epochs):
 def test_a_given_batch_is_kept_and_a_continued_run_keeps_its_own():
     assert decide_length(TrainSettings(batch_size=7), 10**6).batch == 7
     assert as_decided(TrainSettings(), decide_length(TrainSettings(), 320)).batch == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "changes", "least"),
+    [
+        (cnn(1), Regression(1), {}, 4),
+        (transformer(), Classes(2), {}, 4),
+        (transformer(), Regression(1), {}, 4),
+        (cnn(3), Classes(3), {}, 8),
+        (resnet18(1), Regression(1), {}, 8),
+        (nn.Linear(2, 1), Regression(1), {}, 8),
+        (cnn(1), Regression(1), {"weights": "run"}, 8),
+        (cnn(1), Regression(1), {"model": "module:function"}, 8),
+    ],
+)
+def test_models_that_need_no_large_batches_have_small_ones_where_samples_are_few(model, task, changes, least):
+    settings = TrainSettings(**{"model": "timm:any", **changes})
+    found = least_share(settings, task, model)
+    assert found == least
+    assert decide_length(settings, 320, 2, 1, found).batch == 2 * least
+    assert decide_length(settings, 999, 1, 1, found).batch == least
+    for many in (replace(settings, epochs=100), replace(settings, accumulate=8)):
+        assert decide_length(many, 3000, 1, 1, found) == decide_length(many, 3000)
+
+
+@pytest.mark.parametrize(("model", "batch"), [("cnn", 4), ("resnet18", 8)])
+def test_the_batch_of_a_regression_is_the_same_whoever_decides_it(tmp_path, model, batch):
+    build_cache("tiny_tasks:prices", tmp_path / "cache", Recipe(size=16), jobs=1)
+    settings, dataset, device = TrainSettings(model=model, epochs=1), CachedDataset(tmp_path / "cache"), CpuDevice()
+    state = torch.get_rng_state()
+    begun = begin(settings, dataset, device)
+    assert torch.equal(torch.get_rng_state(), state)
+    decided = decide_settings(settings, dataset, Regression(3), device)
+    assert begun.batch == decided.settings.batch == batch
+    assert decided.batch.startswith(f"{batch}: default for")
+    assert begin(replace(settings, batch_size=16), dataset, device).batch == 16
+    train(tmp_path / "run", settings, dataset, None, device, RunOptions(replay=False))
+    assert json.loads((tmp_path / "run" / INFO_NAME).read_text())["settings"]["batch_size"] == batch
 
 
 def test_the_optimizer_follows_from_task_and_model_unless_it_is_given():

@@ -202,7 +202,7 @@ def decide_length(
 
 
 def expect_least_share(settings: TrainSettings, task: Task, dataset: CachedDataset, samples: int) -> int:
-    """Return `least_share` before the run's model is made; where the batch depends on it, a like model is made for it.
+    """Return `least_share` before the run's model is made; where the batch depends on it, a model like it is made for that.
 
     Raises the errors of `build_model`.
     """
