@@ -202,9 +202,9 @@ def decide_length(
 
 
 def expect_least_share(settings: TrainSettings, task: Task, dataset: CachedDataset, samples: int) -> int:
-    """Return `least_share` before the run's model is made; where the batch depends on it, a model like it is made for that.
+    """Return `least_share` before the run's model is made.
 
-    Raises the errors of `build_model`.
+    If the batch size depends on the model, one like it is made here. Raises the errors of `build_model`.
     """
     if settings.batch_size is not None or samples >= _FEW_SAMPLES or not is_made_here(settings.model):
         return _LEAST_SHARE
