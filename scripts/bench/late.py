@@ -7,7 +7,8 @@
 Photographs lie in a folder, in the same folder with a .csv, and in a .zip. A library that is loaded before the C
 library (LD_PRELOAD; a C compiler is needed) makes each opening of one of their files, and each read of it, answer so
 many milliseconds later. Every row is warmup of all of them, its listing and its workers' start included. Beside it, a
-plain pool of 32 threads in one process reads, decodes and resizes the files of the folder with Pillow.
+plain pool of 32 threads in one process reads, decodes and resizes the files of the folder with Pillow. The source
+"mount" is that folder on a mount of late_mount.c (see below), where the size of each file comes late, too.
 
 Last, two caches of four times the photographs, a small one (dct-lz4) and a large one (raw), are verified, staged, and
 read in one shuffled epoch as they lie, and out of a copy of stage_cache. Such a library could not delay what maps of
@@ -51,7 +52,7 @@ from tpucache import Recipe, build_cache
 from tpucache.store.files import link_or_copy
 from tpucache.warmup.sources import open_source
 
-_SOURCES: Final = ("folder", ".csv", ".zip")
+_SOURCES: Final = ("folder", ".csv", ".zip", "mount")
 _PLAIN: Final = "plain pool, folder"
 _SHIM: Final = r"""
 #define _GNU_SOURCE
@@ -197,7 +198,8 @@ def make_sources(work: Path, photographs: Path | None, sources: Sequence[str]) -
     packed = make_once(work / "packed", make)
     wanted = [codec for codec in _CODECS if codec in sources]
     caches = {codec: make_once(work / f"repeated-{codec}", functools.partial(build, codec)) for codec in wanted}
-    return {"folder": folder, ".csv": packed / "table.csv", ".zip": packed / "photos.zip", **caches}
+    files = {"folder": folder, "mount": folder, ".csv": packed / "table.csv", ".zip": packed / "photos.zip"}
+    return {**files, **caches}
 
 
 def _link_as(prefix: str) -> Callable[[str, str], object]:
@@ -253,17 +255,12 @@ def read(way: str, cache: Path, program: Path, column: _Column) -> float:
     if column == "page cache":  # a cache that was just built may be on its way to the disk
         for path in cache.iterdir():
             path.read_bytes()
-    with tempfile.TemporaryDirectory() as work, mounted(program, cache, column) as place:
-        script = Path(work, "measured.py")
-        script.write_text(_READ)
-        command: list[str | Path] = [sys.executable, script, way, place, Path(work, "copy")]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, env=environment, cwd=work, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.split()[-1])
+    with mounted(program, cache, column) as place:
+        return _run(_READ, [way, place, "copy"], {**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def measure(kind: str, jobs: int | None, sources: dict[str, Path], shim: Path, milliseconds: float) -> float:
-    """Return the images a second of one warmup, or of the plain pool."""
+    """Return the images a second of one warmup from slow files, or of the plain pool."""
     folder = sources["folder"]
     below = sources[".zip"] if kind == ".zip" else folder
     environment = {
@@ -273,16 +270,22 @@ def measure(kind: str, jobs: int | None, sources: dict[str, Path], shim: Path, m
         "LATE_MICROSECONDS": str(round(milliseconds * 1000)),
         "PYTHONPATH": str(ROOT),
     }
+    words: list[str | Path] = [sources[kind], folder, "cache", str(jobs)] if kind != _PLAIN else [folder]
+    return _run(_POOL if kind == _PLAIN else _WARMUP, words, environment)
+
+
+def measure_mount(jobs: int | None, folder: Path, program: Path, milliseconds: float) -> float:
+    """Return the images a second of one warmup of a folder on a late mount."""
+    with mounted(program, folder, milliseconds) as place:
+        return _run(_WARMUP, [place, place, "cache", str(jobs)], {**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def _run(code: str, words: Sequence[str | Path], environment: dict[str, str]) -> float:
+    """Run a program in an empty folder, and return the number that it prints last."""
     with tempfile.TemporaryDirectory() as place:
         script = Path(place, "measured.py")
-        target = Path(place, "cache")
-        words: list[str | Path]
-        if kind == _PLAIN:
-            code, words = _POOL, [folder]
-        else:
-            code, words = _WARMUP, [sources[kind], folder, target, str(jobs)]
         script.write_text(code)
-        command: list[str | Path] = [sys.executable, script, *words]
+        command = [sys.executable, script, *words]
         done = subprocess.run(command, env=environment, cwd=place, check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.split()[-1])
 
@@ -294,7 +297,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     wanted = [(source, jobs) for source in _SOURCES if source in options.sources for jobs in options.jobs]
     ways: list[tuple[str, int | None]] = [*wanted, *([(_PLAIN, None)] if "folder" in options.sources else [])]
     reading = {f"{way}, {codec}": (way, sources[codec]) for codec in _CODECS if codec in sources for way in _READERS}
-    program = make_mount(options.work) if reading else None
+    program = make_mount(options.work) if reading or "mount" in options.sources else None
     ways += [(name, None) for name in reading]
     columns: list[_Column] = [*options.delays]
     if reading:
@@ -308,6 +311,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     rate = read(*reading[kind], program, column)
                 elif column == "page cache":
                     continue
+                elif program and kind == "mount":
+                    rate = measure_mount(jobs, sources["folder"], program, column)
                 else:
                     rate = measure(kind, jobs, sources, shim, column)
                 found.setdefault(json.dumps([kind, jobs, column]), []).append(rate)

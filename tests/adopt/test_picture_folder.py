@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slow_answers import SlowAnswers
 from writing import write_picture
 
+from tpucache.adopt import picture_folder
 from tpucache.adopt.picture_folder import (
     EXTENSIONS,
     PictureFolder,
@@ -182,3 +184,19 @@ def test_workers_are_sent_no_listing(root: Path) -> None:
     copy = pickle.loads(pickle.dumps(source))
     assert copy.load(sample).fields == {"image": (root / "10" / "a.png").read_bytes()}
     assert len(pickle.dumps(source)) < 300
+
+
+def test_late_storage_is_asked_for_many_pictures_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(300):
+        path = root / f"class-{number % 7}" / str(number % 3) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\0" * number)
+    (root / "class-1" / "back").symlink_to(root, target_is_directory=True)
+    (root / "class-2" / "linked").symlink_to(root / "class-3" / "0", target_is_directory=True)
+    (root / "class-8").symlink_to(root / "class-4", target_is_directory=True)
+    before = list_pictures(str(root))
+    slow = SlowAnswers(picture_folder._with_status)
+    monkeypatch.setattr(picture_folder, "_with_status", slow)
+    now = list_pictures(str(root))
+    assert (now.files, now.state) == (before.files, before.state)
+    assert slow.most > 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -12,11 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_answers import SlowAnswers
 
 from tpucache import system
 from tpucache.errors import DamageError
-from tpucache.store import files, samples
-from tpucache.store.ahead import MOST_BYTES, MOST_FILES, FilesAhead, Lateness, WholeFile
+from tpucache.store import ahead, files, samples
+from tpucache.store.ahead import (
+    MOST_BYTES,
+    MOST_FILES,
+    FilesAhead,
+    Lateness,
+    WholeFile,
+    map_ahead,
+    open_scanned,
+)
 from tpucache.store.cache import Cache
 from tpucache.store.copying import stage_cache
 from tpucache.store.files import CHUNK, OpenFile, sha256_of
@@ -341,3 +353,79 @@ def test_a_small_samples_table_is_read_once_for_all_of_its_columns(many: Path, m
     copied = pickle.loads(pickle.dumps(table))
     assert len(copied.numbers) == len(table.numbers)
     assert len(opened) == 2
+
+
+def asking_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tpucache-ask")]
+
+
+@given(count=st.integers(0, 40), late=st.sets(st.integers(0, 40)), broken=st.none() | st.integers(0, 40))
+@settings(max_examples=25, deadline=None)
+def test_answers_come_in_order_up_to_the_first_error_whether_storage_is_late_or_not(
+    count: int, late: set[int], broken: int | None
+) -> None:
+    def ask(number: int) -> int:
+        if number in late:
+            time.sleep(0.003)
+        if number == broken:
+            raise OSError(errno.EIO, "broken")
+        return -number
+
+    found: list[int] = []
+    is_met = broken is not None and broken < count
+    with pytest.raises(OSError, match="broken") if is_met else contextlib.nullcontext():
+        found.extend(map_ahead(ask, iter(range(count))))
+    assert found == [-number for number in range(broken if is_met and broken is not None else count)]
+    assert not asking_threads()
+
+
+def test_late_storage_is_asked_for_many_answers_at_once_and_fast_storage_by_the_caller_alone() -> None:
+    slow = SlowAnswers(str)
+    assert list(map_ahead(slow, range(400))) == [*map(str, range(400))]
+    assert 64 < slow.most <= 128
+    callers = set(map_ahead(lambda _: threading.get_ident(), range(3000)))
+    assert threading.get_ident() in callers  # on a busy machine, one answer of many may be late
+    assert not asking_threads()
+
+
+def test_storage_that_is_late_for_a_while_is_asked_by_the_caller_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_CALLS_A_TRIAL", 50)
+    pauses = iter([0.01])
+
+    def ask(_: int) -> int:
+        time.sleep(next(pauses, 0))
+        return threading.get_ident()
+
+    own = [found == threading.get_ident() for found in map_ahead(ask, range(60))]
+    assert own[0]
+    assert not any(own[1:51])
+    assert own[51]
+
+
+def test_only_a_bounded_number_of_answers_is_asked_for_before_they_are_taken() -> None:
+    taken = SlowAnswers(abs)
+    answers = map_ahead(taken, iter(range(10_000)))
+    assert [next(answers) for _ in range(3)] == [0, 1, 2]
+    answers.close()  # type: ignore[attr-defined]  # it is a generator
+    assert taken.calls <= 132
+    assert not asking_threads()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.003])
+def test_a_file_that_is_scanned_has_the_same_bytes_and_late_storage_is_asked_for_more_at_once(
+    tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tmp_path / "file", list[tuple[int, int]]()
+    data = os.urandom(9 << 20)
+    path.write_bytes(data)
+    monkeypatch.setattr(system, "pread", SlowAnswers(system.pread, seconds))
+    monkeypatch.setattr(ahead, "ask_for", lambda _, offset, length: asked.append((offset, length)))
+    monkeypatch.setattr(ahead, "is_late", lambda waited: waited > 0.002 and seconds > 0)
+    with open_scanned(path) as file:
+        for offset in range(0, len(data), 100_000):
+            file.seek(offset)
+            assert file.read(512) == data[offset : offset + 512]
+    assert bool(asked) == bool(seconds)
+    assert len(asked) <= 12
+    with pytest.raises(IsADirectoryError):
+        open_scanned(tmp_path)

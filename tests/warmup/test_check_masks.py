@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from slow_answers import SlowAnswers
 
 from tpucache import CachedDataset, Recipe, RecipeError, build_cache
 from tpucache.warmup import TableOptions, TableSource
@@ -118,3 +119,13 @@ def test_a_palette_of_greys_is_refused_in_a_mask_that_only_max_pixels_lets_in(
     monkeypatch.setattr(source, "load", lambda _sample: Item({"mask": file.getvalue()}))
     with pytest.raises(RecipeError, match="a palette image of greys"):
         check_masks(source, source.listing(), Recipe(max_pixels=4))  # type: ignore[arg-type]
+
+
+def test_on_late_storage_masks_are_read_at_once_and_judged_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowAnswers(Masked.load)
+    monkeypatch.setattr(Masked, "load", slow)
+    monkeypatch.setattr(Masked, "loads_in_threads", True, raising=False)
+    check(*[[0, 1, 255]] * 60)
+    assert slow.most > 8
+    with pytest.raises(RecipeError, match="32 masks that were looked at hold 0 and 255 alone"):
+        check(*[[0, 255]] * 60)

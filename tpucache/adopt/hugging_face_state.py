@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tpucache.adopt.picture_folder import wait_a_tick
 from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.sources.datasets import DatasetSource
 from tpucache.warmup.sources.source import Sample
@@ -68,7 +69,7 @@ def _files(dataset: Any) -> list[tuple[str, int, int, int]]:
         if path and not data
     }
     try:
-        found = [(path, os.stat(path)) for path in sorted(paths)]
+        found = list(zip(sorted(paths), map_ahead(os.stat, sorted(paths)), strict=True))
     except OSError as error:
         raise SourceError(
             f"{error.filename}, a picture of the data set: {error.strerror}. Put the file there again"

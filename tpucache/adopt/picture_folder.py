@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tpucache.errors import SourceError
 from tpucache.native import file_system
+from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE
 from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
 from tpucache.system import FOLDER, READ
@@ -94,8 +95,7 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
             classes = tuple(sorted(entry.name for entry in entries if entry.is_dir()))
         files = [
             PictureFile(path, label, found.st_size, found.st_mtime_ns, found.st_ctime_ns, inode, linked)
-            for label, name in enumerate(classes)
-            for path, found, linked in _pictures(root, name)
+            for label, path, found, linked in _pictures(root, classes)
             for inode in (found.st_ino if keeps_inodes else 0,)
         ]
     except OSError as error:
@@ -151,48 +151,86 @@ def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
     return True
 
 
-def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
-    """Return the pictures of the class `name` in torchvision's order.
+def _pictures(root: str, classes: Sequence[str]) -> list[tuple[int, str, os.stat_result, int]]:
+    """Return the pictures of all classes in torchvision's order.
 
-    A picture is its path relative to `root`, its status, and the ctime of the newest link in its path (0: no link).
+    A picture is the number of its class, its path relative to `root`, its status, and the ctime of the newest link in
+    its path (0: no link).
     """
-    top = os.stat(root)
     found = [
-        (folder, entry.name, status, linked)
-        for folder, entry, status, linked in _files(root, name, _link_time(root, name), [(top.st_dev, top.st_ino)])
+        (folder.label, folder.path, entry.name, status, linked)
+        for folder, entry, status, linked in _files(root, classes)
         if entry.name.lower().endswith(EXTENSIONS)
     ]
     # torchvision sorts by the folder's path as text, so that `a-b` comes before `a/b`, and then by the file's name.
-    found.sort(key=lambda each: each[:2])
-    return [(f"{folder}/{name}", status, linked) for folder, name, status, linked in found]
+    found.sort(key=lambda each: each[:3])
+    return [(label, f"{folder}/{name}", status, linked) for label, folder, name, status, linked in found]
 
 
-def _files(
-    root: str, folder: str, linked: int, above: list[tuple[int, int]]
-) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result, int]]:
-    """Yield each file in a folder, at any depth, as a tuple (folder, entry, status, time of the newest link).
+class _Folder(NamedTuple):
+    """A folder to list: the number of its class, its path relative to the root, and what is known of the path.
 
-    The last value is the ctime in ns of the newest link in the file's path, 0 without a link. `linked` is the same for
-    the path of `folder`. `above` has the device and inode of each folder above, so that a link to a folder above is not
-    followed.
+    `linked` is the ctime in ns of the newest link in the path, 0 without a link. `above` has the device and inode of
+    each folder above, so that a link to a folder above is not followed.
     """
-    status = os.stat(os.path.join(root, folder))
+
+    label: int
+    path: str
+    linked: int
+    above: tuple[tuple[int, int], ...]
+
+
+def _files(root: str, classes: Sequence[str]) -> Iterator[tuple[_Folder, os.DirEntry[str], os.stat_result, int]]:
+    """Yield each file in the class folders, at any depth, as a tuple (folder, entry, status, time of the newest link).
+
+    The last value is the ctime in ns of the newest link in the file's path, 0 without a link. The folders of one depth
+    are listed before those below them, so that storage that answers late can be asked for many of them at once.
+    """
+    top = os.stat(root)
+    times = map_ahead(functools.partial(_link_time, root), classes)
+    identity = (top.st_dev, top.st_ino)
+    level = [
+        _Folder(label, name, linked, (identity,))
+        for label, (name, linked) in enumerate(zip(classes, times, strict=True))
+    ]
+    while level:
+        entries = (
+            (folder, entry) for folder, found in map_ahead(functools.partial(_scan, root), level) for entry in found
+        )
+        level = []
+        for folder, entry, status, linked in map_ahead(_with_status, entries):
+            if stat.S_ISDIR(status.st_mode):
+                level.append(_Folder(folder.label, f"{folder.path}/{entry.name}", linked, folder.above))
+            else:
+                yield folder, entry, status, linked
+
+
+def _scan(root: str, folder: _Folder) -> tuple[_Folder, list[os.DirEntry[str]]]:
+    """Return a folder and its entries; the folder is added to its folders above. A link to one of them has no entries.
+
+    Raises OSError.
+    """
+    path = os.path.join(root, folder.path)
+    status = os.stat(path)
     identity = (status.st_dev, status.st_ino)
-    if identity in above:
-        return
-    with os.scandir(os.path.join(root, folder)) as scanned:  # is closed before any subfolder is opened
-        entries = list(scanned)
-    for entry in entries:
-        is_link = entry.is_symlink()
-        own = max(linked, entry.stat(follow_symlinks=False).st_ctime_ns) if is_link else linked
-        try:
-            status = entry.stat()
-        except OSError:  # for a broken link, reading the picture raises the error
-            status = entry.stat(follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            yield from _files(root, f"{folder}/{entry.name}", own, [*above, identity])
-        else:
-            yield folder, entry, status, own
+    if identity in folder.above:
+        return folder, []
+    with os.scandir(path) as scanned:
+        return folder._replace(above=(*folder.above, identity)), list(scanned)
+
+
+def _with_status(
+    found: tuple[_Folder, os.DirEntry[str]],
+) -> tuple[_Folder, os.DirEntry[str], os.stat_result, int]:
+    """Return a folder, an entry of it, its status, and the time of the newest link in its path. Raises OSError."""
+    folder, entry = found
+    linked = folder.linked
+    if entry.is_symlink():
+        linked = max(linked, entry.stat(follow_symlinks=False).st_ctime_ns)
+    try:
+        return folder, entry, entry.stat(), linked
+    except OSError:  # for a broken link, reading the picture raises the error
+        return folder, entry, entry.stat(follow_symlinks=False), linked
 
 
 def _link_time(root: str, name: str) -> int:

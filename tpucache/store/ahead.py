@@ -1,22 +1,24 @@
-"""ReadAhead loads items, such as files, in threads before they are asked for, if the storage answers late.
+"""Asks storage for many things at once, if it answers late: ReadAhead for files, map_ahead for what a listing asks.
 
 A network mount often needs many milliseconds per file, a local disk much less.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Final, Generic, Self, TypeVar
 
 from tpucache import system
-from tpucache.store.files import CHUNK, OpenFile, ask_for, is_late
+from tpucache.store.files import CHUNK, OpenFile, ask_for, is_late, open_regular
 
 Wanted = TypeVar("Wanted")
 Loaded = TypeVar("Loaded")
@@ -30,6 +32,12 @@ _WEIGHT: Final = 0.2  # weight of the newest time in a moving mean
 #: While the storage does not answer late, only one of this many loads is timed.
 _MEASURED_EVERY: Final = 16
 _MOST_WAITING: Final = 0.05  # the largest share of a task's time in which it may wait for its first file
+#: Limits of `map_ahead`: calls at the same time, and calls after which it tries again whether the storage is late.
+_MOST_CALLS: Final = 128
+_CALLS_A_TRIAL: Final = 4096
+#: Bytes that `open_scanned` reads at once, and for which it asks the kernel before, if the storage answers late.
+_SCANNED_BYTES: Final = 1 << 20
+_SCANNED_AHEAD: Final = 4 << 20
 
 
 class Lateness:
@@ -157,6 +165,65 @@ class ReadAhead(Generic[Wanted, Loaded]):
             return self._load(item)
         finally:
             self._lateness.waited(max(0.0, time.monotonic() - began - (time.thread_time() - busy)))
+
+
+def map_ahead(ask: Callable[[Wanted], Loaded], wanted: Iterable[Wanted]) -> Iterator[Loaded]:
+    """Yield `ask(item)` for each item, in order; if the storage answers late, threads call the function at once.
+
+    It is for short questions about many files, such as their sizes. `wanted` may be an iterator, which is asked for few
+    items more than were yielded. Raises the error of the first item that fails.
+    """
+    left = iter(wanted)
+    while (yield from _until_late(ask, left)):
+        some = itertools.islice(left, _CALLS_A_TRIAL)
+        with ThreadPoolExecutor(_MOST_CALLS, "tpucache-ask") as pool:
+            asked = deque(pool.submit(ask, item) for item in itertools.islice(some, _MOST_CALLS))
+            try:
+                while asked:
+                    yield asked.popleft().result()
+                    asked.extend(pool.submit(ask, item) for item in itertools.islice(some, 1))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _until_late(ask: Callable[[Wanted], Loaded], left: Iterator[Wanted]) -> Generator[Loaded, None, bool]:
+    """Yield answers until one was late, and return True; return False when no item is left."""
+    for number, item in enumerate(left):
+        if number % _MEASURED_EVERY:
+            yield ask(item)
+            continue
+        began, busy = time.monotonic(), time.thread_time()
+        answer = ask(item)
+        waited = time.monotonic() - began - (time.thread_time() - busy)
+        yield answer
+        if is_late(waited):
+            return True
+    return False
+
+
+class _AskingFile(io.FileIO):
+    """A file that asks the kernel, in each read, for the next 4 MiB at once."""
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        ask_for(self.fileno(), self.tell(), _SCANNED_AHEAD)
+        return super().readinto(buffer)
+
+
+def open_scanned(path: Path) -> BinaryIO:
+    """Open a regular file whose headers are read in order, with a buffer of 1 MiB if the storage answers late.
+
+    Otherwise each header would wait for an answer. Raises OSError as `open_regular` does.
+    """
+    number = open_regular(path)
+    began, busy = time.monotonic(), time.thread_time()
+    try:
+        system.pread(number, 1, 0)
+    except BaseException:
+        os.close(number)
+        raise
+    if is_late(time.monotonic() - began - (time.thread_time() - busy)):
+        return io.BufferedReader(_AskingFile(number), _SCANNED_BYTES)
+    return os.fdopen(number, "rb")
 
 
 class WholeFile:

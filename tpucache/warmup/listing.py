@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tpucache.errors import RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe, differences
+from tpucache.store.ahead import Lateness
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL, MASK
@@ -24,6 +25,7 @@ from tpucache.store.samples import IMAGE_COLUMNS, SampleTable, Strings
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
+from tpucache.warmup.sources.ahead import LoadAhead
 from tpucache.warmup.sources.cells import to_number
 from tpucache.warmup.sources.labelled import UnreadLabelError, labels_before
 from tpucache.warmup.sources.source import Column, Item, Label, Listing, Sample, Source
@@ -488,22 +490,25 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
     such as 1 and 2, because 255 is a pixel without a class. Too many values in one mask are refused, too. If the first
     mask is a JPEG, there is only a warning. A mask that cannot be decoded is an error later, when its sample is built.
     """
-    samples, found, most, looked_at = listing.samples, set[int](), 0, 0
-    for position in sorted({*np.linspace(0, len(samples) - 1, _MASKS).round().astype(int).tolist()}):
-        try:
-            mask = source.load(samples[position]).fields.get(MASK)
-            if mask is None:
+    found, most, looked_at = set[int](), 0, 0
+    positions = np.linspace(0, len(listing.samples) - 1, _MASKS).round().astype(int).tolist()
+    samples = [listing.samples[position] for position in sorted({*positions})]
+    with LoadAhead(source.load, source, samples, Lateness()) as items:
+        for sample in samples:
+            try:
+                mask = items.load(sample).fields.get(MASK)
+                if mask is None:
+                    continue
+                if not looked_at and isinstance(mask, bytes) and mask.startswith(_JPEG):
+                    _log.warning(_JPEG_ADVICE)
+                    return
+                if has_grey_palette(mask, recipe.max_pixels):
+                    raise RecipeError(_GREY_PALETTE.format(path=sample.path))
+                values = np.unique(decode_mask(mask, "", recipe)).tolist()
+            except SampleError:
                 continue
-            if not looked_at and isinstance(mask, bytes) and mask.startswith(_JPEG):
-                _log.warning(_JPEG_ADVICE)
-                return
-            if has_grey_palette(mask, recipe.max_pixels):
-                raise RecipeError(_GREY_PALETTE.format(path=samples[position].path))
-            values = np.unique(decode_mask(mask, "", recipe)).tolist()
-        except SampleError:
-            continue
-        found |= {*values}
-        most, looked_at = max(most, len(values)), looked_at + 1
+            found |= {*values}
+            most, looked_at = max(most, len(values)), looked_at + 1
     if (fault := _fault(sorted(found), most)) is not None:
         masks = "the mask that was looked at holds" if looked_at == 1 else f"{looked_at} masks that were looked at hold"
         raise RecipeError(

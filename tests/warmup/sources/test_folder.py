@@ -8,11 +8,13 @@ import re
 from pathlib import Path
 
 import pytest
+from slow_answers import SlowAnswers
 
 from tpucache import progress
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.warmup.sources import FolderSource, Sample, TableOptions, open_source
+from tpucache.warmup.sources import FolderSource, Sample, TableOptions, folder, open_source
 from tpucache.warmup.sources.source import Item
+from tpucache.warmup.sources.table import TableSource
 
 
 def _touch(root: Path, *names: str | bytes) -> None:
@@ -243,3 +245,43 @@ def test_a_cache_is_no_source_and_the_error_says_what_to_do_with_it(cache: Path,
         open_source(tmp_path / "unfinished")
     _touch(tmp_path / "photos", "manifest.json", "1.jpg")  # of images, and something else's manifest
     assert [sample.path for sample in open_source(tmp_path / "photos").list().samples] == ["1.jpg"]
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
+def test_a_folder_on_late_storage_is_listed_alike_and_asked_for_many_sizes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _touch(
+        tmp_path, *(f"class-{number % 9}/{number % 4}/{number}.jpg" for number in range(300)), "class-1/.hidden/1.jpg"
+    )
+    (tmp_path / "class-3" / "empty").mkdir()
+    (tmp_path / "class-10").mkdir()
+    (tmp_path / "class-2" / "loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "class-2" / "gone.jpg").symlink_to(tmp_path / "nothing")
+    (tmp_path / "class-4" / "linked").symlink_to(tmp_path / "class-5" / "1", target_is_directory=True)
+    before = FolderSource(tmp_path).list()
+    slow, scanning = SlowAnswers(folder._with_status), SlowAnswers(folder._scan)
+    monkeypatch.setattr(folder, "_with_status", slow)
+    monkeypatch.setattr(folder, "_scan", scanning)
+    assert FolderSource(tmp_path).list() == before
+    assert "class-10" in before.classes
+    assert slow.most > 20
+    assert scanning.most > 20
+    sizes = SlowAnswers(Path.is_file)
+    monkeypatch.setattr(Path, "is_file", sizes)
+    assert len(FolderSource(tmp_path, "*/1/*.jpg").list().samples) == 75
+    assert sizes.most > 20
+
+
+def test_a_table_on_late_storage_asks_for_the_sizes_of_many_files_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number}.jpg" for number in range(100)]
+    _touch(tmp_path, *names)
+    (tmp_path / "table.csv").write_text("\n".join(["path,label", *(f"{name},1" for name in names)]))
+    before = open_source(tmp_path / "table.csv").list()
+    slow = SlowAnswers(TableSource._bytes)
+    monkeypatch.setattr(TableSource, "_bytes", slow)
+    assert open_source(tmp_path / "table.csv").list() == before
+    assert [sample.bytes for sample in before.samples] == [len(name) for name in names]
+    assert slow.most > 20

@@ -22,6 +22,7 @@ from typing import IO, Final
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
+from tpucache.store.ahead import open_scanned
 from tpucache.store.files import OpenFile, open_file
 from tpucache.store.threads import ThreadCache
 from tpucache.warmup.sources.source import Member, find_files, has_wildcard, split_pattern
@@ -180,7 +181,7 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
     files that it lacks.
     """
     try:
-        with open_file(path) as file:
+        with open_scanned(path) as file:
             start = file.read(_BLOCK)
             kind = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
             if kind is not None:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store import files
+from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.warmup.sources.source import (
@@ -109,7 +110,8 @@ class FolderSource:
         if self._pattern:
             paths = find_files(self._root, self._pattern)
             chosen = [path for path in paths if not any(map(is_ignored, path.parts))]
-            return list_images(self, [FoundFile(path, path, (self._root / path).stat().st_size) for path in chosen])
+            sizes = map_ahead(lambda path: (self._root / path).stat().st_size, chosen)
+            return list_images(self, [FoundFile(*found) for found in zip(chosen, chosen, sizes, strict=True)])
         found = []
         walked = _Walk()
         with Progress(None, "list", "files", is_brief=True) as progress:
@@ -385,43 +387,67 @@ class _Walk:
     ignored: set[str] = field(default_factory=set)
 
 
+class _Folder(NamedTuple):
+    """A folder to list: its path, the same relative to the root, and the device and inode of each folder above."""
+
+    path: str
+    below: str
+    above: tuple[tuple[int, int], ...]
+
+
 def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
     """Yield the path, relative to `root`, and the size of each file at any depth below `root`.
 
     Ignored names and links to folders above are left out. A broken link is listed; loading it raises the error.
-    `walked` gets the empty folders and the ignored names.
+    `walked` gets the empty folders and the ignored names. The folders of one depth are listed before those below them,
+    so that storage that answers late can be asked for many of them at once.
     """
-    above: list[tuple[int, int]] = []
+    level = [_Folder(os.fspath(root), "", ())]
+    try:
+        while level:
+            entries, level = _entries(level, walked), []
+            for folder, entry, status in map_ahead(_with_status, entries):
+                path = folder.below + entry.name
+                if stat.S_ISDIR(status.st_mode):
+                    level.append(_Folder(entry.path, f"{path}/", folder.above))
+                else:
+                    yield PurePath(path), status.st_size
+    except OSError as error:
+        raise SourceError(f"{error.filename}: {error.strerror}") from error
 
-    def walk(folder: str, below: str) -> Iterator[tuple[PurePath, int]]:
-        status = os.stat(folder)
-        identity = (status.st_dev, status.st_ino)
-        if identity in above:
-            return
-        above.append(identity)
-        with os.scandir(folder) as scanned:  # is closed before subfolders are opened
-            found = list(scanned)
+
+def _entries(level: Sequence[_Folder], walked: _Walk) -> Iterator[tuple[_Folder, os.DirEntry[str]]]:
+    """Yield the entries of folders, with their folder, except ignored ones."""
+    for folder, found in map_ahead(_scan, level):
         entries = [entry for entry in found if not is_ignored(entry.name)]
         walked.ignored.update(
             entry.name for entry in found if entry.name.lower() in JUNK or (is_ignored(entry.name) and entry.is_dir())
         )
-        if below and not entries:
-            walked.empty.append(PurePath(below))
+        if folder.below and not entries and folder.above:
+            walked.empty.append(PurePath(folder.below))
         for entry in entries:
-            try:
-                status = entry.stat()
-            except OSError:
-                status = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                yield from walk(entry.path, f"{below}{entry.name}/")
-            else:
-                yield PurePath(below + entry.name), status.st_size
-        above.pop()
+            yield folder, entry
 
+
+def _scan(folder: _Folder) -> tuple[_Folder, list[os.DirEntry[str]]]:
+    """Return a folder and its entries; the folder is added to its folders above.
+
+    A link to a folder above has no entries, and then no folders above either. Raises OSError.
+    """
+    status = os.stat(folder.path)
+    identity = (status.st_dev, status.st_ino)
+    if identity in folder.above:
+        return folder._replace(above=()), []
+    with os.scandir(folder.path) as scanned:
+        return folder._replace(above=(*folder.above, identity)), list(scanned)
+
+
+def _with_status(found: tuple[_Folder, os.DirEntry[str]]) -> tuple[_Folder, os.DirEntry[str], os.stat_result]:
+    folder, entry = found
     try:
-        yield from walk(os.fspath(root), "")
-    except OSError as error:
-        raise SourceError(f"{error.filename}: {error.strerror}") from error
+        return folder, entry, entry.stat()
+    except OSError:
+        return folder, entry, entry.stat(follow_symlinks=False)
 
 
 def _is_folder(source: str | Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import numpy as np
 
 from tpucache.errors import SourceError, TpucacheError
+from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.samples import IMAGE_COLUMNS
 from tpucache.types import Array
@@ -361,7 +362,9 @@ def find_files(root: Path, pattern: str) -> list[Path]:
     for each in [pattern] if path.is_file() else expand_braces(pattern):
         exact = root / each
         found = [exact] if exact.is_file() else root.glob(each)
-        matched = {file.relative_to(root) for file in found if file.is_file() and not file.name.startswith(".")}
+        shown = [file for file in found if not file.name.startswith(".")]
+        are_files = map_ahead(Path.is_file, shown)
+        matched = {file.relative_to(root) for file, is_file in zip(shown, are_files, strict=True) if is_file}
         if not matched:
             raise SourceError(f"{exact} matches no file")
         names |= matched

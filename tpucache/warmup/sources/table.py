@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import logging
 import os
 import posixpath
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.options import option
+from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.store.threads import cached_for_threads
 from tpucache.warmup.sources.archives import find_archive
@@ -182,9 +184,10 @@ class TableSource:
         found = None if self._archive is None else self._archive.list()
         self._check_heading(path_column(table, options) + options.suffix, found)
         samples = []
+        sizes = map_ahead(functools.partial(self._bytes, files), files.rows.values() if found is None else ())
         for (name, number), label in zip(files.rows.items(), labels, strict=True):
             members = () if found is None else _members(found, files.names(number))
-            size = self._bytes(files, number) if found is None else sum(member.bytes for member in members)
+            size = next(sizes) if found is None else sum(member.bytes for member in members)
             size += files.run_bytes(number)
             samples.append(Sample(number, name, label, size, members, faults.get(number, "")))
         masks = () if files.runs is None else files.runs.names

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.progress import Progress
+from tpucache.store.ahead import open_scanned
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.store.files import open_file
 from tpucache.types import Array
@@ -248,7 +249,7 @@ def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: No
 
 def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
     bounds = [0]
-    with open_file(path) as file:
+    with open_scanned(path) as file:
         while (start := bounds[-1]) < size:
             file.seek(start)
             header = file.read(_HEADER)
