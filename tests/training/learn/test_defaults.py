@@ -18,6 +18,7 @@ from tpucache.training.data import begin
 from tpucache.training.device import CpuDevice
 from tpucache.training.learn import defaults
 from tpucache.training.learn.defaults import (
+    Custom,
     decide_length,
     decide_optimizer,
     decide_rates,
@@ -56,6 +57,20 @@ def test_the_family_of_a_model_is_the_norm_that_it_has_most_of():
     assert find_family(nn.GroupNorm(1, 4)) == "layer norm"
     assert find_family(nn.Sequential(cnn(3), nn.LayerNorm(3))) == "batch norm"
     assert find_family(nn.Linear(2, 2)) == "no norm"
+
+
+def test_a_regression_of_a_model_with_layer_norm_has_twice_the_rate(cache):
+    settings, dataset = TrainSettings(model="cnn", batch_size=4), CachedDataset(cache)
+    build = Custom(lambda _: transformer())
+    classes, numbers = (
+        decide_settings(settings, dataset, task, CpuDevice(), build) for task in (Classes(3), Regression(1))
+    )
+    assert numbers.settings.peak_lr == pytest.approx(2 * classes.settings.peak_lr)
+    assert "arXiv:2201.03545" in numbers.rates
+    assert "given:" not in numbers.rates
+    given = decide_settings(replace(settings, lr=1e-3), dataset, Regression(1), CpuDevice(), build)
+    assert given.settings.peak_lr == 1e-3
+    assert "given: lr" in given.rates
 
 
 def test_many_batch_norms_halve_the_rate():

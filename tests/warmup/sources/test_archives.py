@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from stops import Stopped, stop_after
 
-from tpucache import CachedDataset, Recipe, build_cache
+from tpucache import CachedDataset, Recipe, build_cache, system
 from tpucache.cli import main
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import FolderSource, TableOptions, open_source
+from tpucache.warmup.sources.archives import list_zip
 
 SMALL = Recipe(size=8)
 
@@ -233,3 +234,20 @@ def test_the_command_line_reads_an_archive(few, tmp_path, capsys):
     assert main(["warmup", str(archive), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]) == 0
     assert "12 samples" in capsys.readouterr().out
     assert CachedDataset(tmp_path / "cache").classes == ("cat", "dog", "emu")
+
+
+@pytest.mark.parametrize("count", [3, 30_000])
+def test_the_directory_of_a_zip_is_read_with_few_answers(tmp_path, monkeypatch, count):
+    path, asked = tmp_path / "a.zip", []
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(count):
+            archive.writestr(f"a-folder-with-a-long-name/{number:06}.jpg", b"x" * (number % 50))
+    pread = system.pread
+    monkeypatch.setattr(system, "pread", lambda *given: asked.append(given) or pread(*given))
+    listed = list_zip(path, "a.zip", lambda _: None)
+    with zipfile.ZipFile(path) as archive:
+        infos = archive.infolist()
+    assert [(each.name, each.offset, each.bytes) for each in listed] == [
+        (info.filename, info.header_offset, info.file_size) for info in infos
+    ]
+    assert len(asked) <= (1 if count == 3 else 3)

@@ -39,6 +39,7 @@ _FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the ba
 _SHORT: Final = "for a batch of 128, and not lowered for smaller ones, whose runs are short"
 _FASTAI_TWICE: Final = f"twice fastai's 0.003 for 64, arXiv:2002.04688; {_SHORT}"
 _CONVNEXT: Final = f"twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545; {_SHORT}"
+_CONVNEXT_CLIPPED: Final = f"four times ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545; {_SHORT}"
 _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., arXiv:1311.2524"
 
 #: Steps that a run should have at least: with fewer it learns nothing at any rate (docs/training.md has figures).
@@ -109,6 +110,11 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
     ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", None, _TUNED),
 }
 
+#: What a regression has instead: clipped gradients stay stable at a higher rate (docs/numbers.md has figures).
+_OF_REGRESSION: Final[dict[tuple[str, Family, bool], Defaults]] = {
+    ("adamw", "layer norm", False): Defaults(2.8e-3, "none", 0.05, "one-cycle", None, _CONVNEXT_CLIPPED),
+}
+
 
 @dataclass(frozen=True)
 class Custom:
@@ -155,13 +161,14 @@ def decide_settings(
     settings = decide_optimizer(settings, task, model, custom.make_optimizer)
     optimizer = custom.make_optimizer or find_optimizer(str(settings.optimizer))
     maker = None if isinstance(optimizer, str) else optimizer
-    settings = decide_precision(decide_rates(settings, model, maker), device)
+    is_regression = task.name == "regression"
+    settings = decide_precision(decide_rates(settings, model, maker, is_regression), device)
     settings = decide_normalising(settings, dataset, model)
     return Decided(
         settings,
         model,
         optimizer,
-        rates=describe_rates(settings, model, maker),
+        rates=describe_rates(settings, model, maker, is_regression),
         batch=describe_batch(settings, *there),
         precision=describe_precision(settings, device),
     )
@@ -257,7 +264,10 @@ def decide_optimizer(
 
 
 def decide_rates(
-    settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None
+    settings: TrainSettings,
+    model: nn.Module,
+    make_optimizer: OptimizerMaker | None = None,
+    is_regression: bool = False,
 ) -> TrainSettings:
     """Return the settings with a learning rate, its scaling, a weight decay and a schedule; given values are kept.
 
@@ -267,7 +277,7 @@ def decide_rates(
     """
     if None not in (settings.lr, settings.scale, settings.weight_decay, settings.schedule):
         return settings
-    found = find_defaults(settings, model, make_optimizer, needs_rate=settings.lr is None)
+    found = find_defaults(settings, model, make_optimizer, is_regression, needs_rate=settings.lr is None)
     values: dict[str, Any] = {name: getattr(settings, name) for name in ("lr", "scale", "weight_decay", "schedule")}
     values["scale"] = values["scale"] or (found.scale if settings.lr is None else "none")
     if settings.schedule is None and settings.ramp is None:
@@ -281,10 +291,11 @@ def find_defaults(
     settings: TrainSettings,
     model: nn.Module,
     make_optimizer: OptimizerMaker | None = None,
+    is_regression: bool = False,
     *,
     needs_rate: bool = True,
 ) -> Defaults:
-    """Return the defaults for a run: a row of `_TABLE`, or those of the optimizer that `make_optimizer` makes.
+    """Return the defaults for a run: a row of the tables, or those of the optimizer that `make_optimizer` makes.
 
     For a batch below the row's `least_batch`, `lr` is the rate for a batch of that size, and is not scaled.
 
@@ -297,7 +308,8 @@ def find_defaults(
         raise UsageError(
             "the settings have no optimizer, on which the defaults depend: give optimizer, for example 'adamw'"
         )
-    found = _TABLE[settings.optimizer, find_family(model), settings.weights is not None]
+    key = settings.optimizer, find_family(model), settings.weights is not None
+    found = _OF_REGRESSION.get(key, _TABLE[key]) if is_regression else _TABLE[key]
     is_small = settings.batch_size is not None and settings.batch_size < found.least_batch
     if is_small and settings.scale in (None, "none"):
         return found._replace(lr=scale_lr(found.lr, found.least_batch, found.scale), scale="none")
@@ -318,12 +330,17 @@ def find_family(model: nn.Module) -> Family:
     return "many batch norms" if kinds["batch norm"] >= _MANY else "batch norm"
 
 
-def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> str:
+def describe_rates(
+    settings: TrainSettings,
+    model: nn.Module,
+    make_optimizer: OptimizerMaker | None = None,
+    is_regression: bool = False,
+) -> str:
     """Return optimizer, learning rate, weight decay and schedule as text, and where these values come from.
 
     The settings must have values for them.
     """
-    found = find_defaults(settings, model, make_optimizer, needs_rate=False)
+    found = find_defaults(settings, model, make_optimizer, is_regression, needs_rate=False)
     others = [text for name, text in _NAMES.items() if getattr(settings, name) != getattr(found, name)]
     is_own = make_optimizer is not None and settings.optimizer in (None, *OPTIMIZERS)
     name = optimizer_name(make_optimizer) if is_own and make_optimizer is not None else settings.optimizer

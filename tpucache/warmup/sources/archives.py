@@ -6,6 +6,7 @@ Nothing is unpacked to disk. A `Member` holds all that a worker needs to read a 
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import os
 import posixpath
@@ -18,8 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from typing import IO, Any, BinaryIO, Final
 
+from tpucache import system
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.ahead import open_scanned
@@ -280,10 +282,54 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
     method than deflate, overlaps another entry, or claims an impossible size.
     """
     try:
-        with open_file(path) as opened:
-            return list_zip_file(opened, str(path), archive, advance)
+        opened = OpenFile(path)
+        size = os.fstat(opened.number).st_size
+        with zip_file(lambda start, stop: system.pread(opened.number, stop - start, start), size) as file:
+            return list_zip_file(file, str(path), archive, advance)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+class _TailFile(io.RawIOBase):
+    """A file for zipfile, which reads at the end first: the last MiB is fetched at once, and other bytes as asked."""
+
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
+        self._fetch, self._size, self._at = fetch, size, 0
+        self._tail_start = max(0, size - _READ)
+
+    @functools.cached_property
+    def _tail(self) -> bytes:
+        return self._fetch(self._tail_start, self._size)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._size, self._at + len(buffer))
+        if self._at >= stop:
+            return 0
+        if self._at >= self._tail_start:
+            data = self._tail[self._at - self._tail_start : stop - self._tail_start]
+        else:
+            data = self._fetch(self._at, stop)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def zip_file(fetch: Callable[[int, int], bytes], size: int) -> BinaryIO:
+    """Return a file for `list_zip_file` whose bytes `start` to `stop` are `fetch(start, stop)`; it has `size` bytes."""
+    return io.BufferedReader(_TailFile(fetch, size), _READ)
 
 
 def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:

@@ -8,10 +8,10 @@ build, and the next run continues.
 from __future__ import annotations
 
 import fnmatch
-import io
+import functools
 from contextlib import closing
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from tpucache.errors import FormatError, SampleError, SourceError, StoreError, UsageError
@@ -21,7 +21,7 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local
 from tpucache.store.threads import cached_for_threads
 from tpucache.warmup.sources.archive_samples import ArchiveSource
-from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, without_folders
+from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, without_folders, zip_file
 from tpucache.warmup.sources.folder import FoundFile, list_images, without_ignored
 from tpucache.warmup.sources.kept import Files, kept_listings
 from tpucache.warmup.sources.parquet import ParquetSource
@@ -48,7 +48,6 @@ _TABLES: Final = (".csv", ".tfrec", ".tfrecord", ".json")
 _TARS: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: The most bytes that are read from one file. A larger file is not a photograph.
 _LARGEST: Final = 1 << 30
-_BLOCK: Final = 1 << 20  # a .zip's directory is read in parts of this size
 
 
 class CloudFolder:
@@ -116,10 +115,8 @@ class CloudZip:
         size = remote.size(self._name)
         if size is None:
             raise SourceError(f"{self} does not exist, or its server does not say how large it is")
-        with (
-            Progress(None, "list", "files", is_brief=True) as progress,
-            io.BufferedReader(_RemoteFile(remote, self._name, size), _BLOCK) as file,
-        ):
+        fetch = functools.partial(remote.part, self._name)
+        with Progress(None, "list", "files", is_brief=True) as progress, zip_file(fetch, size) as file:
             members = list_zip_file(file, str(self), self._name, progress.advance)
         return plain_members(members, str(self))
 
@@ -137,35 +134,6 @@ class CloudZip:
             return remote.part(self._name, offset, min(size, offset + count)) if offset < size else b""
 
         return read_zip(pread, member, path)
-
-
-class _RemoteFile(io.RawIOBase):
-    """A file at a URL that zipfile can read: each read fetches a range of bytes."""
-
-    def __init__(self, remote: Remote, name: str, size: int) -> None:
-        self._remote, self._name, self._size, self._at = remote, name, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        stop = min(self._size, self._at + len(buffer))
-        if self._at >= stop:
-            return 0
-        data = self._remote.part(self._name, self._at, stop)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def copy_parquet(url: str) -> Copies:
