@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tpucache.store.threads import ThreadLock, cached_for_threads
+from tpucache.store.ahead import map_ahead
+from tpucache.store.threads import ThreadLock, ThreadPool, cached_for_threads
 
 # What a fork inherits is what it would while another thread holds the lock.
 FORKED_WHILE_LOCKED = """
@@ -134,3 +135,31 @@ def test_only_the_values_asked_for_last_are_kept_and_none_after_clearing() -> No
     make.cache_clear()
     make(1)
     assert calls == [0, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 3])
+def test_a_pool_makes_do_with_the_threads_that_the_system_allows(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = [], threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if len(started) == allowed:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def ask(number: int) -> int:
+        time.sleep(0.003)
+        if number == 30:
+            raise ValueError("broken")
+        return -number
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with ThreadPool(8) as pool:
+        answers = [pool.submit(ask, number) for number in range(40)]
+        assert [answer.result() for answer in answers[:30]] == [-number for number in range(30)]
+        with pytest.raises(ValueError, match="broken"):
+            answers[30].result()
+        assert len(started) == allowed
+    with pytest.raises(RuntimeError, match="shutdown"):
+        pool.submit(ask, 1)
+    assert list(map_ahead(ask, range(20))) == [-number for number in range(20)]

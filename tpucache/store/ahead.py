@@ -13,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, Self, TypeVar
 
 from tpucache import system
 from tpucache.store.files import CHUNK, OpenFile, ask_for, is_late, open_regular
+from tpucache.store.threads import ThreadPool
 
 Wanted = TypeVar("Wanted")
 Loaded = TypeVar("Loaded")
@@ -98,7 +99,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
         self._left = deque(wanted)
         self._ahead: deque[tuple[Wanted, Future[Loaded]]] = deque()
         self._bytes = 0  # of the items loaded ahead
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: ThreadPool | None = None
         self._returned: float | None = None
         self._is_at_once = False
         self._turns = itertools.cycle(range(_MEASURED_EVERY))
@@ -149,7 +150,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
             if self._ahead and self._bytes + size > MOST_BYTES:
                 break
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(MOST_FILES, "tpucache-load")
+                self._pool = ThreadPool(MOST_FILES, "tpucache-load")
             item = self._left.popleft()
             self._ahead.append((item, self._pool.submit(self._timed, item)))
             self._bytes += size
@@ -176,7 +177,7 @@ def map_ahead(ask: Callable[[Wanted], Loaded], wanted: Iterable[Wanted]) -> Iter
     left = iter(wanted)
     while (yield from _until_late(ask, left)):
         some = itertools.islice(left, _CALLS_A_TRIAL)
-        with ThreadPoolExecutor(_MOST_CALLS, "tpucache-ask") as pool:
+        with ThreadPool(_MOST_CALLS, "tpucache-ask") as pool:
             asked = deque(pool.submit(ask, item) for item in itertools.islice(some, _MOST_CALLS))
             try:
                 while asked:

@@ -1,4 +1,4 @@
-"""What the threads of a process share: a lock that is safe after a fork, and values that are made once for all."""
+"""Threads of a process: a lock that is safe after a fork, a pool, and values that are made once for all threads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 Asked = ParamSpec("Asked")
@@ -28,6 +29,35 @@ class ThreadLock:
 
     def __exit__(self, *_: object) -> None:
         self._by_process[os.getpid()].release()
+
+
+class ThreadPool(ThreadPoolExecutor):
+    """A ThreadPoolExecutor that makes do with fewer threads, or none, where the system allows no more.
+
+    It is for functions that only read: if there is no thread at all, the caller runs the function, and a thread that
+    can be started later may run it again.
+    """
+
+    def submit(self, function: Callable[Asked, Made], /, *values: Asked.args, **named: Asked.kwargs) -> Future[Made]:
+        """Schedule a call of the function, and return its Future."""
+        try:
+            return super().submit(function, *values, **named)
+        except RuntimeError:  # "can't start new thread", or the pool was shut down
+            if self._threads or self._shutdown:
+                raise
+        future: Future[Made] = Future()
+        try:
+            future.set_result(function(*values, **named))
+        except BaseException as error:  # noqa: BLE001  # it is raised by future.result(), as with a thread
+            future.set_exception(error)
+        return future
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
 
 
 class _Value(Generic[Made]):
