@@ -1,10 +1,12 @@
-"""Asks storage for many things at once, if it answers late: ReadAhead for files, map_ahead for what a listing asks.
+"""Asks storage that answers late for many things at once: ReadAhead for files, map_ahead for what a listing asks.
 
-A network mount often needs many milliseconds per file, a local disk much less.
+A network mount often needs many milliseconds per file, a local disk much less. ThreadCache makes once what the threads
+share.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import math
@@ -13,14 +15,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Final, Generic, ParamSpec, Self, TypeVar
 
 from tpucache import system
-from tpucache.store.files import CHUNK, OpenFile, ask_for, is_late, open_regular
-from tpucache.store.threads import ThreadPool
+from tpucache.store.files import CHUNK, OpenFile, ThreadLock, ask_for, is_late, open_regular
 
+Asked = ParamSpec("Asked")
+Made = TypeVar("Made")
 Wanted = TypeVar("Wanted")
 Loaded = TypeVar("Loaded")
 
@@ -39,6 +42,81 @@ _CALLS_A_TRIAL: Final = 4096
 #: Bytes that `open_scanned` reads at once, and for which it asks the kernel before, if the storage answers late.
 _SCANNED_BYTES: Final = 1 << 20
 _SCANNED_AHEAD: Final = 4 << 20
+
+
+class ThreadPool(ThreadPoolExecutor):
+    """A ThreadPoolExecutor that makes do with fewer threads, or none, where the system allows no more.
+
+    It is for functions that only read: if there is no thread at all, the caller runs the function, and a thread that
+    can be started later may run it again.
+    """
+
+    def submit(self, function: Callable[Asked, Made], /, *values: Asked.args, **named: Asked.kwargs) -> Future[Made]:
+        """Schedule a call of the function, and return its Future."""
+        try:
+            return super().submit(function, *values, **named)
+        except RuntimeError:  # "can't start new thread", or the pool was shut down
+            if self._threads or self._shutdown:
+                raise
+        future: Future[Made] = Future()
+        try:
+            future.set_result(function(*values, **named))
+        except BaseException as error:  # noqa: BLE001  # it is raised by future.result(), as with a thread
+            future.set_exception(error)
+        return future
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
+
+
+class _Value(Generic[Made]):
+    """A value that may not be made yet. The lock is for the thread that makes it."""
+
+    def __init__(self) -> None:
+        self.lock: Final = ThreadLock()
+        self.made: list[Made] = []
+
+
+class ThreadCache(Generic[Asked, Made]):
+    """A function that remembers its values like `functools.lru_cache`, and makes each of them in one thread.
+
+    With `lru_cache`, threads that ask for a value at the same time all call the function. Here the others wait for the
+    first. If it raises an error, the next thread calls the function again.
+    """
+
+    def __init__(self, function: Callable[Asked, Made], most: int | None) -> None:
+        self._function = function
+        self._lock = ThreadLock()
+        self._values: Any = functools.lru_cache(most)(lambda *_, **__: _Value[Made]())
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *values: Asked.args, **named: Asked.kwargs) -> Made:
+        """Return the value for these arguments, which must be hashable."""
+        with self._lock:
+            value: _Value[Made] = self._values(*values, **named)
+        if not value.made:
+            with value.lock:
+                if not value.made:
+                    value.made.append(self._function(*values, **named))
+        return value.made[0]
+
+    def cache_clear(self) -> None:
+        """Forget all values."""
+        with self._lock:
+            self._values.cache_clear()
+
+
+def cached_for_threads(most: int | None) -> Callable[[Callable[Asked, Made]], ThreadCache[Asked, Made]]:
+    """Return a decorator that makes a function a ThreadCache, which keeps `most` values; None: all."""
+
+    def decorate(function: Callable[Asked, Made]) -> ThreadCache[Asked, Made]:
+        return ThreadCache(function, most)
+
+    return decorate
 
 
 class Lateness:
@@ -189,16 +267,14 @@ def map_ahead(ask: Callable[[Wanted], Loaded], wanted: Iterable[Wanted]) -> Iter
 
 def _until_late(ask: Callable[[Wanted], Loaded], left: Iterator[Wanted]) -> Generator[Loaded, None, bool]:
     """Yield answers until one was late, and return True; return False when no item is left."""
-    for number, item in enumerate(left):
-        if number % _MEASURED_EVERY:
-            yield ask(item)
-            continue
+    for item in left:
         began, busy = time.monotonic(), time.thread_time()
         answer = ask(item)
         waited = time.monotonic() - began - (time.thread_time() - busy)
         yield answer
         if is_late(waited):
             return True
+        yield from map(ask, itertools.islice(left, _MEASURED_EVERY - 1))
     return False
 
 

@@ -14,6 +14,7 @@ import shutil
 import stat
 import struct
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -481,6 +482,24 @@ def check_locks(doing: str, *, of_open_files: bool = False) -> None:
         raise DependencyError(
             f"{doing} needs locks of open files, which only Linux has: copy the cache with `tpucache fetch` instead"
         )
+
+
+class ThreadLock:
+    """A lock for the threads of one process that is safe after a fork: `with lock: ...`.
+
+    If a process is forked while a thread holds an ordinary lock, the child inherits a locked lock but not the thread
+    that would unlock it, and waits forever. A ThreadLock has one ordinary lock for each process. The fork may happen in
+    the middle of a `with` block, so the guarded data must be valid after each single statement.
+    """
+
+    def __init__(self) -> None:
+        self._by_process: dict[int, threading.Lock] = {}
+
+    def __enter__(self) -> None:
+        self._by_process.setdefault(os.getpid(), threading.Lock()).acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._by_process[os.getpid()].release()
 
 
 class NpyHeader(NamedTuple):

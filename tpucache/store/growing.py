@@ -37,13 +37,12 @@ from tpucache.store import holding
 from tpucache.store.arriving import Arriving, NetworkUse, Windows
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
-from tpucache.store.files import OpenFile
+from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, WORK_NAME
 from tpucache.store.index import Numbers, RecordIndex, Rows
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import Column, SampleTable
-from tpucache.store.threads import ThreadLock
 
 ARRIVED_NAME: Final = "arrived.bin"
 #: `file` is the number of a shard in the manifest, or the number of a spool file, whose highest bit is set.

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.files import OpenFile, is_late
+from tpucache.store.files import OpenFile, ThreadLock, is_late
 from tpucache.store.manifest import FileEntry, ShardEntry
-from tpucache.store.threads import ThreadLock
 
 if TYPE_CHECKING:
     from tpucache.store.ahead import Lateness

@@ -25,8 +25,7 @@ from typing import Final, Literal, Protocol
 
 from tpucache import system
 from tpucache.native import file_system, libc, map_file
-from tpucache.store.files import open_regular
-from tpucache.store.threads import ThreadLock
+from tpucache.store.files import ThreadLock, open_regular
 
 #: The reasons why a file is not mapped under a lease.
 Reason = Literal["other_owner", "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back"]

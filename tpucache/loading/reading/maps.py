@@ -28,9 +28,9 @@ from tpucache.errors import DamageError
 from tpucache.loading.reading.leases import REASONS, LeasedMap, MapUse, NoLeaseError, Reason, look_if_needed, refusal
 from tpucache.machine import available_memory
 from tpucache.native import Addresses, can_populate, libc, map_file, populate
+from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import ShardReader
-from tpucache.store.threads import ThreadLock
 
 _UNKNOWN: Final = 0
 _NOT_MAPPED: Final = -1

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tpucache.machine import available_memory
 from tpucache.native import Addresses, address
-from tpucache.store.threads import ThreadLock
+from tpucache.store.files import ThreadLock
 
 _SHARE: Final = 2  # at most half of the free memory: the page cache, batches and models need some, too
 _RESERVE: Final = 8  # an eighth of the memory that was free at the first request is left for other processes

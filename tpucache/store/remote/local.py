@@ -33,11 +33,10 @@ import numpy as np
 
 from tpucache.errors import StoreError
 from tpucache.native import file_system, free_part
-from tpucache.store.files import OpenFile, OpenFolder, refuse_too_many_files
+from tpucache.store.files import OpenFile, OpenFolder, ThreadLock, refuse_too_many_files
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote.pieces import Bools, Pieces, RecordRun
-from tpucache.store.threads import ThreadLock
 from tpucache.system import fcntl
 
 STATE_NAME: Final = "state"

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError
 from tpucache.store.cache import Cache
+from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
-from tpucache.store.threads import ThreadLock
 
 PIECE_BYTES: Final = 8 << 20
 

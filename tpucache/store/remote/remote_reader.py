@@ -15,14 +15,13 @@ from tpucache import system
 from tpucache.errors import DamageError, StoreError
 from tpucache.store.arriving import NetworkUse, Windows
 from tpucache.store.cache import Cache
-from tpucache.store.files import OpenFile
+from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import MAX_OPEN, ShardReader
 from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.local import Moment
 from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.requests import FetchRequest, NeededRecords
-from tpucache.store.threads import ThreadLock
 
 _COUNT_EVERY: Final = 64  # reads without a missing record until the reader checks which shards are complete
 _MOST_PARTS: Final = 1000  # buffers per call of `writev`; Linux allows 1024

@@ -24,9 +24,8 @@ from typing import IO, Any, BinaryIO, Final
 from tpucache import system
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
-from tpucache.store.ahead import open_scanned
+from tpucache.store.ahead import ThreadCache, open_scanned
 from tpucache.store.files import OpenFile, open_file
-from tpucache.store.threads import ThreadCache
 from tpucache.warmup.sources.source import Member, find_files, has_wildcard, split_pattern
 
 _ZIP: Final = ".zip"

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
-from tpucache.store.threads import cached_for_threads
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.cells import to_number
 from tpucache.warmup.sources.reading import named

@@ -425,8 +425,7 @@ def _entries(level: Sequence[_Folder], walked: _Walk) -> Iterator[tuple[_Folder,
         )
         if folder.below and not entries and folder.above:
             walked.empty.append(PurePath(folder.below))
-        for entry in entries:
-            yield folder, entry
+        yield from zip(itertools.repeat(folder), entries)
 
 
 def _scan(folder: _Folder) -> tuple[_Folder, list[os.DirEntry[str]]]:

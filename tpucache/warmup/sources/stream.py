@@ -23,8 +23,8 @@ import numpy as np
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
+from tpucache.store.ahead import cached_for_threads
 from tpucache.store.files import OpenFile
-from tpucache.store.threads import cached_for_threads
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.kept import kept_listings, sources_folder
 from tpucache.warmup.sources.source import Item, Label

@@ -22,9 +22,8 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.options import option
-from tpucache.store.ahead import map_ahead
+from tpucache.store.ahead import cached_for_threads, map_ahead
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.store.threads import cached_for_threads
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
 from tpucache.warmup.sources.folder import SUFFIXES, read_file
