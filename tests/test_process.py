@@ -13,7 +13,8 @@ import pytest
 from patience import PATIENCE
 from thorough import thorough
 
-from tpucache import Recipe, build_cache, process, signals, verify_cache
+from tpucache import Recipe, build_cache, cli, process, signals, verify_cache
+from tpucache.errors import DependencyError, RecipeError, TpucacheError, calling
 from tpucache.progress import Progress
 
 PROGRAM = [sys.executable, "-m", "tpucache"]
@@ -183,3 +184,16 @@ log.file.write("kept")
 def test_files_that_users_code_leaves_open_are_written_at_the_end(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LEFT_OPEN, tmp_path / "log"], env=ENVIRONMENT, check=True, timeout=PATIENCE)
     assert (tmp_path / "log").read_text() == "kept"
+
+
+@pytest.mark.parametrize("kind", [DependencyError, RecipeError])
+def test_memory_that_is_short_while_a_library_is_imported_is_told_as_that(
+    kind: type[TpucacheError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def import_library(_: object) -> int:
+        with calling("albumentations", kind):
+            raise OSError(12, "Cannot allocate memory", "zoneinfo")
+
+    monkeypatch.setattr(cli, "_main", import_library)
+    assert cli.main([]) == 1
+    assert "tpucache: memory is short (" in capsys.readouterr().err

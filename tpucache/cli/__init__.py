@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from tpucache import process, signals
 from tpucache.cli.parser import CommandParser, Parser
 from tpucache.cli.terminal import complain, escape_unprintable, escape_warnings, flush
-from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
+from tpucache.errors import DependencyError, RecipeError, TpucacheError, UnfinishedError, UsageError
 from tpucache.imports import load, missing_part, package_of
 from tpucache.machine import process_began
 from tpucache.signals import PROG
@@ -49,7 +49,7 @@ def _run_explained(arguments: Sequence[str] | None) -> int:
         if signals.is_stopped():  # the interrupt caused this error in a library
             return complain(signals.INTERRUPTED, signals.STOPPED)
         text = None
-        if not isinstance(error, TpucacheError) or isinstance(error, DependencyError):
+        if not isinstance(error, TpucacheError) or isinstance(error, (DependencyError, RecipeError)):
             text = process.shortage(error)  # with too little memory, importing an installed library fails, too
             if text is None and not isinstance(error, TpucacheError):
                 raise

@@ -260,17 +260,17 @@ def test_a_folder_on_late_storage_is_listed_alike_and_asked_for_many_sizes_at_on
     (tmp_path / "class-2" / "gone.jpg").symlink_to(tmp_path / "nothing")
     (tmp_path / "class-4" / "linked").symlink_to(tmp_path / "class-5" / "1", target_is_directory=True)
     before = FolderSource(tmp_path).list()
-    slow, scanning = SlowAnswers(folder._with_status), SlowAnswers(folder._scan)
+    slow, scanning = SlowAnswers(folder._with_status, 0.02), SlowAnswers(folder._scan, 0.02)
     monkeypatch.setattr(folder, "_with_status", slow)
     monkeypatch.setattr(folder, "_scan", scanning)
     assert FolderSource(tmp_path).list() == before
     assert "class-10" in before.classes
-    assert slow.most > 20
-    assert scanning.most > 20
+    assert slow.most > 2
+    assert scanning.most > 2
     sizes = SlowAnswers(Path.is_file)
     monkeypatch.setattr(Path, "is_file", sizes)
     assert len(FolderSource(tmp_path, "*/1/*.jpg").list().samples) == 75
-    assert sizes.most > 20
+    assert sizes.most > 2
 
 
 def test_a_table_on_late_storage_asks_for_the_sizes_of_many_files_at_once(
@@ -284,4 +284,4 @@ def test_a_table_on_late_storage_asks_for_the_sizes_of_many_files_at_once(
     monkeypatch.setattr(TableSource, "_bytes", slow)
     assert open_source(tmp_path / "table.csv").list() == before
     assert [sample.bytes for sample in before.samples] == [len(name) for name in names]
-    assert slow.most > 20
+    assert slow.most > 2
