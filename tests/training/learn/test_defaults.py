@@ -59,13 +59,15 @@ def test_the_family_of_a_model_is_the_norm_that_it_has_most_of():
     assert find_family(nn.Linear(2, 2)) == "no norm"
 
 
-def test_a_regression_of_a_model_with_layer_norm_has_twice_the_rate(cache):
+def test_a_regression_of_a_model_with_layer_norm_has_twice_the_rate_if_gradients_are_clipped(cache):
     settings, dataset = TrainSettings(model="cnn", batch_size=4), CachedDataset(cache)
     build = Custom(lambda _: transformer())
     classes, numbers = (
         decide_settings(settings, dataset, task, CpuDevice(), build) for task in (Classes(3), Regression(1))
     )
     assert numbers.settings.peak_lr == pytest.approx(2 * classes.settings.peak_lr)
+    unclipped = decide_settings(replace(settings, optimizer="adamw"), dataset, Regression(1), CpuDevice(), build)
+    assert unclipped.settings.peak_lr == classes.settings.peak_lr
     assert "arXiv:2201.03545" in numbers.rates
     assert "given:" not in numbers.rates
     given = decide_settings(replace(settings, lr=1e-3), dataset, Regression(1), CpuDevice(), build)

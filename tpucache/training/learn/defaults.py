@@ -110,7 +110,7 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
     ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", None, _TUNED),
 }
 
-#: What a regression has instead: clipped gradients stay stable at a higher rate (docs/numbers.md has figures).
+#: What a regression has instead if its gradients are clipped: they stay stable at a higher rate (docs/numbers.md).
 _OF_REGRESSION: Final[dict[tuple[str, Family, bool], Defaults]] = {
     ("adamw", "layer norm", False): Defaults(2.8e-3, "none", 0.05, "one-cycle", None, _CONVNEXT_CLIPPED),
 }
@@ -309,7 +309,8 @@ def find_defaults(
             "the settings have no optimizer, on which the defaults depend: give optimizer, for example 'adamw'"
         )
     key = settings.optimizer, find_family(model), settings.weights is not None
-    found = _OF_REGRESSION.get(key, _TABLE[key]) if is_regression else _TABLE[key]
+    is_clipped = is_regression and settings.clip is not None
+    found = _OF_REGRESSION.get(key, _TABLE[key]) if is_clipped else _TABLE[key]
     is_small = settings.batch_size is not None and settings.batch_size < found.least_batch
     if is_small and settings.scale in (None, "none"):
         return found._replace(lr=scale_lr(found.lr, found.least_batch, found.scale), scale="none")
