@@ -383,9 +383,9 @@ def test_answers_come_in_order_up_to_the_first_error_whether_storage_is_late_or_
 
 
 def test_late_storage_is_asked_for_many_answers_at_once_and_fast_storage_by_the_caller_alone() -> None:
-    slow = SlowAnswers(str)
+    slow = SlowAnswers(str, together=128)
     assert list(map_ahead(slow, range(400))) == [*map(str, range(400))]
-    assert 64 < slow.most <= 128
+    assert slow.most == 128
     callers = set(map_ahead(lambda _: threading.get_ident(), range(3000)))
     assert threading.get_ident() in callers  # on a busy machine, one answer of many may be late
     assert not asking_threads()
@@ -406,7 +406,7 @@ def test_storage_that_is_late_for_a_while_is_asked_by_the_caller_again(monkeypat
 
 
 def test_only_a_bounded_number_of_answers_is_asked_for_before_they_are_taken() -> None:
-    taken = SlowAnswers(abs)
+    taken = SlowAnswers(abs, together=1)
     answers = map_ahead(taken, iter(range(10_000)))
     assert [next(answers) for _ in range(3)] == [0, 1, 2]
     answers.close()  # type: ignore[attr-defined]  # it is a generator
@@ -421,7 +421,7 @@ def test_a_file_that_is_scanned_has_the_same_bytes_and_late_storage_is_asked_for
     path, asked = tmp_path / "file", list[tuple[int, int]]()
     data = os.urandom(9 << 20)
     path.write_bytes(data)
-    monkeypatch.setattr(system, "pread", SlowAnswers(system.pread, seconds))
+    monkeypatch.setattr(system, "pread", SlowAnswers(system.pread, seconds, together=1))
     monkeypatch.setattr(ahead, "ask_for", lambda _, offset, length: asked.append((offset, length)))
     monkeypatch.setattr(ahead, "is_late", lambda waited: waited > 0.002 and seconds > 0)
     with open_scanned(path) as file:
