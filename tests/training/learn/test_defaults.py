@@ -155,12 +155,13 @@ def test_the_text_says_each_value_and_what_was_given():
     assert rates.endswith("given: lr")
 
 
-def test_sgd_keeps_the_rate_of_a_batch_of_128_for_smaller_ones_unless_a_scaling_is_given():
+def test_sgd_keeps_the_rate_of_a_batch_of_128_for_smaller_ones_and_doubles_it_for_8_unless_a_scaling_is_given():
     rates = {
         batch: decide_rates(TrainSettings(optimizer="sgd", batch_size=batch), cnn(3)).peak_lr
-        for batch in (16, 127, 128, 512)
+        for batch in (4, 8, 9, 127, 128, 512)
     }
-    assert rates[16] == rates[127] == pytest.approx(rates[128])
+    assert rates[4] == rates[8] == pytest.approx(2 * rates[9], rel=0.02)
+    assert rates[9] == rates[127] == pytest.approx(rates[128], rel=1e-3)
     assert rates[512] == pytest.approx(2 * rates[128])
     small = decide_rates(TrainSettings(optimizer="sgd", batch_size=16), cnn(3))
     assert "given:" not in describe_rates(small, cnn(3))

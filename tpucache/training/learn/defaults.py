@@ -24,7 +24,7 @@ from tpucache.training.learn.forward import decide_normalising, model_name
 from tpucache.training.learn.model import build_model, channels_of, checkpoint_gradients, is_made_here
 from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer, optimizer_name
 from tpucache.training.learn.tasks.task import Task
-from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings, scale_lr
+from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
 
 #: A model's kind of normalisation layers, which decides its learning rate; with many layers the rate is lower.
 Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
@@ -32,7 +32,11 @@ Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
 #: A model with at least this number of BatchNorm layers has many. A ResNet-18 has 20.
 _MANY: Final = 16
 
-_WIDE: Final = "0.1 for 128, arXiv:1605.07146; by the root of the batch: arXiv:1404.5997; one cycle: arXiv:1708.07120"
+#: Small batches make many steps, so that twice the rate is stable and learns more (docs/numbers.md has figures).
+_WIDE: Final = (
+    "0.1 for 128, twice that for 8 or fewer, arXiv:1605.07146; by the root of the batch: arXiv:1404.5997; "
+    "one cycle: arXiv:1708.07120"
+)
 _DEEP: Final = "ResNet's 0.1 for 256, linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
 _FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the batch: arXiv:2205.10287"
 #: Batches are small where runs are short (see `decide_length`), and short runs need AdamW's rate for large batches.
@@ -75,10 +79,10 @@ _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own
 class Defaults(NamedTuple):
     """The default learning rate and the settings that go with it.
 
-    `lr` is the highest rate of the schedule, for a batch of 256, and `scale` says how it scales with the batch size. A
-    batch below `least_batch` has the rate of `least_batch`, because it belongs to a short run. `ramp` is the share of
-    the steps in which the rate rises; None is the schedule's own. `source` says where the values come from, for
-    messages.
+    `lr` is the highest rate of the schedule, for a batch of 256, and `scale` says how it scales with the batch size.
+    `of_small` has other rates, which are not scaled: pairs of the largest batch that has the rate, and the rate, the
+    smallest batch first. `ramp` is the share of the steps in which the rate rises; None is the schedule's own. `source`
+    says where the values come from, for messages.
     """
 
     lr: float
@@ -87,12 +91,15 @@ class Defaults(NamedTuple):
     schedule: ScheduleName
     ramp: float | None
     source: str
-    least_batch: int = 1
+    of_small: tuple[tuple[int, float], ...] = ()
 
+
+#: Batches are small where runs are short, and short runs need the rate of large batches.
+_OF_SMALL: Final = ((_LEAST_SHARE, 0.2), (_MOST_BATCH - 1, 0.099))
 
 #: The defaults by optimizer, kind of normalisation layers, and whether the run begins with given weights.
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE, _MOST_BATCH),
+    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE, _OF_SMALL),
     ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP),
     ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
@@ -297,7 +304,7 @@ def find_defaults(
 ) -> Defaults:
     """Return the defaults for a run: a row of the tables, or those of the optimizer that `make_optimizer` makes.
 
-    For a batch below the row's `least_batch`, `lr` is the rate for a batch of that size, and is not scaled.
+    For a small batch that has a rate of its own, `lr` is that rate, and is not scaled.
 
     Raises UsageError if neither the settings nor `make_optimizer` say which optimizer it is. If `needs_rate`, also
     raises it if the optimizer of `make_optimizer` has no default learning rate.
@@ -311,10 +318,10 @@ def find_defaults(
     key = settings.optimizer, find_family(model), settings.weights is not None
     is_clipped = is_regression and settings.clip is not None
     found = _OF_REGRESSION.get(key, _TABLE[key]) if is_clipped else _TABLE[key]
-    is_small = settings.batch_size is not None and settings.batch_size < found.least_batch
-    if is_small and settings.scale in (None, "none"):
-        return found._replace(lr=scale_lr(found.lr, found.least_batch, found.scale), scale="none")
-    return found
+    if settings.batch_size is None or settings.scale not in (None, "none"):
+        return found
+    own = [lr for most, lr in found.of_small if settings.batch_size <= most]
+    return found._replace(lr=own[0], scale="none") if own else found
 
 
 def find_family(model: nn.Module) -> Family:
