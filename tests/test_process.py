@@ -186,6 +186,30 @@ def test_files_that_users_code_leaves_open_are_written_at_the_end(tmp_path: Path
     assert (tmp_path / "log").read_text() == "kept"
 
 
+#: Leaves an object in a reference cycle, as Triton does, which at its end complains of objects that are still there.
+CYCLE = """
+import atexit, sys
+from tpucache import process
+
+class Attribute:
+    def __del__(self):
+        print("freed", flush=True)
+
+attribute = Attribute()
+attribute.own = attribute
+del attribute
+sys.modules.update(dict.fromkeys(sys.argv[1:], sys))
+atexit.register(process.end_soon)
+"""
+
+
+@pytest.mark.parametrize(("library", "printed"), [("triton", "freed\n"), ("another", "")])
+def test_objects_in_cycles_are_freed_at_the_end_only_where_triton_would_print_them(library: str, printed: str) -> None:
+    words = [sys.executable, "-c", CYCLE, library]
+    found = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert (found.stdout, found.stderr) == (printed, "")
+
+
 @pytest.mark.parametrize("kind", [DependencyError, RecipeError])
 def test_memory_that_is_short_while_a_library_is_imported_is_told_as_that(
     kind: type[TpucacheError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

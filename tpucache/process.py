@@ -116,16 +116,18 @@ def forget_output(name: str = "stdout") -> None:
 
 
 def end_soon() -> None:
-    """Let Python end without its last search for reference cycles, which takes seconds once torch is imported.
+    """Let Python end without its last search for reference cycles, which takes up to a second once torch is imported.
 
-    First write the buffers of open files, as that search would do. Nothing else may be done after this call.
+    First write the buffers of open files, as that search would do. Nothing else may be done after this call. If torch
+    has imported Triton, the search is made: otherwise Triton prints all objects that the search would have freed.
     """
     flush_files()
     try:
         sys.stderr.flush()
     except (OSError, ValueError):  # the disk is full, or the file closed: that is not an error of the command
         forget_output("stderr")
-    gc.freeze()
+    if "triton" not in sys.modules:
+        gc.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a signal while Python itself ends would cause a traceback
 

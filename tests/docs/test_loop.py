@@ -11,7 +11,7 @@ import torch
 from thorough import thorough
 
 PAGE = Path(__file__).parents[2] / "docs" / "loop.md"
-PLAIN = 'open_device("torch")'
+PLAIN = "open_device()"
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 PARAMETERS = "parameters"
 PROGRAMS = (["tpucache"], ["python", "-m", "tpucache"])
-_WORDS = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")  # of a command, with their quotes
 #: Runs the second notebook in a process of its own, where it measures for a moment, as all others do here.
 SHORT = f"""
 import sys
@@ -41,7 +40,7 @@ from tpucache.training import loop
 run_bench.__kwdefaults__.update(rounds=1, seconds=0.05)
 ceiling = loop.ceiling
 loop.ceiling = lambda execute, device, images, _: ceiling(execute, device, images, 0.0)
-run_notebook(sys.argv[1], INPUT=Path(sys.argv[2]), RUN=Path(sys.argv[3]), MODEL="cnn", EPOCHS=1, BATCH=32)
+run_notebook(sys.argv[1], INPUT=Path(sys.argv[2]), RUN=Path(sys.argv[3]), MODEL="cnn", EPOCHS=1)
 """
 #: The same of the third.
 THIRD = f"""
@@ -63,7 +62,7 @@ def run_notebook(name: str, **parameters: Any) -> dict[str, Any]:
 
     Return its variables. `%pip` lines are left out: what they install is here already.
     """
-    space: dict[str, Any] = {"__name__": "__main__", "_shell": _shell, "_filled": _filled}
+    space: dict[str, Any] = {"__name__": "__main__", "_shell": _shell}
     for cell in code_cells(name):
         source = "".join(cell["source"])
         tagged = PARAMETERS in cell["metadata"].get("tags", ())
@@ -81,9 +80,7 @@ def _as_python(source: str) -> str:
     for line in _joined(source):
         if line.startswith("!"):
             # IPython fills {names} in, as an f-string does; here paths may have spaces, in a temporary folder's name.
-            words = [word if re.fullmatch(r"\{\w+\}", word) else shlex.split(word) for word in _WORDS.findall(line[1:])]
-            filled = (f"*_filled({word[1:-1]})" if isinstance(word, str) else f"f{word[0]!r}" for word in words)
-            lines.append(f"_shell([{', '.join(filled)}])")
+            lines.append(f"_shell([{', '.join(f'f{word!r}' for word in shlex.split(line[1:]))}])")
         elif line.startswith("%"):
             assert line.startswith("%pip install "), line
         else:
@@ -100,11 +97,6 @@ def _joined(source: str) -> list[str]:
         else:
             lines.append(line)
     return lines
-
-
-def _filled(value: object) -> list[str]:
-    """Return the words of a parameter: a string may be several."""
-    return shlex.split(value) if isinstance(value, str) else [str(value)]
 
 
 def _shell(words: list[str]) -> None:
@@ -131,12 +123,10 @@ def test_the_first_notebook_leaves_a_cache(built):
 
 def test_the_second_trains_on_it_and_says_so_without_a_tpu(built, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TPUCACHE_PATH", str(built))
-    space = run_notebook("02-train.ipynb", INPUT=built, RUN=tmp_path / "run", MODEL="cnn", EPOCHS=2, BATCH=32)
+    space = run_notebook("02-train.ipynb", INPUT=built, RUN=tmp_path / "run", MODEL="cnn", EPOCHS=2)
     out = capsys.readouterr().out
     assert space["CACHE"] == built / "my-cache"
     assert space["WHEEL"].parent == built / "my-cache"
-    if space["DEVICE"] == "--backend torch":
-        assert "No TPU here" in out
     assert "'epoch': 2," in out
 
 
@@ -178,8 +168,8 @@ def test_the_fourth_ends_with_a_submission(photos, tmp_path):
     tests = [path.stem for path in paths[::6]]
     with (data / "sample_submission.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("id", *classes), *((name, *[0] * len(classes)) for name in tests)])
-    values = {"SIZE": 16, "VARIANTS": 1, "MODEL": "cnn", "EPOCHS": 1, "BATCH": 16, "PRECISION": ""}
-    run_notebook("04-competition.ipynb", DATA=data, WORK=tmp_path, DEVICE="--backend torch", **values)
+    values = {"SIZE": 16, "VARIANTS": 1, "MODEL": "cnn", "EPOCHS": 1}
+    run_notebook("04-competition.ipynb", DATA=data, WORK=tmp_path, **values)
     with (tmp_path / "submission.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert [row["id"] for row in found] == tests
@@ -192,7 +182,7 @@ def test_a_notebook_is_committed_with_the_outputs_of_one_run(name):
     ids = [cell["id"] for cell in notebook["cells"]]
     assert len(set(ids)) == len(ids)
     (note,) = [cell for cell in notebook["cells"] if cell["id"] == "outputs"]
-    assert "of a small run" in "".join(note["source"])
+    assert "a small run" in "".join(note["source"])
     cells = code_cells(name)
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
     outputs = [output for cell in cells for output in cell["outputs"]]
