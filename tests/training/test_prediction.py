@@ -326,6 +326,14 @@ def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_pa
         Predictor([folds[0], tmp_path / "run"], CpuDevice(), trust=TRUST)
 
 
+def test_a_run_that_is_given_twice_is_said(folds, tmp_path, caplog):
+    assert Predictor(folds, CpuDevice(), trust=TRUST).runs == len(folds)
+    assert "times" not in caplog.text
+    (tmp_path / "link").symlink_to(folds[0])
+    assert Predictor([*folds, tmp_path / "link"], CpuDevice(), trust=TRUST).runs == len(folds) + 1
+    assert f"{folds[0].resolve()} is given 2 times" in caplog.text
+
+
 def test_a_folder_without_a_finished_epoch_is_an_error(tmp_path):
     with pytest.raises(TrainingError, match="holds no run"):
         Predictor([tmp_path], CpuDevice(), trust=TRUST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -72,6 +73,8 @@ class Predictor:
             return saved, None if self.options.run_weights == "equal" else [_score(run) for run in saved]
 
         saved, scores = device.processes.on_main(read)
+        if device.processes.is_main:
+            _warn_of_repeated([run.folder for run in saved])
         for run in saved:
             run.check_trusted(trust)
         first = saved[0]
@@ -228,6 +231,12 @@ class Predictor:
             "predictions may be worse: warm up a cache with --like and the cache that the run learned from",
             dataset.directory, given, folder, learned,
         )  # fmt: skip
+
+
+def _warn_of_repeated(folders: Sequence[Path]) -> None:
+    for folder, times in Counter(folder.resolve() for folder in folders).items():
+        if times > 1:
+            _log.warning("%s is given %d times, and its predictions count as often in the average", folder, times)
 
 
 def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
