@@ -344,6 +344,35 @@ def test_an_augmentation_that_changed_is_refused(write_photos: Any, jitter: str,
         build_cache(source, tmp_path / "cache", recipe, jobs=1)
 
 
+class Drawn:
+    """Items that are drawn at random each time they are read, or once; the first one may be broken."""
+
+    def __init__(self, *, again: bool, is_broken: bool = False) -> None:
+        rng = np.random.default_rng(0)
+        self.rng, self.is_broken = rng if again else None, is_broken
+        self.images = rng.integers(0, 256, (4, 8, 8, 3), np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        if self.is_broken and number == 0:
+            return {"image": b"\x89PNG\r\n\x1a\n and no more"}, 0
+        image = self.images[number]
+        return (image if self.rng is None else self.rng.permuted(image)), number % 2
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_data_set_that_draws_its_items_at_random_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, again: bool, is_broken: bool
+) -> None:
+    source = Drawn(again=again, is_broken=is_broken)
+    build_cache(source, tmp_path / "cache", _CLEAN, jobs=1, on_error="skip")
+    is_told = "was another one when it was read again" in caplog.text
+    assert is_told == (again and not is_broken)  # a skipped sample cannot be compared
+
+
 def test_a_finished_cache_is_returned_unchanged(photos: Path, clean: Path, digests: Digests) -> None:
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()}
     manifest = build_cache(photos, clean, _CLEAN, jobs=1)

@@ -33,7 +33,7 @@ from tpucache.warmup.estimate import (
     kaggle_blocks,
 )
 from tpucache.warmup.library_versions import version_differences
-from tpucache.warmup.listing import compared_numbers
+from tpucache.warmup.listing import compared_numbers, content_digests
 from tpucache.warmup.plan import BuildPlan, make_encoder, meant_source, plan_build
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
@@ -56,7 +56,7 @@ from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.run.upload import CacheUpload, Companions, local_folder, open_place
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
-from tpucache.warmup.sources.source import Items, Source, source_name
+from tpucache.warmup.sources.source import Items, Source, loads_in_threads, source_name
 from tpucache.warmup.tables import finish_cache, make_prospect
 
 _ADVICE: Final = "make room, or use another folder, --codec dct-zstd, a smaller --size or fewer --variants"
@@ -174,6 +174,7 @@ def build_cache(
             encoder, work, cache, skip, run="", deadline=deadline, compared=compared, latency=plan.latency
         )
         manifest = _Build(plan, context, executor, options, upload, kept).run()
+        _warn_of_random(source, plan, manifest)
         if upload:
             upload.finish(manifest)
         if cache.exists():
@@ -193,6 +194,21 @@ def _check_addition(plan: BuildPlan, cache: Path, upload: CacheUpload | None) ->
         )
     if upload:
         upload.check_addition(existing)
+
+
+def _warn_of_random(source: Source, plan: BuildPlan, manifest: Manifest) -> None:
+    """Warn if the first sample was another one when it was read to be stored. Sources of files are not checked."""
+    if plan.first is None or loads_in_threads(source):
+        return
+    number, digest = plan.first
+    is_kept = all(skip.number != number for skip in manifest.skipped)
+    if is_kept and content_digests(manifest).get(number, digest) != digest:
+        _log.warning(
+            "sample %s of %s was another one when it was read again. If the data set makes its items at random, the "
+            "cache keeps what it has read once: leave random changes out of the data set, and give --variants, or "
+            "augment while you train",
+            plan.listing.samples[number].path, source_name(source),
+        )  # fmt: skip
 
 
 def _send_existing(existing: Cache, cache: Path, upload: CacheUpload | None, target: Target) -> None:

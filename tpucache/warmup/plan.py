@@ -77,7 +77,7 @@ class BuildPlan:
     `existing` is the finished cache to add to, or None. With `is_retry`, `blocks` have skipped samples of that cache,
     and `unchanged` is the number of skipped samples that are not tried again, because nothing about them has changed.
     `latency` is the time in seconds that the storage took to deliver the first sample of a new cache; 0 if that was not
-    measured.
+    measured. `first` is the number of this sample and its content hash; None for an addition.
     """
 
     recipe: Recipe
@@ -93,6 +93,7 @@ class BuildPlan:
     is_retry: bool = False
     unchanged: int = 0
     latency: float = 0.0
+    first: tuple[int, str] | None = None
 
     @property
     def full_recipe(self) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def plan_build(
 
 def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOptions) -> BuildPlan:
     began, busy = time.monotonic(), time.thread_time()
-    first, fields = first_item(source, listing, recipe)
+    number, first, fields = first_item(source, listing, recipe)
     latency = max(0.0, time.monotonic() - began - (time.thread_time() - busy))
     if recipe.mask_values is None and recipe.mask_colours is None and {IMAGE, MASK} <= {*first.fields}:
         check_masks(source, listing, recipe)
@@ -164,6 +165,7 @@ def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOp
         label_rule=label_rule(listing, first.label),
         unused_labels=unused,
         latency=latency,
+        first=(number, first.sha256()),
     )
 
 
@@ -217,16 +219,16 @@ def full_recipe(recipe: Recipe, augmentation: Mapping[str, Any]) -> dict[str, An
     return {**recipe.to_dict(), "augmentation": dict(augmentation)}
 
 
-def first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, tuple[Field, ...]]:
-    """Return the content of the first usable sample, and its fields. All other samples must have the same fields.
+def first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[int, Item, tuple[Field, ...]]:
+    """Return the number of the first usable sample, its content, and its fields.
 
-    Raises SourceError if no sample is usable.
+    All other samples must have the same fields. Raises SourceError if no sample is usable.
     """
     errors: list[SampleError] = []
     for sample in listing.samples:
         try:
             item = source.load(sample)
-            return item, record_fields(item, recipe, sample.path)
+            return sample.number, item, record_fields(item, recipe, sample.path)
         except SampleError as error:
             errors.append(error)
     raise SourceError(f"none of the {len(errors)} samples could be used; {errors[0]}")
