@@ -169,6 +169,15 @@ def test_sgd_keeps_the_rate_of_a_batch_of_128_for_smaller_ones_and_doubles_it_fo
     assert scaled.peak_lr == pytest.approx(rates[128] / 2)
 
 
+def test_sgd_keeps_the_rate_of_a_batch_of_16_for_smaller_ones_of_a_model_with_many_batch_norms():
+    rates = {
+        batch: decide_rates(TrainSettings(optimizer="sgd", batch_size=batch), resnet18(3)).peak_lr
+        for batch in (2, 8, 15, 16, 32)
+    }
+    assert rates[2] == rates[8] == rates[15] == pytest.approx(rates[16])
+    assert rates[32] == pytest.approx(2 * rates[16])
+
+
 @pytest.mark.parametrize(
     ("samples", "epochs", "cores", "batch"),
     [

@@ -32,12 +32,13 @@ Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
 #: A model with at least this number of BatchNorm layers has many. A ResNet-18 has 20.
 _MANY: Final = 16
 
-#: Small batches make many steps, so that twice the rate is stable and learns more (docs/numbers.md has figures).
 _WIDE: Final = (
     "0.1 for 128, twice that for 8 or fewer, arXiv:1605.07146; by the root of the batch: arXiv:1404.5997; "
     "one cycle: arXiv:1708.07120"
 )
-_DEEP: Final = "ResNet's 0.1 for 256, linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
+_DEEP: Final = (
+    "ResNet's 0.1 for 256, linear in the batch, but not lowered below 16: arXiv:1706.02677; one cycle: arXiv:1708.07120"
+)
 _FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the batch: arXiv:2205.10287"
 #: Batches are small where runs are short (see `decide_length`), and short runs need AdamW's rate for large batches.
 _SHORT: Final = "for a batch of 128, and not lowered for smaller ones, whose runs are short"
@@ -94,14 +95,16 @@ class Defaults(NamedTuple):
     of_small: tuple[tuple[int, float], ...] = ()
 
 
-#: Batches are small where runs are short, and short runs need the rate of large batches.
-_OF_SMALL: Final = ((_LEAST_SHARE, 0.2), (_MOST_BATCH - 1, 0.099))
+#: Rates of small batches, as in `Defaults.of_small`. Batches are small where runs are short, and short runs need the
+#: rate of large batches. The smallest ones make so many steps that a still higher rate learns more (docs/numbers.md).
+_WIDE_SMALL: Final = ((_LEAST_SHARE, 0.2), (_MOST_BATCH - 1, 0.099))
+_DEEP_SMALL: Final = ((2 * _LEAST_SHARE - 1, 0.00625),)
 
 #: The defaults by optimizer, kind of normalisation layers, and whether the run begins with given weights.
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE, _OF_SMALL),
+    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE, _WIDE_SMALL),
     ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
-    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP),
+    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP, _DEEP_SMALL),
     ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", None, "ViT's, arXiv:2010.11929"),
     ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
