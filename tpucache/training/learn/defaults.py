@@ -33,11 +33,11 @@ Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
 _MANY: Final = 16
 
 _WIDE: Final = (
-    "0.1 for 128, twice that for 8 or fewer, arXiv:1605.07146; by the root of the batch: arXiv:1404.5997; "
+    "0.1 for 128: arXiv:1605.07146; twice that for 8 or fewer; by the root of the batch: arXiv:1404.5997; "
     "one cycle: arXiv:1708.07120"
 )
 _DEEP: Final = (
-    "ResNet's 0.1 for 256, linear in the batch, but not lowered below 16: arXiv:1706.02677; one cycle: arXiv:1708.07120"
+    "ResNet's 0.1 for 256, linear in the batch: arXiv:1706.02677; not lowered below 16; one cycle: arXiv:1708.07120"
 )
 _FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the batch: arXiv:2205.10287"
 #: Batches are small where runs are short (see `decide_length`), and short runs need AdamW's rate for large batches.
