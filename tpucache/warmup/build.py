@@ -197,15 +197,15 @@ def _check_addition(plan: BuildPlan, cache: Path, upload: CacheUpload | None) ->
 
 
 def _warn_of_random(source: Source, plan: BuildPlan, manifest: Manifest) -> None:
-    """Warn if the first sample was another one when it was read to be stored. Sources of files are not checked."""
+    """Warn if the first sample had another content when it was read to be stored. Sources of files are not checked."""
     if plan.first is None or loads_in_threads(source):
         return
     number, digest = plan.first
     is_kept = all(skip.number != number for skip in manifest.skipped)
     if is_kept and content_digests(manifest).get(number, digest) != digest:
         _log.warning(
-            "sample %s of %s was another one when it was read again. If the data set makes its items at random, the "
-            "cache keeps what it has read once: leave random changes out of the data set, and give --variants, or "
+            "sample %s of %s had another content when it was read again. If the data set changes its items at random, "
+            "the cache keeps what it has read once: leave random changes out of the data set, and give --variants, or "
             "augment while you train",
             plan.listing.samples[number].path, source_name(source),
         )  # fmt: skip

@@ -96,7 +96,8 @@ class Defaults(NamedTuple):
 
 
 #: Rates of small batches, as in `Defaults.of_small`. Batches are small where runs are short, and short runs need the
-#: rate of large batches. The smallest ones make so many steps that a still higher rate learns more (docs/numbers.md).
+#: rate of large batches. Runs with the smallest ones have more steps, and learn more at a still higher rate
+#: (docs/numbers.md has figures).
 _WIDE_SMALL: Final = ((_LEAST_SHARE, 0.2), (_MOST_BATCH - 1, 0.099))
 _DEEP_SMALL: Final = ((2 * _LEAST_SHARE - 1, 0.00625),)
 
