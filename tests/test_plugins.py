@@ -135,7 +135,7 @@ def test_a_codec_of_one_file_and_one_line_works_in_every_command(install, tmp_pa
     assert main(["warmup", str(photos), str(tmp_path / "raw"), *few]) == 0
     whole, _ = next(iter(CachedLoader(CachedDataset(tmp_path / "raw"), 4)))
     assert (batch == (whole >> 2 << 2)).all()
-    assert main(["plan", str(photos), "--codecs", "coarse", "--sizes", "16", "--seconds", "0.1", "--jobs", "1"]) == 0
+    assert main(["warmup", str(photos), str(tmp_path / "new"), "--codec", "coarse", *few, "--dry-run"]) == 0
     assert "coarse" in capsys.readouterr().out
     with pytest.raises(RecipeError, match=r"the mode grey needs a codec .*, not 'coarse': coarse holds uint8"):
         Recipe(codec="coarse", mode="grey")

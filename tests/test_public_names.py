@@ -15,7 +15,6 @@ from tpucache import errors
 from tpucache.plugins import PartTable
 
 NAMES = [
-    "CachePlan",
     "CachedDataset",
     "CachedLoader",
     "Damage",
@@ -23,7 +22,6 @@ NAMES = [
     "Manifest",
     "MixedLoader",
     "PictureDataset",
-    "PlanRow",
     "Recipe",
     "__version__",
     "build_cache",
@@ -32,7 +30,6 @@ NAMES = [
     "from_hf",
     "metric_scalars",
     "open_or_build",
-    "plan_cache",
     "preview_cache",
     "prometheus_text",
     "repair_cache",

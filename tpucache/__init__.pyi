@@ -29,7 +29,6 @@ from tpucache.loading.find import find_cache as find_cache
 from tpucache.loading.loader import CachedLoader as CachedLoader
 from tpucache.loading.metrics import metric_scalars as metric_scalars, prometheus_text as prometheus_text
 from tpucache.loading.mixed import MixedLoader as MixedLoader
-from tpucache.planning import CachePlan as CachePlan, PlanRow as PlanRow, plan_cache as plan_cache
 from tpucache.recipe import Recipe as Recipe
 from tpucache.report.cache_page import report_cache as report_cache
 from tpucache.insight.page import report_findings as report_findings

@@ -25,7 +25,6 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "delete": ("tpucache.cli.warming", "Make a version of a cache without some samples, or undo that."),
         "compact": ("tpucache.cli.warming", "Write a cache anew, without deleted samples and versions."),
         "verify": ("tpucache.cli.warming", "Compare every byte of a cache with its manifest, or repair it."),
-        "plan": ("tpucache.cli.planning", "Compare codecs, sizes and variants for a source."),
     },
     "look": {
         "inspect": ("tpucache.cli.inspecting", "Show what a cache contains, its size, and how it was made."),

@@ -30,8 +30,6 @@ PYTEST = re.compile(r"(?:\S*/)?(?:python3? -m )?pytest(?= )")
 SHELLS = ("sh", "bash", "console")
 PARSER = make_parser()
 COMMANDS = {name for action in PARSER._actions if isinstance(action.choices, dict) for name in action.choices}
-#: What is added to a command that is run: trials that take a moment. The last of two values wins.
-SHORTER = {"plan": ["--seconds", "0.05"]}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -155,7 +153,7 @@ def run_blocks(page):
         if language == "python":
             exec(compile(text, page, "exec"), space)
         for words in commands(text) if language == "sh" else ():
-            assert main([*words, *SHORTER.get(words[0], [])]) == 0, words
+            assert main(words) == 0, words
 
 
 @pytest.mark.slow

@@ -38,7 +38,6 @@ _BENCH_BATCH: Final = 256
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.payback import Payback
     from tpucache.progress import Progress
     from tpucache.report.bench import BenchResult
     from tpucache.report.page import Page
@@ -155,36 +154,30 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
         lines.append(f"note    the cache is on {kind}, across a network: give --cache-dir with a folder on a fast disk")
     report = {**result.to_dict(), **({"built": built} if built else {})}
     if options.against is not None:
-        from tpucache.payback import measure_payback
+        from tpucache.cli.comparing import measure_against
 
-        found = measure_payback(
-            options.against,
-            dataset,
-            result.images_per_second,
-            device_rate=options.device_rate,
-            on_progress=lambda text: note(f"bench: {text}"),
-        )
+        rate = options.device_rate
+        found = measure_against(options.against, dataset, result.images_per_second, device_rate=rate)
         lines += _against_lines(found, result)
-        report["against"] = found.to_dict()
+        report["against"] = found
     show(options, report, lines)
     return 0
 
 
-def _against_lines(found: Payback, result: BenchResult) -> list[str]:
+def _against_lines(found: dict[str, Any], result: BenchResult) -> list[str]:
+    rate, build = found["images_per_second"], found["build_seconds"]
     lines = [
-        f"against {found.images_per_second:>10,.0f} images/s by a DataLoader with {found.workers} workers: "
-        f"{found.images:,} images of {found.source}, opened, resized and cropped by Pillow, as float tensors",
-        f"times   {result.images_per_second / found.images_per_second:>10,.1f} as fast by the cache; its batches are "
-        "uint8, and the device normalises them",
+        f"against {rate:>10,.0f} images/s by a DataLoader with {found['workers']} workers: {found['images']:,} images "
+        f"of {found['source']}, opened, resized and cropped by Pillow, as float tensors",
+        f"times   {result.images_per_second / rate:>10,.1f} as fast by the cache, whose batches are uint8",
     ]
-    if found.idle is not None:
-        lines.append(f"idle    {found.idle:>10.1%} of that accelerator with the DataLoader")
-    epochs = f"an epoch {found.epoch_seconds:,.1f} s by the DataLoader, {found.cache_epoch_seconds:,.1f} s by the cache"
-    if found.build_seconds is None:
-        return [*lines, f"paid     not known, because building was not estimated: {found.unknown}; {epochs}"]
-    building = f"building takes about {duration_text(found.build_seconds)} here, estimated from a few samples"
-    when = "never" if found.epochs is None else f"in epoch {found.epochs:,}"
-    return [*lines, f"paid    {when:>10}: {building}; {epochs}"]
+    if found["idle"] is not None:
+        lines.append(f"idle    {found['idle']:>10.1%} of that accelerator with the DataLoader")
+    epochs = f"{found['epoch_seconds']:,.1f} s by the DataLoader, {found['cache_epoch_seconds']:,.1f} s by the cache"
+    if build is None:
+        return [*lines, f"paid     not known, as building was not estimated: {found['unknown']}; an epoch {epochs}"]
+    when = "never" if found["epochs"] is None else f"in epoch {found['epochs']:,}"
+    return [*lines, f"paid    {when:>10}: building takes about {duration_text(build)} here; an epoch {epochs}"]
 
 
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:

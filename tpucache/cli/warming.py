@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from tpucache.options import options_of
 from tpucache.process import tell
 from tpucache.progress import BuildBar
 from tpucache.recipe import SHARED, Recipe
-from tpucache.store.fields import IMAGE
+from tpucache.signals import PROG
 from tpucache.units import duration_text, size_text
 from tpucache.warmup.build_options import (
     BoxOptions,
@@ -48,6 +49,7 @@ from tpucache.warmup.sources.table import TableOptions
 from tpucache.wings import call
 
 if TYPE_CHECKING:
+    from tpucache.cli.comparing import CodecFigures, Listed
     from tpucache.store.cache import Cache
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
@@ -65,7 +67,6 @@ _WARMUP_ONLY: Final = ("time_limit", "target", "retry", "retry_all")
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_order": None, "rle_relative": False}
 
 _MOST_NAMED: Final = 5
-_PICTURE_SIDE: Final = 160
 
 
 def warmup(options: argparse.Namespace) -> int:
@@ -416,9 +417,10 @@ def add(commands: Any) -> None:
         "larger than the disk (yes)",
     )
     _add_content(command)
-    command.add_argument("--dry-run", action="store_true", help="build a few samples, show an estimate, write no cache")
     command.add_argument(
-        "--sheet", type=local_path, default=Path("dry-run.png"), metavar="FILE", help="the contact sheet of --dry-run"
+        "--dry-run",
+        action="store_true",
+        help="write no cache: build a few samples, compare codecs by size, time and speed, and show the command to use",
     )
     add_config(command, "CACHE", _kept_settings)
     add_json(command)
@@ -522,7 +524,8 @@ def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> 
 
 
 def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen: BuildOptions) -> int:
-    """Build a few samples in memory, print an estimate of the whole warmup, and write a contact sheet."""
+    """Build a few samples, and print what the warmup would do, for each codec that the user may want."""
+    from tpucache.cli.comparing import Listed
     from tpucache.store.history import refuse_version
     from tpucache.warmup.run.upload import local_folder
     from tpucache.warmup.trial import dry_run
@@ -530,14 +533,61 @@ def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen:
     refuse_version(options.cache)
     place = options.cache
     folder = place if isinstance(place, Path) else options.local or local_folder(place)
-    found = dry_run(source, folder, recipe, **vars(chosen))
-    sheet = _write_sheet(found, options.sheet, str(options.source))
-    report = {**found.to_dict(), "sheet": None if sheet is None else str(sheet)}
-    show(options, report, _lines(found, sheet))
+    listed = Listed(source, source.list())
+    found = dry_run(listed, folder, recipe, **vars(chosen))
+    compared, lines = _compared(options, listed, found, recipe, chosen)
+    show(options, {**found.to_dict(), **compared}, [*_lines(found), *lines])
     return 0
 
 
-def _lines(found: DryRun, sheet: Path | None) -> list[str]:
+def _compared(
+    options: argparse.Namespace, listed: Listed, found: DryRun, recipe: Recipe, chosen: BuildOptions
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the comparison of codecs as JSON values and as lines; both are empty without images or without torch."""
+    from importlib.util import find_spec
+
+    from tpucache.cli.comparing import compare_codecs, recommended
+    from tpucache.store.codecs import IMAGE_CODECS
+
+    if not found.sizes or not found.estimate.records or found.retry or find_spec("torch") is None:
+        return {}, []
+    is_chosen = "codec" in explicit(options)
+    rows, left_out = compare_codecs(listed, found, recipe, chosen, [recipe.codec] if is_chosen else IMAGE_CODECS.own)
+    best = recommended(rows)
+    command = None if best is None else _command(options, best.codec)
+    report = {
+        "codecs": [{**row._asdict(), "recommended": row is best} for row in rows],
+        "left_out_codecs": left_out,
+        "command": command,
+    }
+    lines = [*_codec_table(rows, best), *(f"left out  {codec}: {reason}" for codec, reason in left_out.items())]
+    if any(not row.fits for row in rows):
+        lines.append("!         larger than the free disk, or than the 20 GB of --target kaggle")
+    lines.append(
+        f"command   {command}" if command else "command   none: no cache fits; give a smaller --size, or --limit"
+    )
+    return report, lines
+
+
+def _codec_table(rows: Sequence[CodecFigures], best: CodecFigures | None) -> Iterator[str]:
+    table = [("", "codec", "GB", "min", "sent", "images/s", "from", "PSNR")]
+    for row in rows:
+        figures = f"{row.bytes / 1e9:,.3f}", f"{row.seconds / 60:,.1f}", f"{row.batch_bytes_per_image / 1000:,.0f}"
+        read = f"{row.images_per_second:,.0f}", "RAM" if row.reading == "keep" else "files"
+        mark = "*" if row is best else "" if row.fits else "!"
+        table.append((mark, row.codec, *figures, *read, "exact" if row.psnr is None else f"{row.psnr:.1f}"))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for mark, codec, *cells in table:
+        aligned = (cell.rjust(width) for cell, width in zip(cells, widths[2:], strict=True))
+        yield "  ".join([f"{mark:1}{codec:{widths[1]}}", *aligned])
+
+
+def _command(options: argparse.Namespace, codec: str) -> str:
+    words = [word for word in options.arguments if word not in ("--dry-run", "--json")]
+    return f"{PROG} {shlex.join(words if 'codec' in explicit(options) else [*words, '--codec', codec])}"
+
+
+def _lines(found: DryRun) -> list[str]:
     from tpucache.report.inspect import describe_labels
 
     expected = found.estimate
@@ -566,31 +616,8 @@ def _lines(found: DryRun, sheet: Path | None) -> list[str]:
         f"estimate  {expected.records:,} records, {size_text(expected.bytes)} and {size_text(expected.spooled)} of "
         f"working space ({size_text(expected.free)} are free), {duration_text(found.seconds)}"
     )
-    if sheet is not None:
-        lines.append(f"sheet     {sheet}")
     return lines
 
 
 def _counts(counted: Any) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counted.items())
-
-
-def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
-    import numpy as np
-
-    from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
-    from tpucache.report.preview import save_picture
-    from tpucache.report.text import describe_label
-
-    cells = []
-    for tried in found.tried:
-        if IMAGE in tried.clean:
-            label = None if tried.label is None else np.asarray(tried.label)
-            picture = draw_record(tried.clean, found.classes, _PICTURE_SIDE)
-            cells.append(Cell(describe_label(label, found.classes), tried.path, [picture]))
-            shape = tried.clean[IMAGE].shape
-    if not cells:
-        return None
-    layout = Layout(len(cells), 1, fitted_size(shape, _PICTURE_SIDE))
-    line = f"{found.samples:,} samples, {len(cells)} of them as warmup would make them"
-    return save_picture(draw_sheet(layout, source, line, cells), path)

@@ -1,16 +1,14 @@
-"""Options of the commands warmup, plan and relabel that are not part of a recipe."""
+"""Options of the commands warmup and relabel that are not part of a recipe."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from tpucache.errors import UsageError
 from tpucache.options import by_name, check_options, option
-from tpucache.store.codecs import CODECS, IMAGE_CODECS
 
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
@@ -26,10 +24,6 @@ LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
 Backend = Literal["loky", "dask", "ray", "spark"]
 OnError = Literal["fail", "skip"]
 Target = Literal["kaggle"] | None
-Size = int | tuple[int, int]
-
-#: The codecs that `plan` compares by default.
-_COMPARED: Final = tuple(CODECS.names(where=lambda codec: codec.is_compared).own)
 
 
 def ignore(_: object) -> None:
@@ -113,41 +107,6 @@ class BuildOptions(SourceOptions):
     )
     retry_all: bool = option(False, "try all skipped samples of a finished cache again")
     jobs: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions(SourceOptions):
-    """Which caches `plan_cache` compares, and how it measures them. Raises UsageError.
-
-    `jobs` is the number of processes that will build the whole cache, as in BuildOptions. `device_rate` is the number
-    of images a second that the accelerator takes; None: not known.
-    """
-
-    target: Target = option(None, "recommend only caches within Kaggle's limits: 20 GB and 44 shards", flag="for")
-    sizes: Sequence[Size] = option(
-        (224,),
-        "sizes of images to compare, N or HxW; with several sizes, caches of the largest with bands are compared, too",
-        metavar="N,N",
-    )
-    codecs: Sequence[str] = option(_COMPARED, "codecs to compare, named as in --codec of warmup", metavar="NAME,NAME")
-    variants: Sequence[int] = option((0, 4), "counts of augmented variants to compare", metavar="K,K")
-    seconds: float = option(30.0, "about how many seconds to measure", metavar="N")
-    threads: int = option(2, "number of threads that read", metavar="N", minimum=1)
-    device_rate: float | None = None
-    jobs: int | None = None
-    on_progress: Callable[[str], None] = ignore
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.seconds < math.inf:
-            raise UsageError(f"seconds must be a finite number above 0, not {self.seconds}")
-        for name in ("sizes", "codecs", "variants"):
-            values = getattr(self, name)
-            if isinstance(values, str) or not len(values):
-                raise UsageError(f"{name} must be a list with at least one value, not {values!r}")
-        for codec in self.codecs:
-            if codec not in IMAGE_CODECS:
-                raise UsageError(f"each of the codecs must be one of {', '.join(IMAGE_CODECS)}, not {codec!r}")
 
 
 class TakesOptions(Protocol[Names, Result_co]):

@@ -6,11 +6,9 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
-
-import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Recipe
@@ -29,19 +27,14 @@ from tpucache.warmup.tables import label_column, label_facts
 
 _TRIED: Final = 64
 _SECONDS: Final = 8.0
-_SHOWN: Final = 24
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A sample that was tried: its path, its label, and the reason why the sample cannot be used, or "".
-
-    `clean` has the arrays of the clean variant by field, for some of the samples, to draw them.
-    """
+    """A sample that was tried: its path, its label, and the reason why the sample cannot be used, or ""."""
 
     path: str
     label: Label
-    clean: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     reason: str = ""
 
 
@@ -83,7 +76,7 @@ class DryRun:
         return self.estimate.process_seconds / self.jobs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values, without the pixels of samples."""
+        """Return the result as JSON values."""
         return {
             "samples": self.samples,
             "files": dict(self.files),
@@ -135,7 +128,7 @@ def dry_run(
         raise SourceError(f"{source_name(source)} has no samples")
     plan = plan_build(source, listing, recipe, options, finished_cache(cache))
     skipped = len(plan.existing.manifest.skipped) if plan.existing else 0
-    look = _Look(recipe, every=max(1, min(_TRIED, len(listing.samples)) // _SHOWN))
+    look = _Look(recipe)
     encoder = make_encoder(source, recipe, plan)
     trials = Trials(_TRIED, _SECONDS, margin=0.0, look=look.take)
     expected = estimate(encoder, _all_of(plan), _folder_above(cache), options.jobs, trials=trials)
@@ -159,10 +152,10 @@ def dry_run(
 
 
 class _Look:
-    """Collects labels, sizes and formats of the tried samples, and keeps the images of every `every`-th sample."""
+    """Collects labels, sizes and formats of the tried samples."""
 
-    def __init__(self, recipe: Recipe, every: int) -> None:
-        self._recipe, self._every = recipe, every
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
         self.tried: list[Tried] = []
         self.sizes: list[tuple[int, int]] = []
         self.kinds = Counter[str]()
@@ -172,8 +165,7 @@ class _Look:
             self.tried.append(Tried(sample.path, sample.label, reason=result.reason))
             return
         label = sample.label if sample.label is not None else result.item.label
-        clean = result.clean if IMAGE in result.clean and not len(self.tried) % self._every else {}
-        self.tried.append(Tried(sample.path, label, clean))
+        self.tried.append(Tried(sample.path, label))
         image = result.item.fields.get(IMAGE)
         if image is not None:
             with open_image(image, self._recipe, sample.path) as opened:

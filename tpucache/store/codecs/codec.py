@@ -108,8 +108,6 @@ class Codec(ABC):
     name: ClassVar[str]
     #: Whether `--codec` offers the codec for images.
     is_for_images: ClassVar[bool] = False
-    #: Whether `plan` compares the codec when the user names no codecs.
-    is_compared: ClassVar[bool] = False
     #: Whether the codec stores arrays of any dtype and shape without loss, so that `--codec` offers it for arrays, too.
     holds_any_array: ClassVar[bool] = False
     #: Whether the length differs from sample to sample, so that the arrays cannot be stacked into a batch.

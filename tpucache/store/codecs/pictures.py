@@ -132,7 +132,6 @@ class Jpeg(PictureCodec):
     """A JPEG file, written by Pillow and read by simplejpeg, or by Pillow if simplejpeg is not installed."""
 
     name = "jpeg"
-    is_compared = True
     quality_range = (1, 100)
     typical_ratio = 0.25
     has_luma = True

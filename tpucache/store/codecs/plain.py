@@ -19,7 +19,6 @@ class Raw(Codec):
 
     name = "raw"
     is_for_images = True
-    is_compared = True
     holds_any_array = True
     is_plain = True
 

@@ -22,7 +22,6 @@ class Yuv420(PackedCodec):
 
     name = "yuv420"
     is_for_images = True
-    is_compared = True
     typical_ratio = 0.5
     packed_form = "planes"
     has_luma = True

@@ -49,7 +49,6 @@ class DctCodec(PackedCodec):
     """Stores packed coefficients (`coefficients.py`), compressed. The field has JPEG's quality and chroma format."""
 
     is_for_images = True
-    is_compared = True
     quality_range = (1, 100)
     default_quality = 90
     chromas = CHROMA

@@ -1,0 +1,290 @@
+"""What a cache would take and bring: codecs compared on a few samples, and a cache compared with its source."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from tpucache import kaggle
+from tpucache.errors import DependencyError, RecipeError, TpucacheError, UsageError
+from tpucache.geometry import framing_of
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.reading.memory import BUDGET
+from tpucache.machine import count_cores
+from tpucache.progress import note
+from tpucache.recipe import Recipe
+from tpucache.report.bench import count_rate, measure_reading, simulate_device
+from tpucache.store.codecs import CODECS
+from tpucache.store.fields import IMAGE
+from tpucache.types import Array
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.build_options import BuildOptions, SourceOptions
+from tpucache.warmup.records.augment import PRESETS
+from tpucache.warmup.sources import select_source, to_source
+from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, source_name
+from tpucache.warmup.trial import DryRun, dry_run
+
+_PLAIN: Final = "raw"
+_SAMPLES: Final = 32
+_BUILDING_SECONDS: Final = 8.0
+#: Samples in an epoch of reading, which repeats those of a small cache because each epoch takes time to begin.
+_EPOCH: Final = 2048
+_MOST_PSNR: Final = 99.0  # dB, for images that hardly differ
+#: At most this many images are read from a source: they take some seconds, and a hundred batches are enough.
+_MOST_IMAGES: Final = 2048
+_BATCH: Final = 32
+
+
+class CodecFigures(NamedTuple):
+    """The whole cache in one codec.
+
+    `bytes` and `seconds` of building are estimates. `images_per_second` is the measured rate of two threads that read,
+    from memory if all records fit there (`reading` is "keep"), else from files ("stream"). `psnr`, in dB, compares the
+    images with the pixels before encoding; None if they are equal.
+    """
+
+    codec: str
+    bytes: int
+    seconds: float
+    bytes_per_image: int
+    batch_bytes_per_image: int
+    images_per_second: float
+    reading: str
+    psnr: float | None
+    fits: bool
+
+
+@dataclass(frozen=True, repr=False)
+class Listed(DerivedSource):
+    """A source that is listed only once."""
+
+    source: Source
+    listing: Listing
+
+    def list(self) -> Listing:
+        """Return the listing."""
+        return self.listing
+
+    def load(self, sample: Sample) -> Item:
+        """Load a sample of the source."""
+        return self.source.load(sample)
+
+
+def compare_codecs(
+    source: Listed, found: DryRun, recipe: Recipe, options: BuildOptions, codecs: Sequence[str], seconds: float = 0.2
+) -> tuple[list[CodecFigures], dict[str, str]]:
+    """Return the figures of each codec, and the reason for each that cannot be used.
+
+    A few samples are built in a temporary folder; `found` is a dry run of all of them. A round of reading takes
+    `seconds`.
+    """
+    tried = max(1, len(found.tried))
+    each = found.estimate.process_seconds / max(1, found.samples)
+    most = int(_BUILDING_SECONDS / (len(codecs) + 1) / max(each, 1e-6))
+    few = Listed(source.source, select_source(source, limit=max(1, min(most, _SAMPLES, tried))).list())
+    rows, left_out = [], {}
+    with tempfile.TemporaryDirectory(prefix="tpucache-dry-run-") as folder, _without_warnings():
+        plain = replace(recipe, codec=_PLAIN, quality=None, chroma=None, variants=0)
+        pixels = _pixels(_build(few, Path(folder, "pixels"), plain, options))
+        for codec in codecs:
+            try:
+                chosen = replace(recipe, codec=codec)
+                rows.append(_figures(few, found, chosen, options, Path(folder, codec), pixels, seconds))
+            except (DependencyError, RecipeError) as error:
+                left_out[codec] = str(error)
+    return rows, left_out
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Log no warnings: the dry run of all samples has logged them."""
+    log = logging.getLogger("tpucache")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _figures(
+    few: Listed,
+    found: DryRun,
+    recipe: Recipe,
+    options: BuildOptions,
+    folder: Path,
+    pixels: dict[str, Array],
+    seconds: float,
+) -> CodecFigures:
+    expected = dry_run(few, folder, recipe, **vars(options))
+    scale = found.samples / expected.samples
+    size = round(expected.estimate.bytes * scale)
+    with _build(few, folder, replace(recipe, variants=0), options) as dataset:
+        record_bytes = sum(field.nbytes for field in dataset.packed().record_fields)
+        is_kept = found.samples * max(1, recipe.variants) * record_bytes <= BUDGET.room
+        psnr, record = _psnr(dataset, pixels), dataset.mean_record_bytes
+    with CachedDataset(folder, in_memory="auto" if is_kept else False) as dataset:
+        repeated = dataset.select(np.tile(np.arange(len(dataset)), -(-_EPOCH // len(dataset))))
+        rate = measure_reading(repeated, seconds=seconds)
+    return CodecFigures(
+        codec=recipe.codec,
+        bytes=size,
+        seconds=expected.seconds * scale,
+        bytes_per_image=record,
+        batch_bytes_per_image=record_bytes,
+        images_per_second=rate,
+        reading="keep" if is_kept else "stream",
+        psnr=psnr,
+        fits=size <= (kaggle.WORKING_BYTES if options.target == "kaggle" else found.estimate.free),
+    )
+
+
+def recommended(rows: Sequence[CodecFigures]) -> CodecFigures | None:
+    """Return plain pixels if they fit into memory, else the smallest cache that is read at least half as fast."""
+    fitting = [row for row in rows if row.fits]
+    plain = [row for row in fitting if CODECS[row.codec].is_plain and row.reading == "keep"]
+    if plain or not fitting:
+        return plain[0] if plain else None
+    fastest = max(row.images_per_second for row in fitting)
+    return min((row for row in fitting if row.images_per_second >= fastest / 2), key=lambda row: row.bytes)
+
+
+def _build(few: Source, folder: Path, recipe: Recipe, options: BuildOptions) -> CachedDataset:
+    meaning = {each.name: getattr(options, each.name) for each in fields(SourceOptions)}
+    build_cache(few, folder, recipe, on_error="skip", jobs=1, **meaning)
+    return CachedDataset(folder, in_memory=False)
+
+
+def _pixels(dataset: CachedDataset) -> dict[str, Array]:
+    with dataset:
+        images = [image for batch in dataset.field_batches(IMAGE) for image in batch]
+        return dict(zip(dataset.table.paths, images, strict=True))
+
+
+def _psnr(dataset: CachedDataset, pixels: dict[str, Array]) -> float | None:
+    shown = [image for batch in dataset.field_batches(IMAGE) for image in batch]
+    pairs = [(shown[at], pixels[path]) for at, path in enumerate(dataset.table.paths) if path in pixels]
+    errors = [float(np.square(image.astype(np.float64) - original).mean()) for image, original in pairs]
+    if not any(errors):
+        return None
+    return statistics.mean(min(_MOST_PSNR, 10 * math.log10(255**2 / max(error, 1e-9))) for error in errors)
+
+
+def measure_against(
+    origin: str | Path,
+    dataset: CachedDataset,
+    images_per_second: float,
+    *,
+    device_rate: float | None = None,
+    workers: int | None = None,
+    seconds: float = 10.0,
+) -> dict[str, Any]:
+    """Read a cache's source with a DataLoader for some seconds, and compare its rate with that of the cache.
+
+    The DataLoader's `workers` (None: one for each core) decode, resize and crop images by Pillow, without augmentation.
+    `epochs` in the result is the first number of epochs after which building and reading the cache has taken less time
+    than reading the source. With `device_rate`, no epoch is shorter than the device needs. Raises UsageError if the
+    cache has no images or was not built from the source, and the errors of the source.
+    """
+    workers = count_cores().usable if workers is None else workers
+    recipe = Recipe.from_dict(dataset.manifest.recipe)
+    source = to_source(origin)
+    images = _SourceImages(source, _same_samples(source, dataset), recipe)
+    note(f"bench: reading {source_name(source)} by a DataLoader, for about {seconds:.0f} s")
+    rate, idle = _measure_loader(images, workers, seconds, device_rate)
+    note("bench: estimating how long building takes, for at most 10 s")
+    build_seconds, unknown = _estimate_build(source, recipe)
+    epoch, cached = (len(dataset) / min(each, device_rate or math.inf) for each in (rate, images_per_second))
+    is_paid = build_seconds is not None and cached < epoch
+    return {
+        "source": source_name(source),
+        "images": len(images),
+        "workers": workers,
+        "images_per_second": rate,
+        "idle": idle,
+        "epoch_seconds": epoch,
+        "cache_epoch_seconds": cached,
+        "build_seconds": build_seconds,
+        "unknown": unknown,
+        "epochs": math.floor((build_seconds or 0.0) / (epoch - cached)) + 1 if is_paid else None,
+    }
+
+
+def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
+    if dataset.manifest.fields[0].name != IMAGE:
+        raise UsageError(f"--against reads images, and {dataset.place} has none: leave --against out")
+    samples = {sample.path: sample for sample in source.list().samples}
+    paths = dataset.table.paths
+    chosen = np.linspace(0, len(paths) - 1, min(len(paths), _MOST_IMAGES)).astype(int).tolist()
+    found = [samples[paths[at]] for at in chosen if paths[at] in samples]
+    if not found:
+        raise UsageError(
+            f"{dataset.place} was not built from {source_name(source)}, which has no {paths[0]!r}: give --against the "
+            "source that was given to warmup"
+        )
+    return found
+
+
+class _SourceImages:
+    """The images of a source, in the recipe's size, as a torch dataset of float32 (channels, height, width), 0 to 1."""
+
+    def __init__(self, source: Source, samples: Sequence[Sample], recipe: Recipe) -> None:
+        self._source, self._samples, self._recipe = source, samples, recipe
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        sample, recipe = self._samples[index], self._recipe
+        data = self._source.load(sample).fields.get(IMAGE)
+        if not isinstance(data, bytes):
+            raise UsageError(f"{sample.path} is not an image file, as --against needs: leave --against out")
+        with Image.open(io.BytesIO(data)) as opened:
+            picture = opened.convert("L" if recipe.mode == "grey" else "RGB")
+        frame = framing_of(picture.size, 1, (recipe.width, recipe.height), recipe.fit)
+        pixels = frame.place(np.array(picture.resize(frame.size, Image.Resampling.BILINEAR, frame.box)))
+        images = torch.from_numpy(pixels).reshape(recipe.height, recipe.width, -1).permute(2, 0, 1)
+        return images.contiguous().to(torch.float32).div(255)
+
+
+def _measure_loader(
+    images: _SourceImages, workers: int, seconds: float, device_rate: float | None
+) -> tuple[float, float | None]:
+    from torch.utils.data import DataLoader, RandomSampler
+
+    data: Any = images
+    order = RandomSampler(data, replacement=True, num_samples=1 << 40)  # without an end
+    batches = iter(DataLoader(data, batch_size=_BATCH, sampler=order, num_workers=workers))
+    rate = count_rate(batches, _BATCH, seconds)
+    return rate, None if device_rate is None else simulate_device(batches, _BATCH / device_rate, seconds / 2)
+
+
+def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
+    """Return the seconds to build the cache on all cores of this machine, or None and the reason.
+
+    An augmentation from a file or from code is not called, because the cache that names it may come from somebody else
+    than the user.
+    """
+    if recipe.variants and recipe.augment not in PRESETS:
+        return None, f"the cache's augmentation, {recipe.augment}, is not called here"
+    with tempfile.TemporaryDirectory(prefix="tpucache-bench-") as folder:
+        try:
+            found = dry_run(source, Path(folder, "cache"), recipe, jobs=count_cores().usable)
+        except TpucacheError as error:
+            return None, str(error)
+    if len(found.failed) == len(found.tried):
+        return None, "none of the tried samples can be used"
+    return found.seconds, ""
