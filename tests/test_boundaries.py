@@ -186,16 +186,12 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> None:
 def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries of clusters, that do nothing."""
     ray = {"is_initialized": bool, "init": dict, "cluster_resources": dict, "remote": None, "shutdown": dict}
-    spark = SimpleNamespace(SparkSession=SimpleNamespace(builder=SimpleNamespace(getOrCreate=None)))
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(**ray))
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=MagicMock(), as_completed=None))
-    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(sql=spark))
-    monkeypatch.setitem(sys.modules, "pyspark.sql", spark)
 
 
 def build_on(place: Place, backend: str) -> list[object]:
-    scheduler = [] if backend == "spark" else ["--scheduler", "127.0.0.1:9"]
-    return [*build(place)[:-2], "--backend", backend, *scheduler]
+    return [*build(place)[:-2], "--backend", backend, "--scheduler", "127.0.0.1:9"]
 
 
 def build_saved(place: Place) -> list[object]:
@@ -325,7 +321,6 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
         for backend, owner, name in (
             *(("ray", "ray", name) for name in ("init", "cluster_resources", "remote", "shutdown")),
             *(("dask", "distributed", name) for name in ("Client", "as_completed")),
-            ("spark", "pyspark.sql.SparkSession.builder", "getOrCreate"),
         )
     },
     "the hub's cache": (

@@ -32,22 +32,18 @@ def slowly(image, generator):
 
 
 def run() -> None:
-    """Run the trial of the engine that the command line names: `dask`, or `spark local[2]`."""
-    name, _, master = sys.argv[1].partition(" ")
+    """Run the trial of the engine that the command line names, such as `dask`."""
+    name = sys.argv[1]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         (work / "engine_trial_module.py").write_text(_MODULE)
-        os.environ |= {"TRIAL_WORKERS": str(work / "workers"), "PYSPARK_PYTHON": sys.executable}
+        os.environ["TRIAL_WORKERS"] = str(work / "workers")
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
         sys.path.insert(0, folder)
         if name == "ray":
             import ray
 
             ray.init(num_cpus=WORKERS, include_dashboard=False)
-        if name == "spark":
-            from pyspark.sql import SparkSession
-
-            SparkSession.builder.master(master or f"local[{WORKERS}]").config("spark.ui.enabled", "false").getOrCreate()
         engine: Any = Executor(name, jobs=WORKERS)  # type: ignore[arg-type]  # one of its names
         print(json.dumps(_try(work, engine)))
 

@@ -1,6 +1,6 @@
 """Whether warmup by each engine writes the files of a local run, also where a worker is killed in the middle.
 
-Ray and Spark are installed into environments of their own, above the one that this runs in. Spark needs a Java runtime.
+Ray is installed into an environment of its own, above the one that this runs in.
 The table is that of docs/clusters.md; each engine runs two workers on this machine.
 
     python -m scripts.checks engines
@@ -45,8 +45,6 @@ ENGINES: Final = (
     Engine("loky", "joblib", is_installed=True),
     Engine("dask", "distributed", is_installed=True),
     Engine("ray", "ray"),
-    Engine("spark local[2]", "pyspark"),
-    Engine("spark local[2,4]", "pyspark"),
 )
 
 

@@ -62,7 +62,7 @@ _BASIC: Final = (
     *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
 )
 #: Options that only warmup has, not the commands that read a cache while it is built.
-_WARMUP_ONLY: Final = ("time_limit", "target", "retry", "retry_all")
+_WARMUP_ONLY: Final = ("time_limit", "target", "retry")
 #: Options of a table that describe masks. relabel changes no masks, and lacks them.
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_order": None, "rle_relative": False}
 
@@ -595,8 +595,6 @@ def _lines(found: DryRun) -> list[str]:
         f"samples   {found.samples:,}: {_counts(found.files)}",
         f"labels    {describe_labels(found.labels, found.classes, found.class_counts)}",
     ]
-    if found.retry:
-        lines.append(f"retry     {found.retry['tried_again']:,} of {found.retry['skipped']:,} skipped samples")
     if found.left_out:
         lines.append(f"left out  {sum(found.left_out.values()):,}: {_counts(found.left_out)}")
     lines.append(f"tried     {len(found.tried):,} samples, {len(found.failed):,} cannot be used")

@@ -158,15 +158,13 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def numbers(self) -> Array:
-        """Each sample's number, which is its key in the shards: uint64 (n,), ascending.
+        """Each sample's number, which is its key in the shards: uint64 (n,), ascending in each block.
 
         Raises DamageError, FormatError.
         """
         numbers = self._array("number")
-        if numbers.dtype != np.dtype("<u8") or numbers.ndim != 1 or np.any(numbers[1:] <= numbers[:-1]):
-            raise FormatError(
-                f"{self._path}: the numbers of the samples are not ascending uint64: copy the cache again"
-            )
+        if numbers.dtype != np.dtype("<u8") or numbers.ndim != 1 or len(np.unique(numbers)) < len(numbers):
+            raise FormatError(f"{self._path}: the numbers of the samples are not unique uint64: copy the cache again")
         return numbers
 
     @property

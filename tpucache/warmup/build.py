@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import BuildError, SampleError, SourceError, TpucacheError, UsageError
+from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
@@ -20,7 +20,6 @@ from tpucache.store.files import as_url, check_is_local, is_kaggle, is_url
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.growing import Prospect
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.blocks import grown_bytes
 from tpucache.warmup.build_options import BuildOptions, Target, ignore, options_by_name
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.estimate import (
@@ -103,9 +102,8 @@ def build_cache(
     - `missing_label`: values that mean no label, as texts; by default -1 if labels are class numbers.
     - `pad`, `truncate`: give all sequences one length; see `pad_source`.
     - `on_error`: "skip" leaves out samples that cannot be used, and lists them; "fail" stops at the first one.
-    - `retry`: try skipped samples of a finished cache again if their content, the versions of libraries or `max_pixels`
-      have changed. These samples keep their numbers, and stay skipped if they fail again.
-    - `retry_all`: try all skipped samples of a finished cache again.
+    - `retry`: try the skipped samples of a finished cache again, and add those that can be used now, under their
+      numbers. Samples that fail again, and new ones that fail, are skipped.
     - `time_limit`: stop before this number of seconds has passed.
     - `target`: "kaggle" keeps the cache within the limits of Kaggle.
     - `on_progress`: is called with a BuildProgress after each task.
@@ -156,10 +154,11 @@ def build_cache(
         with deadline.interrupting("the first samples were tried"):
             existing = upload.existing() if upload else finished_cache(cache)
             plan = plan_build(source, listing, recipe, options, existing)
-            _check_addition(plan, cache, upload)
+            if upload and existing and plan.blocks:
+                upload.check_addition(existing)
         work = cache / WORK_NAME
         is_needed = upload is not None and upload.place.needs_work
-        is_left = existing is not None and (plan.is_retry or not plan.blocks) and not is_needed and work.exists()
+        is_left = existing is not None and not plan.blocks and not is_needed and work.exists()
         if existing is not None and is_left and not is_adding_to(work, existing.manifest):
             _clean_up(cache, existing.manifest)  # an earlier run has finished the cache and left its work folder
         if existing is not None and not plan.blocks:
@@ -167,7 +166,7 @@ def build_cache(
             kept.discard()
             return existing.manifest
         encoder = make_encoder(source, recipe, plan)
-        skip = plan.is_retry or options.on_error == "skip"
+        skip = options.retry or options.on_error == "skip"
         _check_listed(encoder, plan, skip)
         compared = compared_numbers(plan.listing)
         context = BuildContext(
@@ -181,19 +180,6 @@ def build_cache(
             _clean_up(cache, manifest)
         kept.discard()
         return manifest
-
-
-def _check_addition(plan: BuildPlan, cache: Path, upload: CacheUpload | None) -> None:
-    existing = plan.existing
-    if existing is None or not plan.blocks:
-        return
-    if plan.is_retry and existing.directory != cache:
-        raise BuildError(
-            f"samples of {existing.place} can be tried again only if the whole cache is on this machine: "
-            f"copy it to {cache} with `tpucache fetch`, then run the same command again"
-        )
-    if upload:
-        upload.check_addition(existing)
 
 
 def _warn_of_random(source: Source, plan: BuildPlan, manifest: Manifest) -> None:
@@ -308,7 +294,7 @@ class _Build:
         with hold(work) as run:
             if plan.existing is None and (self.context.shards / MANIFEST_NAME).exists():
                 raise HeldError(f"another process has just finished {self.context.shards}: run the same command again")
-            changed, other, is_mixed = save_or_compare_plan(work, plan, is_sent=self.upload is not None)
+            changed, other = save_or_compare_plan(work, plan, is_sent=self.upload is not None)
             remove_leftovers(work)
             _warn_of_slow_parts(plan)
             other_versions = tuple(sorted({*context.other_versions, *other}))
@@ -332,24 +318,16 @@ class _Build:
                     self.options.check()
             except TpucacheError as error:
                 raise _RefusedError(error) from error
-            return finish_cache(context.shards, plan, shards, is_mixed)
+            return finish_cache(context.shards, plan, shards)
 
     def _scheduler(self, context: BuildContext) -> Scheduler | GrowingScheduler:
-        """Return what builds the planned blocks.
-
-        If the build only tries skipped samples again, new shards go into the work folder, and are merged with the
-        cache's shards later.
-        """
-        shards = context.work if self.plan.is_retry else context.shards
-        context = dataclasses.replace(context, shards=shards)
         if self._can_grow() or (has_arrivals(context.work) and can_grow(context, self.plan)):
             return GrowingScheduler(context, self.plan.blocks, self.options.on_progress)
-        if self.upload is None or self.plan.is_retry:
-            return Scheduler(context, self.plan.blocks, self.options.on_progress)
-        return Scheduler(context, self.plan.blocks, self.options.on_progress, self.upload.add)
+        on_shard = self.upload.add if self.upload else ignore
+        return Scheduler(context, self.plan.blocks, self.options.on_progress, on_shard)
 
     def _check_limits(self) -> None:
-        if self.options.target == "kaggle" and not self.plan.is_retry:
+        if self.options.target == "kaggle":
             existing = len(self.plan.existing.manifest.shards) if self.plan.existing else 0
             check_kaggle_files(existing + sum(len(block.parts) for block in self.plan.blocks))
 
@@ -388,10 +366,6 @@ class _Build:
             is_known = all(field.is_plain for field in context.encoder.fields)
             if not is_known and (announce is not None or expected.bytes + expected.spooled > expected.free):
                 expected = try_samples(_QUICK_TRIALS)
-        if self.plan.is_retry and self.plan.existing:
-            # The old and the new file of a grown shard both exist until the manifest names the new one.
-            room = grown_bytes(self.plan.existing.manifest, self.plan.blocks)
-            expected = dataclasses.replace(expected, spooled=expected.spooled + expected.bytes + room)
         if announce is not None:
             announce(expected)
         is_kept = self.upload is None or self.upload.keeps_local

@@ -21,7 +21,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 #: How labels are read. With "auto", whole numbers and text are classes, and other numbers are values to regress.
 LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
-Backend = Literal["loky", "dask", "ray", "spark"]
+Backend = Literal["loky", "dask", "ray"]
 OnError = Literal["fail", "skip"]
 Target = Literal["kaggle"] | None
 
@@ -103,9 +103,8 @@ class BuildOptions(SourceOptions):
     )
     retry: bool = option(
         False,
-        "try skipped samples of a finished cache again if their content, library versions or max_pixels have changed",
+        "try the skipped samples of a finished cache again; those that fail again stay skipped",
     )
-    retry_all: bool = option(False, "try all skipped samples of a finished cache again")
     jobs: int | None = None
 
 
@@ -164,8 +163,8 @@ class BoxOptions:
 class WorkerOptions:
     """Which workers build a cache. Raises UsageError.
 
-    With `backend` "loky", the workers are `jobs` processes on this machine (None: one for each core). With "dask",
-    "ray" and "spark", the workers of a cluster run up to `jobs` tasks at once (None: one for each core of the cluster).
+    With `backend` "loky", the workers are `jobs` processes on this machine (None: one for each core). With "dask"
+    and "ray", the workers of a cluster run up to `jobs` tasks at once (None: one for each core of the cluster).
     `scheduler` is the address of a Dask scheduler or a Ray cluster. Every worker must see source and cache under the
     same paths.
     """
@@ -176,5 +175,5 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.scheduler and self.backend not in ("dask", "ray"):
-            raise UsageError(f"--scheduler is for --backend dask and ray, not for {self.backend}: leave it out")
+        if self.scheduler and self.backend == "loky":
+            raise UsageError("--scheduler is for --backend dask and ray: leave it out")

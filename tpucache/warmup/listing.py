@@ -73,14 +73,14 @@ def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
     return np.array([sample.bytes for sample in samples], np.uint64)
 
 
-def number_samples(listing: Listing, cache: Cache) -> Listing:
+def number_samples(listing: Listing, cache: Cache, *, retry: bool = False) -> Listing:
     """Return a listing in which each sample of the cache, kept or skipped, has its old number; new samples follow.
 
     A deleted sample has its old number, too, even if the source lacks it now. It is not built again.
 
-    If the cache was relabelled, and no samples are added, the listing gets the cache's labels and columns instead of
-    the source's. Raises SourceError when a sample of the cache is missing, or has another size or label now, or when
-    only one of the two, the cache and the listing, was made with `--boxes`.
+    If the cache was relabelled, and no samples are added or, with `retry`, tried again, the listing gets the cache's
+    labels and columns instead of the source's. Raises SourceError when a sample of the cache is missing, or has another
+    size or label now, or when only one of the two, the cache and the listing, was made with `--boxes`.
     """
     check_boxes(cache.manifest, listing, cache.directory)
     table = cache.samples
@@ -95,7 +95,8 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
             f"{name_some(missing)}. Bring them back, or give another folder to build anew"
         )
     old = {**numbers, **skipped, **deleted}
-    if earlier_tables(cache.manifest) and old.keys() >= places.keys():
+    is_same = old.keys() >= places.keys() and not (retry and skipped)
+    if earlier_tables(cache.manifest) and is_same:
         listing = _relabelled(listing, cache, places)
     _check_sizes_and_labels(listing, cache, places)
     paths = {number: path for path, number in old.items()}
@@ -169,21 +170,6 @@ def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
             places[number] = at
             number += 1
     return places if number == samples else {}
-
-
-def put_in_order(listing: Listing, order: str) -> Listing:
-    """Return `listing`, a source's own listing, with its samples in the order that `order_of` described as `order`.
-
-    Raises ValueError if the listing has another number of samples, or if `order` is not valid.
-    """
-    slices = [tuple(map(int, part.split(":"))) for part in order.split()]
-    count = sum(stop - start for start, stop in slices)
-    if count != len(listing.samples):
-        raise ValueError(f"the source has {len(listing.samples):,} samples now, and had {count:,}")
-    places = [at for start, stop in slices for at in range(start, stop)]
-    if sorted(places) != list(range(count)):
-        raise ValueError(f"the order {order!r} in the manifest is not valid")
-    return _reordered(listing, places)
 
 
 def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:

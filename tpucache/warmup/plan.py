@@ -25,12 +25,9 @@ from tpucache.strict_json import parse_json
 from tpucache.types import Array
 from tpucache.warmup.blocks import (
     Block,
-    check_can_retry,
     listing_sha256,
     missing_blocks,
     plan_blocks,
-    retried_blocks,
-    unchanged_samples,
 )
 from tpucache.warmup.build_options import BuildOptions, LabelKind, SourceOptions
 from tpucache.warmup.code_digest import code_changes, code_digests
@@ -74,8 +71,7 @@ class BuildPlan:
     `label_rule` checks labels that are stored in the samples, and is None if the listing has the labels.
     `unused_labels` are names of columns that look like labels but are not used.
 
-    `existing` is the finished cache to add to, or None. With `is_retry`, `blocks` have skipped samples of that cache,
-    and `unchanged` is the number of skipped samples that are not tried again, because nothing about them has changed.
+    `existing` is the finished cache to add to, or None. With `is_retry`, `blocks` have its skipped samples, too.
     `latency` is the time in seconds that the storage took to deliver the first sample of a new cache; 0 if that was not
     measured. `first` is the number of this sample and its content hash; None for an addition.
     """
@@ -91,7 +87,6 @@ class BuildPlan:
     unused_labels: Sequence[str]
     existing: Cache | None = None
     is_retry: bool = False
-    unchanged: int = 0
     latency: float = 0.0
     first: tuple[int, str] | None = None
 
@@ -171,8 +166,6 @@ def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOp
 
 def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: BuildOptions, cache: Cache) -> BuildPlan:
     manifest = cache.manifest
-    is_retry = (options.retry or options.retry_all) and bool(manifest.skipped)
-    unchanged: frozenset[int] = frozenset()
     # The recipe is checked first with the old augmentation, because the new one may not fit this cache's records.
     check_recipe(cache.directory, manifest, full_recipe(recipe, manifest.recipe.get("augmentation", {})))
     rule = label_rule(listing, first_label(cache))
@@ -180,16 +173,11 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
     _warn_of_left_out(listing)
     augmentation = full_augmentation(recipe, manifest.fields, manifest)
     check_recipe(cache.directory, manifest, full_recipe(recipe, augmentation))
-    numbered = number_samples(listing, cache)
+    numbered = number_samples(listing, cache, retry=options.retry)
     check_given_classes(manifest, numbered, cache.directory)
     check_value_names(manifest, numbered, cache.directory)
     check_listing(source, numbered, cache)
-    blocks = missing_blocks(cache, numbered, recipe)
-    if is_retry:
-        check_can_retry(cache, is_growing=bool(blocks))
-        unchanged = frozenset() if options.retry_all else unchanged_samples(source, numbered, cache, recipe)
-        blocks = retried_blocks(cache, numbered, recipe, unchanged)
-        _warn_of_unchanged(cache, len(unchanged))
+    blocks = missing_blocks(cache, numbered, recipe, retry=options.retry)
     if not blocks:
         check_contents(source, numbered, cache)
     if blocks and (other := version_differences(manifest.created_by)):
@@ -209,8 +197,7 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
         label_rule=rule,
         unused_labels=saved_unused_labels(manifest.source),
         existing=cache,
-        is_retry=is_retry,
-        unchanged=len(unchanged),
+        is_retry=options.retry and bool(manifest.skipped),
     )
 
 
@@ -262,15 +249,6 @@ def _try_codec(field: Field, quality: int | None) -> None:
             raise ValueError(str(error)) from error
 
     CODECS.use(field.codec, decode)
-
-
-def _warn_of_unchanged(cache: Cache, count: int) -> None:
-    if count:
-        _log.warning(
-            "%d of %d skipped samples have not changed and are not tried again: --retry-all tries them, too",
-            count,
-            len(cache.manifest.skipped),
-        )
 
 
 def _warn_of_left_out(listing: Listing) -> None:

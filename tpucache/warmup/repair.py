@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from tpucache.errors import DamageError, FormatError, RecipeError, SampleError, SourceError
+from tpucache.errors import DamageError, FormatError, RecipeError, SampleError
 from tpucache.recipe import Recipe
 from tpucache.store import pages
 from tpucache.store.cache import Cache
-from tpucache.store.copying import earlier_tables
-from tpucache.store.fields import IMAGE, Field, RecordLayout
+from tpucache.store.fields import RecordLayout
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
 from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, TIMES_NAME, WORK_NAME
 from tpucache.store.hashes import hashes_name
 from tpucache.store.history import refuse_version
 from tpucache.store.index import encode_index
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
-from tpucache.store.samples import IMAGE_COLUMNS, MEAN, STD, encode_columns
+from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.types import Array
-from tpucache.warmup.blocks import Block, listing_sha256
+from tpucache.warmup.blocks import Block
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.library_versions import version_differences
-from tpucache.warmup.listing import as_asked, name_some, number_samples, put_in_order
-from tpucache.warmup.records.arrays import Facts, clean_and_count
+from tpucache.warmup.listing import as_asked, name_some, number_samples
 from tpucache.warmup.records.encode import SampleEncoder
-from tpucache.warmup.records.moments import mean_and_std, moments
-from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, KeptSample, join_infos
-from tpucache.warmup.run.executors import Executor, Task
+from tpucache.warmup.run.chunks import BuiltShard
+from tpucache.warmup.run.executors import Executor
 from tpucache.warmup.run.folder import cache_folder, hold, remove_folder, remove_leftovers
 from tpucache.warmup.run.plan_file import has_plan
 from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources import to_source
-from tpucache.warmup.sources.source import Items, Listing, Sample, Source, source_name
-from tpucache.warmup.tables import sample_columns
+from tpucache.warmup.sources.source import Items, Listing, Source
 
 #: A repair has its own folder inside the cache's work folder, because an unfinished addition may use the work folder.
 REPAIR_NAME: Final = "repair"
@@ -131,14 +125,12 @@ def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:
 class _Case:
     """What a repair works on: a damaged cache, the names of its damaged files, and the samples that its source lists.
 
-    `listing.samples[n]` is the sample with the number n in the cache. `numbers`, uint64 (samples,), has the numbers of
-    the samples that the cache contains: those that were neither skipped nor deleted.
+    `listing.samples[n]` is the sample with the number n in the cache.
     """
 
     cache: Cache
     damaged: frozenset[str]
     listing: Listing
-    numbers: Array
 
     @property
     def blocks(self) -> list[Block]:
@@ -157,7 +149,7 @@ class _Case:
 
     def numbers_of(self, entry: ShardEntry) -> list[int]:
         """Return the numbers of the samples whose records a shard contains, including deleted samples."""
-        kept = self.numbers[entry.first : entry.first + entry.records].tolist()
+        kept = self.cache.samples.numbers[entry.first : entry.first + entry.records].tolist()
         return sorted([*kept, *entry.deleted])
 
 
@@ -183,7 +175,9 @@ def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: s
                 "it again would not change that. Build the cache anew in another folder."
             )
     damaged = frozenset(damage.name for damage in damages)
-    case = _Case(cache, damaged, _listing(source, cache, damaged), _numbers(manifest))
+    if manifest.table.name in damaged:
+        raise DamageError(f"{manifest.table.name} cannot be built again: copy it from another copy of the cache")
+    case = _Case(cache, damaged, number_samples(source.list(), cache))
     if any(variant for block in case.blocks for variant in block.variants):
         _check_callable(cache, augment)
     return case
@@ -194,9 +188,6 @@ def _repair(
 ) -> None:
     cache, manifest = case.cache.directory, case.cache.manifest
     remove_leftovers(work)
-    tables: dict[str, bytes] = {}
-    if manifest.table.name in case.damaged:
-        tables[manifest.table.name] = rebuild_samples(source, manifest, case.listing, case.numbers, executor)
     recipe, augmentation = Recipe.from_dict(manifest.recipe), manifest.recipe.get("augmentation", {})
     encoder = SampleEncoder(source, recipe, augmentation, manifest.fields)
     context = BuildContext(encoder, work, work, skip_errors=False, run=run)
@@ -210,61 +201,11 @@ def _repair(
         reason = f"{error.reason}; the sample is part of {cache}: {advice}"
         raise SampleError(error.path, reason, error.file) from error
     _check_shards(case, shards, work)
-    if manifest.index.name in case.damaged:
-        places = {e.name: (work if e.name in case.damaged else cache) / e.name for e in manifest.shards}
-        tables[manifest.index.name] = rebuild_index(manifest, places)
+    index = rebuild_index(case, work) if manifest.index.name in case.damaged else None
     for shard in shards:
         rename_durably(work / shard.entry.name, cache / shard.entry.name)
-    for name, data in tables.items():
-        write_atomically(cache / name, data, work / f"{name}.tmp")
-
-
-def _numbers(manifest: Manifest) -> Array:
-    """Return the numbers of the samples that are neither skipped nor deleted: uint64 (samples,).
-
-    Raises FormatError if skipped or deleted samples have numbers that are out of range.
-    """
-    gone = [*(each.number for each in manifest.skipped), *(each.number for each in manifest.deleted)]
-    every = np.arange(manifest.samples + len(gone), dtype=np.uint64)
-    kept = np.setdiff1d(every, np.array(gone, np.uint64), assume_unique=True)
-    if len(kept) != manifest.samples:
-        raise FormatError(
-            f"the manifest lists skipped or deleted samples that are not among its {len(every):,} samples"
-        )
-    return kept
-
-
-def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
-    """Return the source's listing, with the cache's numbers. Raises SourceError if it differs from that of the cache.
-
-    Raises DamageError if the samples table is damaged and cannot be built from the source.
-    """
-    listing, manifest = source.list(), cache.manifest
-    if manifest.table.name not in damaged:
-        return number_samples(listing, cache)
-    if manifest.deleted:
-        raise DamageError(
-            f"samples of {cache.directory} were deleted, and the source does not say which: copy {manifest.table.name} "
-            "from another copy of the cache"
-        )
-    if earlier_tables(manifest):
-        raise DamageError(
-            f"{manifest.table.name} holds labels that relabelling changed, and the source does not have them: copy "
-            "this file from another copy of the cache"
-        )
-    lost = f"{cache.directory} was made of other samples, labels or columns than {source_name(source)} has"
-    gone = {skip.path for skip in manifest.skipped} - {sample.path for sample in listing.samples}
-    if gone:
-        raise SourceError(f"{lost}: the source lacks {name_some(sorted(gone))}. Bring the source back as it was")
-    try:
-        listing = put_in_order(listing, str(manifest.source.get("order", "")))
-    except ValueError as error:
-        raise SourceError(f"{lost}: {error}. Bring the source back as it was") from error
-    if listing_sha256(listing) != manifest.source.get("sha256"):
-        raise SourceError(
-            f"{lost}; it is not known which, because {manifest.table.name} is damaged. Bring the source back as it was"
-        )
-    return listing
+    if index is not None:
+        write_atomically(cache / manifest.index.name, index, work / f"{manifest.index.name}.tmp")
 
 
 def _check_callable(cache: Cache, augment: str | None) -> None:
@@ -317,66 +258,31 @@ def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
     return [int(number) for number in numbers[is_kept][differ]]
 
 
-def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
-    """Return the index of complete shards, made from the shards themselves. `shards` has their paths by name.
+def rebuild_index(case: _Case, work: Path) -> bytes:
+    """Return the index, made from the shards: the damaged ones were built again in the folder `work`.
 
     Raises DamageError if the SHA-256 of the result is not that in the manifest.
     """
+    manifest = case.cache.manifest
     order = {variant: at for at, variant in enumerate(manifest.variants)}
     numbered = sorted(enumerate(manifest.shards), key=lambda one: (one[1].band, order[one[1].variant], one[1].first))
-    layouts, kept = manifest.layouts, _numbers(manifest)
+    layouts, kept = manifest.layouts, case.cache.samples.numbers
     runs = []
     for position, entry in numbered:
-        rows = _rows(shards[entry.name], position, layouts[entry.band] if manifest.value_bytes else None)
+        folder = work if entry.name in case.damaged else case.cache.directory
+        rows = _rows(folder / entry.name, position, layouts[entry.band] if manifest.value_bytes else None)
         own = kept[entry.first : entry.first + entry.records]
         every = np.union1d(own, np.array(entry.deleted, np.uint64))
         if len(every) == len(rows):  # if not, the SHA-256 below will differ
             rows = rows[np.isin(every, own)]
         runs.append(rows)
     data = encode_index(np.concatenate(runs))
-    if not _matches(data, manifest.index):
+    if hashlib.sha256(data).hexdigest() != manifest.index.sha256:
         raise DamageError(
             f"{manifest.index.name} comes out differently than before, though all shards are as in the manifest: build "
             "the cache anew in another folder"
         )
     return data
-
-
-def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Array, executor: Executor) -> bytes:
-    """Return the samples table as bytes. `numbers` (samples,) are the numbers of the kept samples.
-
-    The samples in `listing` have the same numbers as in the cache. First the table is made from the listing alone. If
-    its SHA-256 differs from the manifest's, samples are read, too. If it still differs, they are also decoded, to
-    compute columns such as the mean of the pixels. Raises DamageError if the SHA-256 differs even then, SampleError
-    when a sample cannot be read.
-    """
-    unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
-    data = _encode(listing, unread, numbers)
-    if _matches(data, manifest.table):
-        return data
-    kept = [listing.samples[number] for number in numbers.tolist()]
-    data = _encode(listing, _read(source, kept, executor), numbers)
-    if _matches(data, manifest.table):
-        return data
-    whole = _read(source, kept, executor, manifest)
-    # If version 0.2 built the first samples, and a later version added others, only those have columns about images.
-    for first in sorted({entry.first for entry in manifest.shards}):
-        data = _encode(listing, _without_facts(whole, first), numbers)
-        if _matches(data, manifest.table):
-            return data
-    raise DamageError(
-        f"{manifest.table.name} comes out differently than before: the samples have other sizes, labels or "
-        "columns now, or other versions of libraries decode them. Bring the source back as it was"
-    )
-
-
-def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
-    """Return a ChunkInfo whose first `count` samples have None in the columns about images, such as the mean."""
-    columns = {
-        name: [None] * count + values[count:] if name in IMAGE_COLUMNS else values
-        for name, values in info.columns.items()
-    }
-    return dataclasses.replace(info, columns=columns)
 
 
 def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
@@ -393,39 +299,3 @@ def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
                 rows.append((extent.offset + at, length, zlib.crc32(value[at : at + length]), shard))
                 at += length
     return np.array(rows, INDEX_DTYPE)
-
-
-def _encode(listing: Listing, info: ChunkInfo, numbers: Array) -> bytes:
-    return encode_columns(sample_columns(listing, info, numbers)[0])
-
-
-def _read(source: Source, samples: Sequence[Sample], executor: Executor, manifest: Manifest | None = None) -> ChunkInfo:
-    """Return the labels and columns that are stored in the samples.
-
-    With a `manifest`, images are also decoded, to compute the columns about images, such as the mean of the pixels.
-    """
-    decoding = None if manifest is None else (manifest.fields, Recipe.from_dict(manifest.recipe))
-
-    def tasks() -> Iterator[Task]:
-        for start in range(0, len(samples), _READ_AT_ONCE):
-            yield _read_part, (source, samples[start : start + _READ_AT_ONCE], decoding)
-
-    infos = sorted(executor.run(tasks()), key=lambda info: info.numbers[0])
-    return join_infos(infos)
-
-
-def _read_part(source: Source, samples: Sequence[Sample], decoding: tuple[Sequence[Field], Recipe] | None) -> ChunkInfo:
-    info, kept = ChunkInfo(), list[KeptSample]()
-    for sample in samples:
-        item, facts = source.load(sample), Facts()
-        if decoding is not None:
-            clean, _, facts = clean_and_count(item, *decoding, sample.path)
-            if IMAGE in clean:
-                facts[MEAN], facts[STD] = mean_and_std(moments(clean[IMAGE]), clean[IMAGE])
-        kept.append(KeptSample(sample.number, item.label, item.columns, facts))
-    info.add(kept)
-    return info
-
-
-def _matches(data: bytes, entry: FileEntry) -> bool:
-    return hashlib.sha256(data).hexdigest() == entry.sha256

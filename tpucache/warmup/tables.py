@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import heapq
 import logging
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, SourceError
+from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
 from tpucache.store.cache import Cache, annotation_counts, cache_fingerprint
 from tpucache.store.fields import IMAGE, LABEL, Field
-from tpucache.store.files import link_or_copy, write_atomically
+from tpucache.store.files import write_atomically
 from tpucache.store.format import (
     INDEX_DTYPE,
     INDEX_NAME,
@@ -30,11 +28,8 @@ from tpucache.store.format import (
 from tpucache.store.growing import Prospect
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, History, Manifest, ShardEntry, Statistics, mean_and_std, version_of
-from tpucache.store.reader import ShardReader
 from tpucache.store.samples import IMAGE_COLUMNS, Column, Strings, encode_columns
-from tpucache.store.writer import ShardWriter
 from tpucache.types import Array
-from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
 from tpucache.warmup.change import next_history, save_manifest
 from tpucache.warmup.library_versions import versions
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
@@ -45,17 +40,14 @@ from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, j
 from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
 
-Record = tuple[int, bytes | bytearray, int]
-
 _log: Final = logging.getLogger("tpucache")
 
 
-def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
+def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) -> Manifest:
     """Write a cache's tables and, last, its manifest, which is returned.
 
-    `shards` are the new shards. The plan's existing cache keeps its own shards. Shards of retried samples are in the
-    work folder, and are merged with those of the cache. `is_mixed` says that some of the shards were built with other
-    versions of libraries, or another `max_pixels`. Raises SourceError when no sample was usable.
+    `shards` are the new shards. The plan's existing cache keeps its own shards, and stays as it is if there is nothing
+    new: no record, and no skipped sample that is not listed yet. Raises SourceError when no sample was usable.
     """
     existing = plan.existing
     before = existing.manifest if existing else None
@@ -64,23 +56,18 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
     kept = set(new.numbers)
     skips = {skip.number: skip for skip in (*(before.skipped if before else ()), *new.skipped)}
     skipped = tuple(skips[number] for number in sorted(skips) if number not in kept)
-    digests = _digests(new, before, plan)
-    if is_mixed:  # without a digest, a skipped sample is tried again
-        skipped_numbers = {str(skip.number) for skip in skipped}
-        digests = {number: digest for number, digest in digests.items() if number not in skipped_numbers}
-    if plan.is_retry and before and not kept:
-        return save_manifest(cache, before.changed(skipped=skipped, source={**before.source, "digests": digests}))
+    if before is not None:
+        old = _old_blocks(shards, before)
+        shards = [shard for shard in shards if shard.entry.records or shard.entry.block in old]
+        if not shards and skipped == before.skipped:
+            return before
     table = existing.samples if existing else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)
     if not len(numbers):
         raise SourceError(f"none of the {len(skipped)} samples could be used; {skipped[0].path!r}: {skipped[0].reason}")
     columns, classes, counts = sample_columns(plan.listing, new, numbers, table)
-    if plan.is_retry and existing:
-        columns = _in_order_of_numbers(columns)
-        entries, index = _join_shards(merge_shards(existing, shards, cache / WORK_NAME), None)
-    else:
-        entries, index = _join_shards(shards, existing)
+    entries, index = _join_shards(shards, existing)
     generation = before.generation + 1 if before else 0
     manifest = Manifest(
         samples=len(numbers),
@@ -101,7 +88,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
         source={
             **_source(plan, columns.get(LABEL), bool(classes)),
             "annotations": _annotations(new, shards, before),
-            "digests": digests,
+            "digests": _digests(new, before),
         },
         created_by=versions(),
         version=version_of(plan.fields, before.deleted if before else ()),
@@ -128,13 +115,9 @@ def _warn_of_frames(listing: Listing, new: ChunkInfo) -> None:
 def _history(cache: Path, plan: BuildPlan) -> History | None:
     """Return the history of the new version, and save the manifest of the version before it. Raises OSError.
 
-    A new cache has no history: None. A retry changes the newest version and adds none: its history is returned, and
-    nothing is saved.
+    A new cache has no history: None.
     """
-    before = plan.existing.manifest if plan.existing else None
-    if before is None or plan.is_retry:
-        return before.history if before else None
-    return next_history(cache, before, "warmup")
+    return next_history(cache, plan.existing.manifest, "warmup") if plan.existing else None
 
 
 def make_prospect(plan: BuildPlan) -> Prospect:
@@ -160,11 +143,6 @@ def make_prospect(plan: BuildPlan) -> Prospect:
         shards=tuple(shards),
         table=columns,
     )
-
-
-def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:
-    order = np.argsort(np.asarray(columns["number"]))
-    return {name: taken(column, order) for name, column in columns.items()}
 
 
 def taken(column: Sequence[str] | Array, places: npt.NDArray[np.int64]) -> Column:
@@ -196,18 +174,12 @@ def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
     return {**plan.source, **left_out, **asked, **kept, "labels": read}
 
 
-def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[str, str]:
-    """Return content hashes by sample number, as text: those of skipped samples, and those of a few other samples.
-
-    A skipped sample has no hash if it was last read with other versions of libraries than the manifest will list, or
-    with another `max_pixels`.
-    """
+def _digests(new: ChunkInfo, before: Manifest | None) -> dict[str, str]:
+    """Return content hashes by sample number, as text: those of skipped samples, and those of a few other samples."""
     found = {int(number): digest for number, digest in new.digests.items()}
     if before is not None:
-        gone = {skip.number for skip in before.skipped}
-        if is_read_as_before(before, plan.recipe):
-            gone.intersection_update(new.numbers)  # only samples that are no longer skipped
-        found = {**{at: each for at, each in content_digests(before).items() if at not in gone}, **found}
+        used = {*new.numbers}  # a sample that was skipped and is not any more has another hash, or none
+        found = {**{at: each for at, each in content_digests(before).items() if at not in used}, **found}
     return {str(number): found[number] for number in sorted(found) if found[number]}
 
 
@@ -393,63 +365,3 @@ def _statistics(
         squares=tuple(whole.squares),
         frequencies=before.statistics.frequencies if before else summarise_frequencies(new.frequencies),
     )
-
-
-def merge_shards(cache: Cache, retried: Sequence[BuiltShard], work: Path) -> list[BuiltShard]:
-    """Write all shards of a cache under new block numbers, and insert the retried samples by their numbers.
-
-    `retried` are shards of these samples only, in the folder `work`, with the new block numbers. The old files stay. A
-    shard to which nothing is added gets a second name, or is copied on a disk without hard links. Raises DamageError
-    for a record whose checksum is not that of the index, BuildError or OSError when the disk fails.
-    """
-    added = {shard.entry.name: shard for shard in retried if shard.entry.records}
-    numbers = new_block_numbers(cache.manifest)
-    merged, are_links = [], True
-    for entry in cache.manifest.shards:
-        block = numbers[entry.block]
-        renamed = dataclasses.replace(entry, name=shard_name(entry.part, block), block=block)
-        target, aside = cache.directory / renamed.name, work / f"{renamed.name}.tmp"
-        if renamed.name in added:
-            merged.append(_merge(cache, entry, renamed, added[renamed.name], work, aside))
-            continue
-        are_links &= link_or_copy(cache.directory / entry.name, target, aside)
-        merged.append(BuiltShard(renamed, cache.index_of(entry), ChunkInfo()))
-    if not are_links:
-        _log.warning("%s is on a disk without hard links: unchanged shards were copied", cache.directory)
-    return merged
-
-
-def _merge(
-    cache: Cache, entry: ShardEntry, renamed: ShardEntry, retried: BuiltShard, work: Path, aside: Path
-) -> BuiltShard:
-    numbers = cache.samples.numbers[entry.first : entry.first + entry.records]
-    before = _records(cache.reader, cache.index_of(entry), numbers.tolist(), entry.name)
-    new = ShardReader(work, [retried.entry])
-    added = _records(new, retried.rows, retried.info.numbers, retried.entry.name)
-    with ShardWriter(aside, cache.manifest.value_bytes) as writer:
-        for number, record, crc in heapq.merge(before, added, key=lambda record: record[0]):
-            writer.append(number, bytes(record), crc)
-        sealed = writer.seal(cache.directory / renamed.name)
-    whole = dataclasses.replace(
-        renamed,
-        bytes=sealed.bytes,
-        sha256=sealed.sha256,
-        records=len(sealed.rows),
-        records_sha256=sealed.records_sha256,
-    )
-    return BuiltShard(whole, sealed.rows, ChunkInfo())
-
-
-def _records(reader: ShardReader, rows: Array, numbers: Iterable[int], name: str) -> Iterator[Record]:
-    """Yield (sample number, record, CRC-32) for each index row of a shard. `numbers` are the rows' sample numbers.
-
-    `name` names the shard in errors. Raises DamageError for a record with a wrong checksum.
-    """
-    for row, number in zip(np.atleast_1d(rows), numbers, strict=True):
-        record, crc = reader.read(row), int(row["crc32"])
-        if zlib.crc32(record) != crc:
-            raise DamageError(
-                f"{name}: the record of sample {number} does not have the checksum that the index lists. Run `tpucache "
-                "verify` with --repair SOURCE, then the same command again"
-            )
-        yield number, record, crc

@@ -46,9 +46,7 @@ class DryRun:
     source; `sizes` are their (width, height), and `kinds` counts their file formats and modes. `labels`, `classes` and
     `class_counts` are those of a manifest; if labels are stored in the samples, only the tried samples count. `listed`
     are samples with a fault in the listing, such as a bad label: without `on_error="skip"`, a build refuses them before
-    it begins. `estimate` includes all variants, and `jobs` is the number of workers. `retry` has the number of skipped
-    samples of a finished cache, and how many of them would be tried again; it is empty without the options `retry` and
-    `retry_all`.
+    it begins. `estimate` includes all variants, and `jobs` is the number of workers.
     """
 
     samples: int
@@ -63,7 +61,6 @@ class DryRun:
     class_counts: tuple[int, ...]
     estimate: Estimate
     jobs: int
-    retry: Mapping[str, int]
 
     @property
     def failed(self) -> list[Tried]:
@@ -95,7 +92,6 @@ class DryRun:
             "free_bytes": self.estimate.free,
             "process_seconds": self.estimate.process_seconds,
             "seconds": self.seconds,
-            **({"retry": dict(self.retry)} if self.retry else {}),
         }
 
     def size_range(self) -> dict[str, tuple[int, int]]:
@@ -127,13 +123,11 @@ def dry_run(
     if not listing.samples:
         raise SourceError(f"{source_name(source)} has no samples")
     plan = plan_build(source, listing, recipe, options, finished_cache(cache))
-    skipped = len(plan.existing.manifest.skipped) if plan.existing else 0
     look = _Look(recipe)
     encoder = make_encoder(source, recipe, plan)
     trials = Trials(_TRIED, _SECONDS, margin=0.0, look=look.take)
     expected = estimate(encoder, _all_of(plan), _folder_above(cache), options.jobs, trials=trials)
     column, names, counts = _labels(plan, look.tried)
-    is_retry = options.retry or options.retry_all
     return DryRun(
         samples=len(listing.samples),
         files=dict(Counter(_suffix(sample.path) for sample in listing.samples).most_common()),
@@ -147,7 +141,6 @@ def dry_run(
         class_counts=counts,
         estimate=expected,
         jobs=options.jobs or os.cpu_count() or 1,
-        retry={"skipped": skipped, "tried_again": skipped - plan.unchanged} if is_retry else {},
     )
 
 

@@ -1,4 +1,4 @@
 """The folder of an unfinished build, and the tasks that workers run.
 
-In `warmup`, only this folder imports joblib, Dask, Ray and PySpark.
+In `warmup`, only this folder imports joblib, Dask and Ray.
 """

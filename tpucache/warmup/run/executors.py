@@ -1,4 +1,4 @@
-"""Executor: runs tasks in this process, in worker processes on this machine, or on a cluster of Dask, Ray or Spark.
+"""Executor: runs tasks in this process, in worker processes on this machine, or on a cluster of Dask or Ray.
 
 Worker processes are started by joblib, or forked. Short runs, and runs with one job, use none. Clusters are not used
 through joblib: with joblib 1.6, a run waits for ever if a worker dies.
@@ -31,8 +31,6 @@ from tpucache.warmup.build_options import WorkerOptions
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: Tasks for each worker in a Spark job. Spark returns results only when the whole job is done.
-_SPARK_TASKS: Final = 4
 #: Tasks that are submitted for each worker of Dask or Ray, and each forked one. So none waits for its next task.
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
@@ -129,13 +127,12 @@ class Executor(WorkerOptions):
                 yield from self._run_local(itertools.chain([task], tasks))
             return
         try:
-            yield from {"dask": self._run_dask, "ray": self._run_ray, "spark": self._run_spark}[self.backend](tasks)
+            yield from self._run_dask(tasks) if self.backend == "dask" else self._run_ray(tasks)
         except TpucacheError:
             raise
         except Exception as error:  # a cluster's library may raise any error
-            what = " ".join(str(error).split("\n")[:2])  # Spark adds a long traceback of Java
             raise BuildError(
-                f"the {self.backend} cluster failed: {type(error).__name__}: {what}. Finished work is kept: "
+                f"the {self.backend} cluster failed: {type(error).__name__}: {error}. Finished work is kept: "
                 "repair the cluster and run the same command again."
             ) from error
 
@@ -209,24 +206,13 @@ class Executor(WorkerOptions):
                 yield from map(_result, ray.get(done))
                 running += itertools.islice(submitted, len(done))
 
-    def _run_spark(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Spark runs the tasks of a dead worker again, a few times."""
-        with self._reaching_cluster():
-            from pyspark.sql import SparkSession
-
-        context = SparkSession.builder.getOrCreate().sparkContext
-        size = _SPARK_TASKS * (self.jobs or context.defaultParallelism)
-        while part := list(itertools.islice(tasks, size)):
-            slices = min(len(part), self.jobs or len(part))  # Spark runs the tasks of a slice one after the other
-            yield from map(_result, context.parallelize(part, slices).map(lambda task: _outcome(*task)).collect())
-
     @contextlib.contextmanager
     def _reaching_cluster(self) -> Iterator[None]:
         """Raise DependencyError if the cluster's library is missing, BuildError if the cluster cannot be reached."""
         try:
             yield
         except ImportError as error:
-            package = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}[self.backend]
+            package = {"dask": "distributed", "ray": "ray"}[self.backend]
             raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
         except (OSError, ConnectionError, ValueError) as error:
             place = f" at {self.scheduler}" if self.scheduler else ""

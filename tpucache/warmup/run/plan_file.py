@@ -47,17 +47,14 @@ def is_adding_to(work: Path, manifest: Manifest) -> bool:
         return bool(saved["before"] == manifest.identity)
 
 
-def save_or_compare_plan(
-    work: Path, plan: BuildPlan, *, is_sent: bool = False
-) -> tuple[list[Sample], tuple[str, ...], bool]:
+def save_or_compare_plan(work: Path, plan: BuildPlan, *, is_sent: bool = False) -> tuple[list[Sample], tuple[str, ...]]:
     """Write a plan and the listing of its source, or compare the plan with that of an interrupted run.
 
     If the interrupted run has built nothing, for example because its first sample could not be used, the new plan
     replaces the plan of that run. This is not done if the cache `is_sent` to a URL, which may have shards already.
 
-    Returns the samples whose size has changed, the versions that differ (a warning lists them), and whether versions or
-    `max_pixels` differ, so that other samples may be skipped now. Raises RecipeError for another recipe, SourceError
-    for another source, BuildError if the existing cache has changed.
+    Returns the samples whose size has changed, and the versions that differ (a warning lists them). Raises RecipeError
+    for another recipe, SourceError for another source, BuildError if the existing cache has changed.
     """
     if has_plan(work):
         try:
@@ -67,7 +64,7 @@ def save_or_compare_plan(
                 raise
     save_listing(work, plan)
     write_atomically(work / _PLAN_NAME, _encode(plan))
-    return [], (), False
+    return [], ()
 
 
 def save_listing(work: Path, plan: BuildPlan) -> None:
@@ -84,19 +81,17 @@ def _read_plan(work: Path) -> dict[str, Any]:
         content = parse_json(read_file(path))
         if not isinstance(content, dict):
             raise ValueError(f"it is a {type(content).__name__}, not an object")
-        if missing := sorted({"labels", "asked", "retry"} - content.keys()):
-            raise ValueError(f"it has no {missing[0]!r}: finish the build with the version before 0.2 that began it")
     except ValueError as error:
         raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up the unfinished build") from error
     return content
 
 
-def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, ...], bool]:
+def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, ...]]:
     """Compare a plan with the plan in a work folder, and warn of other versions of libraries.
 
-    Returns the samples whose size has changed, the versions that differ, and whether versions or `max_pixels` differ.
-    Raises RecipeError for another recipe, SourceError for another source or other labels, BuildError if the existing
-    cache has changed or only one of the runs is a retry.
+    Returns the samples whose size has changed, and the versions that differ. Raises RecipeError for another recipe,
+    SourceError for another source or other labels, BuildError if the existing cache has changed or only one of the runs
+    is a retry.
     """
     saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
@@ -125,8 +120,7 @@ def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, 
         )
     sizes: Any = table[SIZE_COLUMN]
     changed = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
-    limits = {recipe.get("max_pixels") for recipe in (saved["recipe"], now["recipe"])}
-    return changed, tuple(other), bool(other) or len(limits) > 1
+    return changed, tuple(other)
 
 
 def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
