@@ -194,7 +194,6 @@ def test_of_two_that_come_at_once_one_builds_and_the_other_waits(
         return build_cache(*arguments, **options)
 
     monkeypatch.setattr("tpucache.warmup.build.build_cache", build)
-    monkeypatch.setattr("tpucache.store.holding._PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(keeping, "note", lambda text: may_end.set() if "waiting for process" in text else None)
     found: list[ImageFolder] = []
     threads = [threading.Thread(target=lambda: found.append(opened(root))) for _ in range(2)]

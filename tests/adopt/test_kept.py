@@ -13,7 +13,7 @@ import pytest
 from tpucache import ImageFolder
 from tpucache.adopt.kept import list_folders
 from tpucache.cli import main
-from tpucache.store.holding import hold
+from tpucache.store.lock import hold
 
 
 def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:

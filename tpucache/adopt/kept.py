@@ -29,9 +29,8 @@ from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME, is_cache_file
 from tpucache.store.growing import LOCK_NAME
-from tpucache.store.holding import hold, is_held
+from tpucache.store.lock import flock, hold, is_held
 from tpucache.store.remote.cache import check_own, default_directory
-from tpucache.system import fcntl
 from tpucache.units import duration_text, size_text
 
 if TYPE_CHECKING:
@@ -354,7 +353,7 @@ def _read_lock(path: Path) -> OpenFile | None:
 
     Raises FileNotFoundError while another process, which is removing the cache, has an exclusive lock on the file.
     """
-    while fcntl is not None:
+    while True:
         try:
             file = _open_lock(path)
         except OSError:
@@ -363,16 +362,15 @@ def _read_lock(path: Path) -> OpenFile | None:
             except OSError:  # this process cannot write into the folder
                 return None
         try:
-            fcntl.flock(file.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.number), path.stat()):
+            is_locked = flock(file.number, is_shared=True)
+            if is_locked and os.path.samestat(os.fstat(file.number), path.stat()):
                 return file
-        except BlockingIOError:
-            raise FileNotFoundError(f"{path.with_suffix('')} is being removed") from None
         except FileNotFoundError:  # a process has just removed the cache and this file
             continue
         except OSError:
             return None
-    return None
+        if not is_locked:
+            raise FileNotFoundError(f"{path.with_suffix('')} is being removed")
 
 
 def _open_lock(path: Path) -> OpenFile:
@@ -384,15 +382,14 @@ def _remove(directory: Path) -> None:
 
     Raises OSError if the lock file of the readers cannot be opened.
     """
-    if fcntl is None:
-        return
     path = _use_path(directory)
     file = _open_lock(path)
     try:
-        fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not flock(file.number):
+            return
         directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))  # so that it disappears in one step
         path.unlink()
-    except OSError:  # a process reads the cache, or the file system has no locks
+    except OSError:  # the file system has no locks
         return
     for each in directory.parent.glob(f"{_REMOVED}*"):
         shutil.rmtree(each, ignore_errors=True)

@@ -17,11 +17,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +38,6 @@ from tpucache.store.files import (
     append_chunks,
     as_url,
     check_apart,
-    check_locks,
     is_same_folder,
     is_url,
     name_aside,
@@ -49,14 +48,13 @@ from tpucache.store.files import (
 )
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, WORK_NAME, name_behind
 from tpucache.store.history import known_files, refuse_version
+from tpucache.store.lock import check_locks, flock
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
 from tpucache.strict_json import parse_json
-from tpucache.system import fcntl
 
 _log: Final = logging.getLogger("tpucache")
-_PAUSE: Final = 0.05  # seconds between two attempts to lock a folder
 
 #: Called with the number of bytes that are done and the total number of bytes.
 OnProgress = Callable[[int, int], None]
@@ -118,18 +116,11 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        is_waiting = False
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waits:
-                    raise StoreError(f"another process is {doing} {folder}: wait for it or stop it") from None
-            if not is_waiting:
-                _log.warning("another process is %s %s: waiting for it", doing, folder)
-                is_waiting = True
-            time.sleep(_PAUSE)
+        if not flock(descriptor):
+            if not waits:
+                raise StoreError(f"another process is {doing} {folder}: wait for it or stop it")
+            _log.warning("another process is %s %s: waiting for it", doing, folder)
+            flock(descriptor, patience=math.inf)
         yield
     finally:
         os.close(descriptor)
@@ -353,7 +344,7 @@ def stage_cache(
         return target
     check_apart(source, target)
     try:
-        with hold_folder(target, "staging a cache into", waits=True) if fcntl else nullcontext():
+        with hold_folder(target, "staging a cache into", waits=True):
             _copy_cache(source, manifest, target, on_progress, made, Lateness(opened.latency))
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}. Check both folders and the disk") from error

@@ -13,7 +13,6 @@ import secrets
 import shutil
 import stat
 import struct
-import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -24,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache import system
-from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError
+from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
 from tpucache.redact import shown
-from tpucache.system import FOLDER, READ, fcntl, resource
+from tpucache.system import FOLDER, READ, resource
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -469,19 +468,6 @@ def _is_same(one: Path, other: Path) -> bool:
         return one == other or one.samefile(other)
     except OSError:  # one of them does not exist
         return False
-
-
-def check_locks(doing: str, *, of_open_files: bool = False) -> None:
-    """Raise DependencyError on a system without file locks; with `of_open_files`, on every system but Linux.
-
-    `doing` names the work that needs the locks, for the message.
-    """
-    if fcntl is None:
-        raise DependencyError(f"{doing} needs locks of files that this system does not have: use Linux, macOS or WSL")
-    if of_open_files and not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
-        raise DependencyError(
-            f"{doing} needs locks of open files, which only Linux has: copy the cache with `tpucache fetch` instead"
-        )
 
 
 class ThreadLock:

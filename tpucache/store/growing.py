@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from tpucache import signals, system
 from tpucache.errors import BuildError, NoRoomError, StoreError
-from tpucache.store import holding
+from tpucache.store import lock
 from tpucache.store.arriving import Arriving, NetworkUse, Windows
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
@@ -334,7 +334,7 @@ class Arrivals(Arriving):
             self._checked = now  # not set after an error, so that the next waiting thread gets the error, too
         if not self._is_own and now - self._looked > _LOOK_SECONDS:
             self._looked = now
-            if holding.is_held(self.directory / WORK_NAME / LOCK_NAME):
+            if lock.is_held(self.directory / WORK_NAME / LOCK_NAME):
                 self._last_built = now
             elif failure := self._failure():
                 raise BuildError(failure)

@@ -14,7 +14,6 @@ import torch
 
 from tpucache import CachedDataset, UsageError, stage_cache
 from tpucache.errors import TrainingError
-from tpucache.store import holding
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.processes import ALONE
 from tpucache.training.loop import train
@@ -124,8 +123,7 @@ def test_what_was_decided_of_rates_is_in_the_runs_files_and_its_report(cache, tm
     assert any(line.startswith("optimizer  sgd, lr 0.099, weight decay") for line in report.lines())
 
 
-def test_a_folder_in_which_another_process_trains_is_refused(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(holding, "_PATIENCE_SECONDS", 0.0)
+def test_a_folder_in_which_another_process_trains_is_refused(cache, tmp_path):
     run, (train_set, valid_set) = tmp_path / "run", fold(cache, 0)
     with hold_run(run, ALONE):
         for resume in (False, True):

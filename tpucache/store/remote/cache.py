@@ -14,7 +14,6 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,10 +21,11 @@ from typing import Any, Final, NamedTuple
 from tpucache.errors import DamageError, NotACacheError, StoreError
 from tpucache.redact import shown
 from tpucache.store.cache import Cache
-from tpucache.store.files import OpenFile, OpenFolder, check_locks, read_file, sha256_file, write_atomically
+from tpucache.store.files import OpenFile, OpenFolder, read_file, sha256_file, write_atomically
 from tpucache.store.format import TIMES_NAME
 from tpucache.store.history import earlier_version, one_version, parse_times, split_version
 from tpucache.store.index import RecordIndex
+from tpucache.store.lock import check_locks, flock, only_one
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.link import Link
@@ -33,7 +33,6 @@ from tpucache.store.remote.local import STATE_NAME, LocalCopy
 from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.remote_reader import RemoteReader
 from tpucache.store.remote.url_folder import Remote
-from tpucache.system import fcntl
 
 #: The environment variable that names the folder for local copies of caches at URLs.
 DIR_VARIABLE: Final = "TPUCACHE_DIR"
@@ -216,15 +215,14 @@ def clear_kept(kept: KeptCopy) -> None:
     try:
         folder = OpenFolder(kept.directory)
         state = OpenFile.of(folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
-        fcntl.flock(state.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not flock(state.number):
+            raise StoreError(
+                f"{kept.directory}, the copy of {kept.url}, is in use: end the process that reads it first"
+            )
         # Renamed first: if this process is stopped, no other process takes a half-removed copy for a whole one.
         kept.directory.rename(below / f"{_CLEARED}{secrets.token_hex(8)}")
         for each in below.glob(f"{_CLEARED}*"):
             shutil.rmtree(each)
-    except BlockingIOError:
-        raise StoreError(
-            f"{kept.directory}, the copy of {kept.url}, is in use: end the process that reads it first"
-        ) from None
     except OSError as error:
         raise StoreError(f"{kept.directory} cannot be removed: {error}. Check the folder's permissions") from error
 
@@ -242,7 +240,7 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
     """
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     own_folder(note.parent, below)
-    with only_one(note.with_suffix(".lock")):
+    with only_one(note.with_suffix(".lock"), _PATIENCE):
         last, age = _read_note(note)
         if last is not None and age < max_age and (found := _local_manifest(below, last)):
             return found
@@ -332,7 +330,7 @@ def _read_note(note: Path) -> tuple[str | None, float]:
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
     """Copy a table, unless the folder has it already. Raises DamageError if its SHA-256 is wrong."""
     path = directory / entry.name
-    with only_one(directory / f"{entry.name}.lock"):
+    with only_one(directory / f"{entry.name}.lock", _PATIENCE):
         if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:
             return
         data = remote.read(entry.name, entry.bytes)
@@ -342,28 +340,3 @@ def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
                 "URL, or is being replaced. Open the URL again in a moment, or push the cache again"
             )
         write_atomically(path, data)
-
-
-@contextlib.contextmanager
-def only_one(path: Path, patience: float = _PATIENCE) -> Iterator[None]:
-    """Lock the file `path`, so that only one process at a time runs the `with` block.
-
-    Raises StoreError if another process holds the lock for longer than `patience` seconds.
-    """
-    folder = OpenFolder(path.parent)
-    number = folder.open(path.name, os.O_RDWR | os.O_CREAT)
-    try:
-        until = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise StoreError(
-                        f"another process has locked {path} for {patience:.0f} s: end that process"
-                    ) from None
-                time.sleep(0.01)
-        yield
-    finally:
-        os.close(number)

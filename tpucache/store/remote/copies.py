@@ -24,18 +24,17 @@ from tpucache.store.files import (
     OpenFile,
     OpenFolder,
     append_chunks,
-    check_locks,
     name_aside,
     read_file,
     rename_durably,
     sha256_file,
     write_atomically,
 )
-from tpucache.store.remote.cache import COPIES, URL_NOTE, default_directory, only_one, own_folder
+from tpucache.store.lock import check_locks, flock, only_one
+from tpucache.store.remote.cache import COPIES, URL_NOTE, default_directory, own_folder
 from tpucache.store.remote.local import STATE_NAME
 from tpucache.store.remote.url_folder import Remote
 from tpucache.strict_json import parse_json
-from tpucache.system import fcntl
 
 _PART: Final = 8 << 20  # bytes per request
 
@@ -106,10 +105,9 @@ def _hold(below: Path) -> OpenFile:
     while True:
         own_folder(below, below.parents[1])
         use = OpenFile.of(OpenFolder(below).open(STATE_NAME, os.O_RDWR | os.O_CREAT))
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(use.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if flock(use.number):
             _remove_old(below)
-        fcntl.flock(use.number, fcntl.LOCK_SH)
+        flock(use.number, is_shared=True, patience=math.inf)
         with contextlib.suppress(FileNotFoundError):  # `cached --clear` may have removed the folder meanwhile
             if os.path.samestat(os.fstat(use.number), (below / STATE_NAME).lstat()):
                 return use

@@ -21,7 +21,6 @@ import operator
 import os
 import shutil
 import stat
-import struct
 import time
 import zlib
 from collections import Counter, OrderedDict
@@ -35,9 +34,9 @@ from tpucache.errors import StoreError
 from tpucache.native import file_system, free_part
 from tpucache.store.files import OpenFile, OpenFolder, ThreadLock, refuse_too_many_files
 from tpucache.store.index import Numbers, Rows
+from tpucache.store.lock import flock, lock_byte, unlock_byte
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote.pieces import Bools, Pieces, RecordRun
-from tpucache.system import fcntl
 
 STATE_NAME: Final = "state"
 
@@ -126,11 +125,12 @@ class LocalCopy:
         try:
             self._folder = OpenFolder(directory)
             self._state = OpenFile.of(self._folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
-            fcntl.flock(self._number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # while it is open, nobody removes the folder
+            if not flock(self._number, is_shared=True):  # while it is open, nobody removes the folder
+                raise BlockingIOError(errno.EWOULDBLOCK, "it is being removed")
             self._is_local = file_system(self._number) in LOCAL_FILE_SYSTEMS
             with self._locked_header():
-                self._prepare(is_alone=_try_lock(self._number, _USERS, fcntl.F_WRLCK))
-                _try_lock(self._number, _USERS, fcntl.F_RDLCK)
+                self._prepare(is_alone=lock_byte(self._number, _USERS))
+                lock_byte(self._number, _USERS, is_shared=True)
         except OSError as error:
             raise StoreError(
                 f"{directory} cannot keep what is read from the URL: {error}. Give another folder as cache_dir"
@@ -331,7 +331,7 @@ class LocalCopy:
     def lock(self, piece: int) -> bool:
         """Take the lock of a piece without waiting. Returns whether this thread holds it now."""
         with self._lock:
-            if piece in self._held or not _try_lock(self._number, _HEADER + piece, fcntl.F_WRLCK):
+            if piece in self._held or not lock_byte(self._number, _HEADER + piece):
                 return False
             self._held.add(piece)
             return True
@@ -340,7 +340,7 @@ class LocalCopy:
         """Release the lock of a piece."""
         with self._lock:
             self._held.discard(piece)
-            _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
+            unlock_byte(self._number, _HEADER + piece)
 
     def _prepare(self, *, is_alone: bool) -> None:
         """Read the file `state`. If it is new or does not fit this cache, write an empty state. Raises OSError.
@@ -480,19 +480,19 @@ class LocalCopy:
 
         The caller has locked the header, so that no other process can begin to use the folder.
         """
-        is_alone = _try_lock(self._number, _USERS, fcntl.F_WRLCK)
+        is_alone = lock_byte(self._number, _USERS)
         try:
             yield is_alone
         finally:
             if is_alone:
-                _try_lock(self._number, _USERS, fcntl.F_RDLCK)
+                lock_byte(self._number, _USERS, is_shared=True)
 
     @contextlib.contextmanager
     def _locked_header(self) -> Iterator[None]:
         """Lock and read the header of the file `state`. Each process holds the lock only briefly. Raises StoreError."""
         until = time.monotonic() + _PATIENCE
         with self._lock:
-            while not _try_lock(self._number, 0, fcntl.F_WRLCK):
+            while not lock_byte(self._number, 0):
                 if time.monotonic() > until:
                     raise StoreError(
                         f"another process has locked {self.directory / STATE_NAME} and does not release it: end that "
@@ -503,7 +503,7 @@ class LocalCopy:
                 self._read_kept()
                 yield
             finally:
-                _try_lock(self._number, 0, fcntl.F_UNLCK)
+                unlock_byte(self._number, 0)
 
 
 class _SparseFile(OpenFile):
@@ -514,16 +514,3 @@ class _SparseFile(OpenFile):
         self.bytes = size
         if os.fstat(self.number).st_size != size:  # it is new or was truncated; checksums find missing records
             os.ftruncate(self.number, size)
-
-
-def _try_lock(number: int, byte: int, kind: int) -> bool:
-    """Take or release the lock on a byte of an open file without waiting. Returns whether that worked.
-
-    The lock belongs to the open file and ends when the file is closed. Waiting locks are not used, because the system
-    refuses them if it suspects a deadlock. Raises OSError.
-    """
-    try:
-        fcntl.fcntl(number, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True

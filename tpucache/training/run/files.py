@@ -33,7 +33,7 @@ from tpucache.runs import (
     fold_folder,
     is_run,
 )
-from tpucache.store import holding
+from tpucache.store import lock
 from tpucache.store.files import write_atomically
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.samples import encode_columns
@@ -73,7 +73,7 @@ def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
         try:
             run.mkdir(parents=True, exist_ok=True)
             stack.callback(_remove_empty, run)
-            holds.append(stack.enter_context(holding.hold(run / LOCK_NAME, refusal)))
+            holds.append(stack.enter_context(lock.hold(run / LOCK_NAME, refusal)))
         except OSError as error:
             raise TrainingError(f"{run} cannot be written: {error}") from error
 
@@ -84,7 +84,7 @@ def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
                 "more is written to it. Add --resume to continue when the other process has ended"
             )
 
-    holds: list[holding.Hold] = []
+    holds: list[lock.Hold] = []
     with contextlib.ExitStack() as stack:
         processes.on_main(lambda: take(stack))
         yield check

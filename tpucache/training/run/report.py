@@ -14,7 +14,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import ACCOUNT_NAME, LOCK_NAME, REPORT_NAME
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
-from tpucache.store.holding import is_held
+from tpucache.store.lock import is_held
 from tpucache.system import peak_bytes
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.idle import Pace

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import BuildError, DamageError, FormatError, NoRoomError, NotACacheError, UsageError
-from tpucache.store import holding
+from tpucache.store import lock
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.files import check_apart
@@ -193,7 +193,7 @@ def hold(work: Path) -> Iterator[str]:
     def refusal(holder: str) -> BuildError:
         return HeldError(f"another process is writing {work.parent} ({holder}): wait until it ends, or stop it")
 
-    with holding.hold(work / LOCK_NAME, refusal) as held:
+    with lock.hold(work / LOCK_NAME, refusal) as held:
         yield held.token
 
 
@@ -202,9 +202,9 @@ def is_held(work: Path, run: str) -> bool:
 
     A run loses the lock when it is killed, or when a later run takes the lock.
     """
-    return holding.is_held(work / LOCK_NAME, run)
+    return lock.is_held(work / LOCK_NAME, run)
 
 
 def is_worked_on(work: Path) -> bool:
     """Return whether any process has locked a work folder."""
-    return holding.is_held(work / LOCK_NAME)
+    return lock.is_held(work / LOCK_NAME)

@@ -27,7 +27,7 @@ from tpucache.store.format import (
     most_index_bytes,
     most_table_bytes,
 )
-from tpucache.store.holding import hold
+from tpucache.store.lock import hold
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.draft import JOURNAL_NAME, Content, Draft, in_memory, of_file
 from tpucache.store.remote.kaggle import KaggleDataset
