@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from signed import signed
 from torch.utils.data import DataLoader
 
 from tpucache import CachedDataset, CachedLoader, UsageError
-from tpucache.store.manifest import Manifest
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ends = st.none() | st.integers(-200, 200)
@@ -179,5 +179,5 @@ def test_a_selection_is_of_the_cache_that_was_opened(cache: Path, tmp_path: Path
     copied = shutil.copytree(cache, tmp_path / "copy")
     dataset = CachedDataset(copied)
     manifest = copied / "manifest.json"
-    manifest.write_text(Manifest.load(manifest.parent).to_json().replace('"ant"', '"asp"'))
+    manifest.write_text(signed(manifest.read_text().replace('"ant"', '"asp"')))
     assert dataset[:3].classes == dataset.classes

@@ -23,6 +23,7 @@ from lab import COUNT, assert_same, write_photos
 from patience import PATIENCE
 from PIL import Image
 from refusals import assert_refused, refuses, succeeded
+from signed import signed
 
 from tpucache import CachedDataset, CachedLoader, DamageError, FormatError
 
@@ -83,11 +84,10 @@ def vouch(cache: Path, name: str, data: bytes, **changes: Any) -> None:
     """Replace a file of a cache, and have its manifest vouch for it; `changes` are made to the manifest itself."""
     (cache / name).write_bytes(data)
     manifest = json.loads((cache / "manifest.json").read_text())
-    manifest.pop("digest", None)  # as in caches of before 0.3
     for entry in (*manifest["tables"], *manifest["shards"]):
         if entry["name"] == name:
             entry |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (cache / "manifest.json").write_text(json.dumps(manifest | changes))
+    (cache / "manifest.json").write_text(signed(manifest | changes))
 
 
 def change_record(cache: Path, change: Callable[[bytes], bytes]) -> None:
@@ -183,8 +183,7 @@ def test_class_names_that_steer_the_terminal(lab):
     cache = lab.copy(lab.shared.cache)
     name = "\x1b]0;title\x07\x1b[2J\x9b\u202eant\nforged"
     manifest = json.loads((cache / "manifest.json").read_text())
-    del manifest["digest"]  # as in caches of before 0.3
-    (cache / "manifest.json").write_text(json.dumps(manifest | {"classes": [name, "bee", "cat"]}))
+    (cache / "manifest.json").write_text(signed(manifest | {"classes": [name, "bee", "cat"]}))
     for words in ((), ("--json",)):
         done = succeeded(lab.command("inspect", cache, *words))
         assert all(one.isprintable() or one == "\n" for one in done.out + done.err)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE
 from PIL import Image
+from signed import signed
 
 from tpucache import (
     CachedDataset,
@@ -157,9 +158,9 @@ def test_a_cache_of_other_labels_or_columns_is_no_later_version(tmp_path, memory
 
 
 def test_a_cache_whose_labels_mean_other_classes_is_no_later_version(source, cache, tmp_path, memory):
-    manifest = Manifest.load(source).to_json()
+    manifest = (source / "manifest.json").read_text()
     assert '"ant"' in manifest
-    (source / "manifest.json").write_text(manifest.replace('"ant"', '"aphid"'))
+    (source / "manifest.json").write_text(signed(manifest.replace('"ant"', '"aphid"')))
     push_cache(cache, memory)
     with pytest.raises(UsageError, match="holds another cache"):
         push_cache(source, memory)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from signed import signed
 
 from tpucache import Recipe, build_cache
 from tpucache.cli import main
@@ -140,7 +141,7 @@ def test_a_user_is_told_in_the_summary_and_by_inspect(tmp_path: Path, capsys: py
 def test_counts_that_are_none_are_not_shown(saved: Any, tmp_path: Path) -> None:
     manifest = build_cache(Wide(2), tmp_path, Recipe(size=20, max_boxes=5, mask_values="keep"), jobs=1)
     content = {**json.loads(manifest.to_json()), "source": {**manifest.source, "annotations": saved}}
-    assert not any("view" in line for line in describe_lines(Manifest.from_json(json.dumps(content))))
+    assert not any("view" in line for line in describe_lines(Manifest.from_json(signed(content))))
 
 
 def test_masks_that_lost_their_numbers_as_jpeg_are_warned_of(

@@ -278,7 +278,7 @@ def test_a_manifest_whose_bands_do_not_fit_is_refused(caches: Path, change: dict
         name: tuple(map(value, getattr(manifest, name))) if callable(value) else value for name, value in change.items()
     }
     with pytest.raises(FormatError):
-        Manifest.from_json(dataclasses.replace(manifest, **made).to_json())
+        Manifest.from_json(dataclasses.replace(manifest, **made).text)
 
 
 def test_a_recipe_like_that_of_a_cache_has_its_bands(caches: Path) -> None:

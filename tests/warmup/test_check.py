@@ -290,6 +290,6 @@ def test_what_a_hostile_manifest_says_of_labels_is_no_error(labels: Any, tmp_pat
     assert isinstance(manifest.source, dict)
     for kind in ({}, {"kind": "numbers"}, {"kind": "none"}):
         manifest.source["labels"] = {**labels, **kind} if isinstance(labels, dict) else labels
-        other = Manifest.from_json(manifest.to_json())
+        other = Manifest.from_json(manifest.text)
         describe(other)
         describe_lines(other)

@@ -196,16 +196,9 @@ def read_times(directory: str | Path) -> dict[str, str]:
 
 
 def check_times(directory: Path) -> None:
-    """Raise DamageError if the file of a cache's creation times cannot be read, or was changed after it was written.
-
-    Raises FormatError if the file is too large. Does nothing if there is no such file. Releases of tpucache before 0.3
-    wrote no digest into the file: then a changed digit of a time is not noticed.
-    """
+    """Raise DamageError or FormatError if the file of a cache's creation times was changed after it was written."""
     data = _reading(directory)(TIMES_NAME)
-    if data is None:
-        return
-    times = parse_times(data)
-    if data not in (to_times(times), _times_text({"times": times})):
+    if data is not None and data != to_times(parse_times(data)):
         raise DamageError("it was changed after it was written, or tpucache did not write it")
 
 
@@ -221,8 +214,7 @@ def parse_times(data: bytes | None) -> dict[str, str]:
     times = content.get("times") if isinstance(content, dict) and content.get("format") == _TIMES_FORMAT else None
     pairs = times.items() if isinstance(times, dict) else ()
     found = {name: text for name, text in pairs if isinstance(text, str) and _TIME.fullmatch(text)}
-    is_old = isinstance(content, dict) and content.keys() == {"format", "times"}  # without a digest
-    return found if is_old or data == to_times(found) else {}
+    return found if data == to_times(found) else {}
 
 
 def to_times(times: Mapping[str, str]) -> bytes:

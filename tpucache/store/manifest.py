@@ -47,7 +47,6 @@ _DIGEST: Final = "digest"
 _OPTIONAL: Final = ("deleted", "history", "value_names", "mask_names")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 _VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
-_BEFORE_0_2: Final = (2, 3, 4, 5)
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
 _MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, including the pages for its key
 
@@ -334,21 +333,16 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Parse and validate a manifest's JSON text. Raises FormatError for any other text.
-
-        If the text has a digest, it must be the SHA-256 of all other lines. Manifests that version 0.2 wrote have none.
-        """
-        content = parse_object(text, "manifest")
-        manifest = _read_manifest(content)
-        if _DIGEST in content:
-            _check_digest(text.encode() if isinstance(text, str) else text)
+        """Parse and validate the text of a manifest's file. Raises FormatError for any other text."""
+        manifest = _read_manifest(parse_object(text, "manifest"))
+        _check_digest(text.encode() if isinstance(text, str) else text)
         return manifest
 
 
 def _check_digest(text: bytes) -> None:
     found = _DIGEST_LINE.search(text)
     if found is None or hashlib.sha256(text[: found.start()] + text[found.end() :]).hexdigest() != found[1].decode():
-        raise FormatError("it was changed after it was written: its digest is that of another text")
+        raise FormatError("it was changed after it was written: it has no digest, or that of another text")
 
 
 def differ_in_values(names: Sequence[str], others: Sequence[str]) -> bool:
@@ -385,16 +379,6 @@ def label_options(names: Sequence[str]) -> str:
     return " ".join(f"--label-col {shlex.quote(name)}" for name in names)
 
 
-def unknown_keys(text: bytes) -> list[str]:
-    """Return the unknown keys in the text of a manifest, sorted.
-
-    Returns [] for a text with a digest: there the digest has shown that no key was damaged.
-    """
-    content = parse_object(text, "manifest")
-    expected = {"format", *(field.name for field in dataclasses.fields(Manifest))}
-    return [] if _DIGEST in content else sorted(content.keys() - expected)
-
-
 def version_of(fields: Sequence[Field], deleted: Sequence[Deleted] = ()) -> int:
     """Return the format version of a cache with these fields and these deleted samples."""
     if deleted:
@@ -416,11 +400,9 @@ def _read_manifest(content: Mapping[str, Any]) -> Manifest:
         raise FormatError("this is not a tpucache manifest")
     version = content.get("version")
     if type(version) is not int or version not in _VERSIONS:
-        convert = ", or have tpucache 0.2 convert it by Manifest.load(cache).changed().save(cache)"
         raise FormatError(
             f"its format version is {version!r}, but this tpucache reads versions {fmt.VERSION} to "
-            f"{fmt.DELETED_VERSION}: install the tpucache that wrote the cache, or build the cache "
-            f"again{convert if version in _BEFORE_0_2 else ''}"
+            f"{fmt.DELETED_VERSION}: install the tpucache that wrote the cache, or build the cache again"
         )
     manifest = read_as(Manifest, content, "manifest")
     for check, name, entries in (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,17 +22,16 @@ from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store import pages
 from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache
-from tpucache.store.fields import IMAGE, RecordLayout
-from tpucache.store.files import CHUNK, open_file, read_file, refuse_too_many_files, sha256_of
-from tpucache.store.format import MANIFEST_NAME, RECORD_HEAD, TIMES_NAME, encode_key, version_name
+from tpucache.store.fields import RecordLayout
+from tpucache.store.files import CHUNK, open_file, refuse_too_many_files, sha256_of
+from tpucache.store.format import RECORD_HEAD, TIMES_NAME, encode_key, version_name
 from tpucache.store.history import check_times, load_earlier
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, mean_and_std, unknown_keys
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 
 _THREADS: Final = 2
 _NAMED_RECORDS: Final = 5
 #: Larger shards are read twice, also from storage that answers late. It is more than the default size of a shard.
 _MOST_HELD: Final = 144 << 20
-_ROOT_ERROR: Final = 2.0**-50
 
 Rows = npt.NDArray[Any]
 
@@ -97,9 +95,8 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         with FilesAhead(shards, lateness) as files:
             return [check(at, file, files) for at, file in zip(share, shards, strict=True)]
 
-    with ThreadPoolExecutor(5 + _THREADS) as threads:
+    with ThreadPoolExecutor(4 + _THREADS) as threads:
         index, samples = threads.submit(check_index), threads.submit(check_samples)
-        unknown = threads.submit(lambda: unknown_keys(read_file(directory / MANIFEST_NAME)))
         times, hashes = threads.submit(_check_times, directory), threads.submit(_check_hashes, cache)
         shares = list(threads.map(check_share, range(_THREADS)))
     damages, numbers = samples.result()
@@ -107,8 +104,6 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
     damages = [damage for entry in manifest.tables for damage in by_table[entry.name]]
     for position in range(len(manifest.shards)):
         damages += shares[position % _THREADS][position // _THREADS]
-    reasons = _check_manifest(cache, unknown.result(), has_table=numbers is not None)
-    damages += (Damage(MANIFEST_NAME, reason) for reason in reasons)
     damages += _check_before(directory, manifest)
     damages += times.result()
     damages += hashes.result() if numbers is not None else []
@@ -144,8 +139,6 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
         except (DamageError, FormatError) as error:
             yield Damage(version_name(number), f"cannot be used: {error}")
             continue
-        if unknown := unknown_keys(read_file(directory / version_name(number))):
-            yield Damage(version_name(number), _unknown_key(unknown))
         for entry in before.files:
             if digests.setdefault(entry.name, entry.sha256) != entry.sha256:
                 yield Damage(version_name(number), f"lists {entry.name} with another SHA-256 than a later version")
@@ -156,44 +149,6 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
             _has_index(cache, found)
             _sample_numbers(cache, found)
         yield from found
-
-
-def _unknown_key(names: Sequence[str]) -> str:
-    return f"has the key {names[0]!r:.60}, which no version of tpucache wrote into a manifest without a digest"
-
-
-def _check_manifest(cache: Cache, unknown: Sequence[str], *, has_table: bool) -> Iterator[str]:
-    """Yield texts that say how a manifest contradicts itself or the samples table.
-
-    `unknown` is the result of `unknown_keys`. If `has_table` is False, the samples table is damaged and not compared.
-    """
-    manifest, statistics = cache.manifest, cache.manifest.statistics
-    if unknown:
-        yield _unknown_key(unknown)
-    if statistics.class_counts and has_table:
-        labels = np.asarray(cache.samples.labels)
-        if labels.ndim == 1:
-            numbers = labels[labels >= 0].astype(np.int64)
-            counts = np.bincount(numbers, minlength=len(manifest.classes)).tolist()
-        else:
-            counts = (labels > 0).sum(axis=0).tolist()
-        if counts != list(statistics.class_counts):
-            yield "has other class counts than the samples table"
-    if statistics.sums and not _follows(manifest):
-        yield "has a mean or standard deviation that does not follow from its sums"
-
-
-def _follows(manifest: Manifest) -> bool:
-    """Return whether the mean and standard deviation in a manifest follow from its exact sums."""
-    statistics, field = manifest.statistics, manifest.fields[0]
-    pixels = manifest.samples * math.prod(field.shape[:2])
-    if field.name != IMAGE or not pixels or len(statistics.sums) != len(statistics.squares):
-        return False
-    mean, std = mean_and_std(statistics.sums, statistics.squares, pixels, field.dtype)
-    # Division is exactly rounded on every machine; the last bits of a square root depend on the C library.
-    return mean == statistics.mean and all(
-        abs(found - written) <= _ROOT_ERROR * abs(found) for found, written in zip(std, statistics.std, strict=True)
-    )
 
 
 def is_whole(directory: Path, entry: FileEntry) -> bool:
