@@ -549,7 +549,7 @@ def _compared(
     from tpucache.cli.comparing import compare_codecs, recommended
     from tpucache.store.codecs import IMAGE_CODECS
 
-    if not found.sizes or not found.estimate.records or found.retry or find_spec("torch") is None:
+    if not found.sizes or not found.estimate.records or chosen.retry or find_spec("torch") is None:
         return {}, []
     is_chosen = "codec" in explicit(options)
     rows, left_out = compare_codecs(listed, found, recipe, chosen, [recipe.codec] if is_chosen else IMAGE_CODECS.own)
