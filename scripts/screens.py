@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/pages.md: a contact sheet, and the pages of a cache, its findings and a run.
+"""Draw the pictures of docs/pages.md: a contact sheet, and the pages of a cache and a run.
 
 They show scikit-learn's scanned digits. A few of these are written a second time into the folder of another digit, so
 that there is something to find. It needs a browser, and takes some minutes for the training.
@@ -40,12 +40,12 @@ def main() -> None:
         make_pages(place)
         with Image.open(place / "sheet.png") as sheet:
             save(sheet, folder / "sheet.png")
-        for name, picture in screenshots(place, ("cache", "findings", "run")):
+        for name, picture in screenshots(place, ("cache", "run")):
             save(picture, folder / f"page-{name}.png")
 
 
 def make_pages(place: Path) -> None:
-    """Write `sheet.png` and three pages into a folder, by the commands that a user types there."""
+    """Write `sheet.png` and two pages into a folder, by the commands that a user types there."""
     write_digits(place / "digits")
     for path in (place / "digits").glob("*/*.png"):
         if int(path.stem) >= _DIGITS:
@@ -59,7 +59,6 @@ def make_pages(place: Path) -> None:
         "report cache/digits -o cache.html",
         f"train cache/digits --run runs/digits {training}",
         "report runs/digits -o run.html",
-        "report cache/digits --findings -o findings.html",
     ):
         say(f"tpucache {words}")
         subprocess.run([sys.executable, "-m", "tpucache", *words.split()], cwd=place, check=True, timeout=1800)

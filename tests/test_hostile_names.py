@@ -17,7 +17,7 @@ from PIL import Image
 
 from tpucache import Recipe, build_cache
 from tpucache.insight import read_predictions
-from tpucache.insight.commands import _write_table
+from tpucache.insight.labels import suspects_table
 from tpucache.redact import (
     PREDICTION_COLUMNS,
     SEPARATOR,
@@ -94,7 +94,7 @@ def test_several_classes_of_a_sample_come_back_whatever_they_are_called(
 def test_a_list_of_suspects_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> None:
     table = tmp_path_factory.getbasetemp() / "suspects.csv"
     columns = ("path", "label", "predicted")
-    _write_table(table, [{"sample": 1, "score": 0.5, **dict(zip(columns, row, strict=True))} for row in rows])
+    table.write_bytes(suspects_table((1, *row, 0.5) for row in rows))
     read = read_table(table)
     assert [*zip(*map(read.column, columns), strict=True)] == rows
 

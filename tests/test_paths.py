@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("short_runs")
 #: The modules whose functions users call; the others' take a Path that these have made.
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
-    *("publish.rules", "publish.transfer", "report.bench", "report.cache_page", "report.doctor", "report.inspect"),
+    *("publish.rules", "publish.transfer", "report.bench", "report.doctor", "report.inspect"),
     *("report.page", "report.preview", "training.page"),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples"),
     *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.run_options"),
@@ -48,6 +48,7 @@ INNER = {
         "read_file",
         "predict_parts",
         "write_json",
+        "write_file",
         "find_below",
         "read_below",
     ),

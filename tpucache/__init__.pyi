@@ -30,7 +30,7 @@ from tpucache.loading.loader import CachedLoader as CachedLoader
 from tpucache.loading.metrics import metric_scalars as metric_scalars, prometheus_text as prometheus_text
 from tpucache.loading.mixed import MixedLoader as MixedLoader
 from tpucache.recipe import Recipe as Recipe
-from tpucache.report.cache_page import report_cache as report_cache
+from tpucache.report.inspect import report_cache as report_cache
 from tpucache.insight.page import report_findings as report_findings
 from tpucache.training.page import report_run as report_run
 from tpucache.report.preview import preview_cache as preview_cache

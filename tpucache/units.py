@@ -17,6 +17,11 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def seconds_text(seconds: float) -> str:
+    """Return a duration as text in suitable precision, such as `0.4 s`, `25 s` or `3 min 20 s`."""
+    return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
+
+
 def size_text(count: float) -> str:
     """Return a number of bytes as text, such as `491.7 MB`."""
     for scale, name in SCALES:

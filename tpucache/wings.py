@@ -49,7 +49,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
 
 #: The functions that make pages for `report`. Each returns a `report.page.Page`.
 PAGES: Final[Mapping[str, str]] = {
-    "cache": "tpucache.report.cache_page:report_cache",
+    "cache": "tpucache.report.inspect:report_cache",
     "run": "tpucache.training.page:report_run",
     "findings": "tpucache.insight.page:report_findings",
 }

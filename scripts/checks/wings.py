@@ -26,7 +26,7 @@ from tpucache.wings import COMMANDS
 #: The wings, and what names what they do for others: public names of `tpucache`, options, and fixtures of the tests.
 WINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "training": ("report_run", "--upload", "short_runs", "short_replay", "xla_forks"),
-    "insight": ("report_findings", "--findings", "--make-folds", "--hashes", "hashes=True", "findings_page"),
+    "insight": ("report_findings", "--findings", "--make-folds", "--hashes", "hashes=True"),
 }
 #: The tests of the core: all others train, compare, or need more than the package.
 TESTS: Final = ("store", "loading", "ondevice", "warmup", "report", "publish", "adopt", "jax", "cli")

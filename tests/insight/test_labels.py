@@ -75,27 +75,6 @@ def test_labels_of_several_classes_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "rows"),
-    [
-        ("a,b,c", ["a,0,1,0.5", "b,0.5,0,0.25", "b,1,0.5,0.75", "c,0.5,0.5,0.5"]),  # means of several runs, and ties
-        ("a,b", ["a,0,1", "a,1,0", "b,0.25,0.75", "b,0.75,0.25", "a,0.5,0.5"]),  # one run
-        ("a,b", ["a,0.125,0.875", "a,0.875,0.125", "b,0.25,0.75", "b,0.75,0.25"]),  # two runs, and another prediction
-    ],
-)
-def test_ranks_are_not_taken_for_probabilities(tmp_path: Path, names: str, rows: list[str]) -> None:
-    lines = [f"sample,path,label,prediction,{names}", *(f"{at},{at}.png,a,{row}" for at, row in enumerate(rows))]
-    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(UsageError, match="has ranks, not probabilities"):
-        read_predictions(tmp_path / "table.csv").label_numbers()
-
-
-def test_probabilities_whose_mean_is_one_half_are_no_ranks(tmp_path: Path) -> None:
-    rows = "0,x,a,a,0.9,0.1\n1,y,b,b,0.1,0.9\n2,z,a,a,0.8,0.2\n3,w,b,b,0.2,0.8\n"
-    (tmp_path / "table.csv").write_text(f"sample,path,label,prediction,a,b\n{rows}")
-    assert read_predictions(tmp_path / "table.csv").label_numbers().tolist() == [0, 1, 0, 1]
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is no table of predictions"),
@@ -104,8 +83,8 @@ def test_probabilities_whose_mean_is_one_half_are_no_ranks(tmp_path: Path) -> No
         ("sample,path,label,prediction,a\n0,x,a,a,much\n", "something other than numbers"),
         ("sample,path,label,prediction,a\n-1,x,a,a,1\n", "something other than numbers"),
         ("sample,path,label,prediction,a\n99999999999999999999,x,a,a,1\n", "something other than numbers"),
-        ("sample,path,label,prediction,a,a\n0,x,a,a,1,0\n", "has a class twice"),
-        ("sample,path,label,prediction,a\n0,x,a,a,1\n0,x,a,a,1\n", "has a sample twice"),
+        ("sample,path,label,prediction,a,a\n0,x,a,a,1,0\n", "a sample twice, or a class"),
+        ("sample,path,label,prediction,a\n0,x,a,a,1\n0,x,a,a,1\n", "a sample twice, or a class"),
         ('sample,path,label,prediction,a\n0,"x,a,a,1\n', "cannot be read as a table"),
         ("sample,path,label,prediction,a\n0,\xff,a,a,1\n", "cannot be read as a table"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -200,55 +201,102 @@ def drawn_cache_fixture() -> Callable[..., Path]:
     return drawn_cache
 
 
+def write_run(folder, dataset, *, text="plain", variant=0, **arrays):
+    """Write the files of a finished run of classes in which a text is wherever a file can hold one."""
+    folder.mkdir(parents=True)
+    samples = len(dataset)
+    info = {
+        "settings": {"model": text, text: text, "augment": {"flip": True}},
+        "task": "classes",
+        "outputs": 4,
+        "classes": [f"{text} {number}" for number in range(4)],
+        "training": {"cache": text, "variant": text, "samples": 7},
+        "validation": {
+            "cache": str(dataset.directory), "variant": variant, "samples": samples, "digest": dataset.digest
+        },
+    }  # fmt: skip
+    pace = {"steps": 2, "images_per_second": 9.0, "step_seconds": 0.1, "waited": 0.0, "device_idle": 0.5}
+    summary = {
+        "finished": True,
+        "backend": text,
+        "device": text,
+        "unit": text,
+        "best_epoch": 1,
+        "watched": text,
+        "advice": text,
+        "losses": [3.0, 2.0, 1.0],
+        "seconds": {text: 2.5, "steps": 1.0},
+        "wall_seconds": 4.0,
+        "pace": {**pace, "compiles": 0, "received_bytes": 0},
+    }
+    labels = np.arange(samples) % 4
+    predictions = (labels + 1) % 4
+    found = {
+        "positions": np.asarray(dataset.positions),
+        "labels": labels,
+        "predictions": predictions,
+        "errors": np.linspace(0.9, 0.5, samples),
+        "probabilities": np.full(samples, 0.75),
+        **arrays,
+    }
+    (folder / "run.json").write_text(json.dumps(info))
+    (folder / "report.json").write_text(json.dumps(summary))
+    name = "valid_" + text.replace('"', "").replace("\n", "").replace("\udcff", "")
+    rows = ([f'"{name}"', "step", "lr", "valid_loss", "valid_samples"], *(["0.5", "2", "0.1", "1.5", "12"],) * 2)
+    (folder / "history.csv").write_text("\n".join(",".join(row) for row in rows))
+    np.savez(folder / "validation.npz", **{key: each for key, each in found.items() if each is not None})
+    return folder
+
+
+@pytest.fixture(scope="session", name="write_run")
+def write_run_fixture() -> Callable[..., Path]:
+    return write_run
+
+
 @pytest.fixture(scope="session")
 def hostile() -> str:
     return HOSTILE
 
 
-#: Every tag of a cache's page, and the attributes that could load something.
+#: Every tag of a page, and the attributes that could load something.
 _TAGS = {
-    "html", "head", "meta", "title", "style", "body", "main", "section", "header", "footer", "div", "span",
-    "h1", "h2", "p", "dl", "dt", "dd", "ul", "li", "code", "pre", "figure", "figcaption", "img", "details",
-    "summary", "svg", "g", "rect", "line", "polygon", "table", "thead", "tbody", "tr", "th", "td", "input", "label",
+    "html", "head", "meta", "title", "style", "body", "article", "section", "header", "footer", "div", "span",
+    "h1", "h2", "p", "b", "i", "dl", "dt", "dd", "code", "pre", "figure", "figcaption", "img", "details",
+    "summary", "svg", "polyline", "table", "thead", "tbody", "tr", "th", "td", "input", "label",
 }  # fmt: skip
 _LOADING = {"src", "href", "action", "data", "poster", "srcset", "background", "formaction"}
 
 
 class ParsedPage(HTMLParser):
-    """A page as a browser takes it: its tags, its attributes, its text."""
+    """A page as a browser takes it: its tags, its attributes, its text, and the text of each section by its heading."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.attributes, self.texts = set(), [], []
+        self.tags, self.attributes, self.texts, self.sections = [], [], [], {}
+        self._tag, self._heading = "", ""
         self.feed(text)
         self.close()
+        self.text = " ".join(" ".join(self.texts).split())
+        self.sections = {name: " ".join(" ".join(texts).split()) for name, texts in self.sections.items()}
 
     def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
+        self._tag = tag
+        self.tags.append(tag)
         self.attributes += attrs
 
     def handle_data(self, data):
+        if self._tag == "h2" and data.strip():
+            self._heading = data
+        self._tag = "" if data.strip() else self._tag
         self.texts.append(data)
+        self.sections.setdefault(self._heading, []).append(data)
 
-    @property
-    def text(self):
-        return " ".join(" ".join(self.texts).split())
-
-    @property
-    def foreign_tags(self):
-        """The tags that no cache's page has."""
-        return self.tags - _TAGS
-
-    @property
-    def scripts(self):
-        """The attributes that run something."""
-        return {name for name, _ in self.attributes if name.startswith("on")}
-
-    @property
-    def loaded(self):
-        """What attributes load, or lead to, but for pictures within the page."""
-        asked = [value for name, value in self.attributes if name in _LOADING]
-        return [value for value in asked if not value.startswith("data:image/")]
+    def check_harmless(self):
+        """Only known tags, nothing that runs, and nothing loaded but pictures within the page."""
+        assert set(self.tags) <= _TAGS
+        assert not [name for name, _ in self.attributes if name.startswith("on")]
+        assert all(value.startswith("data:image/") for name, value in self.attributes if name in _LOADING)
+        assert ("content", "default-src 'none'; img-src data:; style-src 'unsafe-inline'") in self.attributes
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
-"""Pages as a browser shows them, on a phone and on a desk, by day and by night."""
+"""Pages of each kind as a browser shows them, on a phone and on a desk, by day and by night."""
 
 from __future__ import annotations
 
 import pytest
 
-from tpucache import report_cache
+from tpucache import CachedDataset, report_cache, report_findings, report_run
 
 pytestmark = pytest.mark.slow
 
@@ -17,8 +17,8 @@ BEYOND = """() => [...document.querySelectorAll('body *')]
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory, plain_cache, drawn, tokens, hostile):
-    """Pages of an ordinary cache, of one with long hostile names, and of one without images."""
+def pages(tmp_path_factory, plain_cache, copies_cache, write_run, drawn, tokens, hostile):
+    """Pages of caches, one with long hostile names and one without images; of findings, and of a run."""
     folder = tmp_path_factory.mktemp("pages")
     long = [f"{hostile} {'w' * 300} {number}" for number in range(12)]
     rich = plain_cache(
@@ -29,12 +29,15 @@ def pages(tmp_path_factory, plain_cache, drawn, tokens, hostile):
         recipe={"augment": "a" * 300, "augmentation": {"w" * 300: hostile}},
     )
     caches = {"rich": rich, "drawn": drawn, "tokens": tokens}
-    return {name: report_cache(cache).save(folder / f"{name}.html") for name, cache in caches.items()}
+    found = {name: report_cache(cache) for name, cache in caches.items()}
+    found["findings"] = report_findings(copies_cache(folder / "copies", paths=long[:10]))
+    found["run"] = report_run(write_run(folder / "run", CachedDataset(rich), text=f"{'w' * 200} {hostile}"), 3)
+    return {name: page.save(folder / f"{name}.html") for name, page in found.items()}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["rich", "drawn", "tokens"])
+@pytest.mark.parametrize("name", ["rich", "drawn", "tokens", "findings", "run"])
 def test_a_page_fits_its_window_loads_all_and_complains_of_nothing(name, width, scheme, browser, pages):
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     page = context.new_page()
@@ -48,7 +51,7 @@ def test_a_page_fits_its_window_loads_all_and_complains_of_nothing(name, width, 
     assert page.evaluate(BEYOND) == []
     loaded = page.evaluate("() => [...document.images].map(one => one.complete && one.naturalWidth > 0)")
     assert all(loaded)
-    assert len(loaded) == {"rich": 36, "drawn": 12, "tokens": 0}[name]
+    assert len(loaded) == {"rich": 36, "drawn": 12, "tokens": 0, "findings": 4, "run": 3}[name]
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
     context.close()

@@ -1,15 +1,141 @@
-"""The contact sheet."""
+"""Pictures of records, contact sheets, and batches as the model receives them."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+import torch
+from patience import PATIENCE
 from PIL import Image
 
-from tpucache import TpucacheError, UsageError, preview_cache
-from tpucache.report.draw import draw_record
-from tpucache.report.preview import save_picture
-from tpucache.report.records import Records
+from tpucache import CachedDataset, NotACacheError, TpucacheError, UsageError, preview_cache
+from tpucache.cli import main
+from tpucache.loading.sampler import full_order
+from tpucache.ondevice.draws import SHARE, draw
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.recipe import Recipe
+from tpucache.report.preview import PALETTE, augmented_batch, draw_record, preview_batch, save_picture
+from tpucache.report.records import Records, describe_label
+from tpucache.warmup import build_cache
+from tpucache.warmup.sources.table import TableOptions, TableSource
+
+GREY = np.full((40, 40, 3), 128, np.uint8)
+
+
+def colours(picture):
+    return set(map(tuple, np.asarray(picture).reshape(-1, 3).tolist()))
+
+
+@pytest.mark.parametrize("shape", [(40, 20, 3), (20, 40, 1), (1, 7, 3)])
+def test_the_longer_side_is_as_asked_and_the_shape_stays(shape):
+    picture = draw_record({"image": np.full(shape, 9, np.uint8)}, (), 100)
+    assert max(picture.size) == 100
+    assert picture.mode == "RGB"
+    assert picture.width / picture.height == pytest.approx(shape[1] / shape[0], rel=0.05)
+    assert colours(picture) == {(9, 9, 9)}
+
+
+def test_pixels_of_a_tiny_image_are_shown_as_squares():
+    image = np.array([[[0], [255]]], np.uint8)
+    assert colours(draw_record({"image": image}, (), 100)) == {(0, 0, 0), (255, 255, 255)}
+
+
+def test_each_value_of_a_mask_covers_what_it_marks_and_outlines_it():
+    mask = np.zeros((40, 40, 1), np.uint8)
+    mask[10:30, 10:30], mask[35:, 35:] = 1, 255
+    picture = draw_record({"image": GREY, "mask": mask}, (), 40)
+    pixels = np.array(picture)
+    assert {PALETTE[0], PALETTE[254 % len(PALETTE)]} <= colours(picture)
+    assert tuple(pixels[10, 20]) == PALETTE[0]
+    inner = pixels[20, 20].astype(int)
+    assert (np.sign(inner - 128) == np.sign(np.array(PALETTE[0]) - 128)).all()
+    assert tuple(inner) not in {PALETTE[0], (128, 128, 128)}
+    assert (pixels[mask[..., 0] == 0] == 128).all()
+
+
+def test_boxes_are_drawn_where_they_are_with_their_class_and_empty_ones_are_not():
+    boxes = np.array([[10, 20, 30, 39, 1], [-1] * 5, [np.nan, 0, 5, 5, 2], [9, 9, 9, 30, 3]], np.float32)
+    named, other = (
+        np.asarray(draw_record({"image": GREY, "boxes": boxes}, names, 160)) for names in (("a", "bee"), ("a", "cow"))
+    )
+    for x, y in [(40, 120), (119, 120), (80, 155)]:
+        assert tuple(named[y, x]) == PALETTE[1]
+    assert not {PALETTE[2], PALETTE[3], PALETTE[-1]} & colours(named)
+    assert not np.array_equal(named, other)
+    assert np.array_equal(named[90:], other[90:])  # they differ in the name's plate alone
+
+
+def test_keypoints_in_view_are_drawn_and_others_are_not():
+    points = np.array([[10, 10, 1], [30, 30, 0], [np.inf, 1, 1]], np.float32)
+    pixels = np.asarray(draw_record({"image": GREY, "keypoints": points}, (), 160))
+    assert tuple(pixels[40, 40]) == PALETTE[0]
+    assert (pixels[100:] == 128).all()
+
+
+@pytest.mark.parametrize("name", ["", "日本 \U0001f600", "a\nb", "\udcff\u202e", "w" * 5000, "é Ł ß"])
+def test_no_name_breaks_a_picture(name):
+    boxes = np.array([[0, 0, 40, 40, 0], [38, 38, 40, 40, 0]], np.float32)
+    draw_record({"image": GREY, "boxes": boxes}, (name,), 64)
+
+
+def test_fields_of_another_shape_are_not_drawn():
+    others = {"mask": np.ones((3, 3), np.uint8), "boxes": np.ones((2, 4), np.float32), "keypoints": np.ones(3)}
+    assert colours(draw_record({"image": GREY, **others}, (), 40)) == {(128, 128, 128)}
+
+
+# Records.
+
+
+@pytest.mark.parametrize("codec", ["raw", "png", "zstd", "jpeg"])
+def test_records_are_those_that_a_dataset_reads(codec, plain_cache, tmp_path):
+    cache = plain_cache(tmp_path / "cache", codec=codec)
+    records, dataset = Records(cache), CachedDataset(cache, variant=2)
+    for position in (0, 7, 11):
+        image, label = dataset[position]
+        assert np.array_equal(records.read(position, 2)["image"], image.permute(1, 2, 0).numpy())
+        assert records.label(position) == label.item()
+
+
+def test_every_class_is_shown_before_one_is_shown_twice_and_the_seed_decides(plain_cache, tmp_path):
+    labels = np.array([0] * 15 + [1, 2, 3, 3, 1])
+    records = Records(plain_cache(tmp_path / "cache", samples=20, variants=1, labels=labels))
+    for seed in range(5):
+        chosen = records.choose(6, seed)
+        assert chosen == sorted(set(chosen)) == records.choose(6, seed)
+        assert all(count in (1, 2) for count in np.bincount(labels[chosen], minlength=4))
+    assert len({tuple(records.choose(6, seed)) for seed in range(9)}) > 1
+    assert records.choose(100) == list(range(20))
+
+
+def test_samples_are_those_of_one_class_or_of_a_dataset(plain, drawn, hostile):
+    assert Records(plain).choose(9, class_name=hostile) == [1, 5, 9]
+    assert Records(drawn).choose(9, class_name="ant") == [0, 2, 4]  # several classes a sample
+    assert Records(CachedDataset(plain, indices=[7, 3, 3])).choose(9) == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        (None, "unlabelled"),
+        (np.array(1), "bee"),
+        (np.array(7), "7"),
+        (np.array(-1), "-1"),
+        (np.array(1.5), "1.5"),
+        (np.array([1.0, 0, 1], np.float32), "ant, cat"),
+        (np.array([0, 0.25, 0], np.float32), "bee 0.25"),
+        (np.zeros(3, np.float32), "none of the classes"),
+        (np.array([0.5, -3]), "0.5, -3"),
+    ],
+)
+def test_a_label_is_shown_by_the_names_of_its_classes_or_its_values(label, text):
+    assert describe_label(label, ("ant", "bee", "cat")) == text
+
+
+# Sheets.
 
 
 def contains(sheet, picture):
@@ -20,36 +146,16 @@ def contains(sheet, picture):
     return any(np.array_equal(whole[y : y + height, x : x + width], part) for y, x in zip(ys, xs, strict=True))
 
 
-def test_every_variant_of_every_sample_is_on_the_sheet(plain):
-    sheet = preview_cache(plain, 3, side=60)
-    records = Records(plain)
+def test_every_variant_of_every_chosen_sample_is_on_the_sheet(plain, hostile):
+    sheet, records = preview_cache(plain, 3, side=60), Records(plain)
+    assert sheet.tobytes() == preview_cache(plain, 3, side=60).tobytes() != preview_cache(plain, 3, seed=1).tobytes()
     for position in records.choose(3):
         for variant in (0, 1, 2):
-            picture = draw_record(records.read(position, variant), records.manifest.classes, 60)
-            assert contains(sheet, picture)
+            assert contains(sheet, draw_record(records.read(position, variant), records.manifest.classes, 60))
     hidden = next(position for position in range(12) if position not in records.choose(3))
     assert not contains(sheet, draw_record(records.read(hidden, 0), (), 60))
-
-
-@pytest.mark.parametrize("codec", ["raw", "jpeg", "png", "zstd"])
-def test_masks_boxes_and_keypoints_are_drawn_in_any_codec(codec, drawn_cache, tmp_path):
-    sheet = preview_cache(drawn_cache(tmp_path / "cache", codec), 2, side=120)
-    assert sheet.height > 200
-
-
-def test_variants_are_limited(plain):
     assert preview_cache(plain, 1, variants=2, side=300).width < preview_cache(plain, 1, side=300).width
-
-
-def test_a_sheet_is_the_same_for_the_same_seed(plain):
-    assert preview_cache(plain, 4).tobytes() == preview_cache(plain, 4).tobytes()
-    assert preview_cache(plain, 4, seed=1).tobytes() != preview_cache(plain, 4).tobytes()
-
-
-def test_one_class_alone_is_shown(plain, hostile):
-    only = preview_cache(plain, 50, class_name=hostile, side=50)
-    assert contains(only, draw_record(Records(plain).read(5, 0), (), 50))
-    assert not contains(only, draw_record(Records(plain).read(4, 0), (), 50))
+    assert contains(preview_cache(plain, 50, class_name=hostile, side=50), draw_record(records.read(5, 0), (), 50))
 
 
 @pytest.mark.parametrize("labels", [None, np.linspace(-1, 1, 24, dtype=np.float32).reshape(12, 2)])
@@ -57,16 +163,123 @@ def test_unlabelled_samples_and_values_are_shown_too(labels, plain_cache, tmp_pa
     assert preview_cache(plain_cache(tmp_path / "cache", labels=labels, classes=(), variants=1), 5).width > 300
 
 
-def test_a_cache_without_images_is_refused(tokens):
-    with pytest.raises(UsageError, match="holds no image to show, only the fields tokens"):
-        preview_cache(tokens)
+def test_what_cannot_be_shown_is_refused(tokens, plain, tmp_path):
+    for call, error, words in (
+        (lambda: preview_cache(tokens), UsageError, "holds no image to show, only the fields tokens"),
+        (lambda: preview_batch(tokens), UsageError, "holds no image to show"),
+        (lambda: preview_cache(plain, 0), UsageError, "no sample of"),
+        (
+            lambda: preview_cache(plain, class_name="ants"),
+            UsageError,
+            "no class 'ants': it has 4 classes, such as 'ant'",
+        ),
+        (lambda: preview_cache(tmp_path), NotACacheError, "manifest"),
+        (lambda: save_picture(Image.fromarray(GREY), tmp_path / "sheet.txt"), UsageError, r"use \.png"),
+        (lambda: save_picture(Image.fromarray(GREY), tmp_path / "no" / "a.png"), TpucacheError, "cannot be written"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
 
 
 def test_a_picture_is_written_as_its_name_says(plain, tmp_path):
     sheet = preview_cache(plain, 1)
     with Image.open(save_picture(sheet, tmp_path / "sheet.jpg")) as image:
         assert (image.format, image.size) == ("JPEG", sheet.size)
-    with pytest.raises(UsageError, match=r"use \.png"):
-        save_picture(sheet, tmp_path / "sheet.txt")
-    with pytest.raises(TpucacheError, match="cannot be written"):
-        save_picture(sheet, tmp_path / "none" / "sheet.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [(("torch", "lmdb", "albumentations"), "Image"), (("PIL",), "pip install 'pillow>=10.1'")],
+)
+def test_neither_torch_nor_lmdb_is_needed_and_without_pillow_the_error_names_it(lacking, said, drawn):
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({lacking!r}))\n"
+        "import tpucache\n"
+        "try:\n    tpucache.report_cache(sys.argv[1])\n    print(tpucache.preview_cache(sys.argv[1]))\n"
+        "except tpucache.DependencyError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, drawn], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert said in done.stdout, done.stderr
+
+
+# Batches.
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """Images of 16 bits and 4 channels in two classes, with nothing else."""
+    folder = tmp_path_factory.mktemp("deep")
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        path = folder / "source" / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, rng.integers(0, 65536, (8, 8, 4)).astype(np.uint16))
+    build_cache(folder / "source", folder / "cache", Recipe(size=8, mode="keep"), jobs=1)
+    return folder / "cache"
+
+
+def test_without_augmentation_the_images_of_the_first_batch_are_shown(deep):
+    batch = CachedDataset(deep)[full_order(6, 3, 0)[:4]]
+    fields, labels = augmented_batch(batch, AugmentSettings(), 3)
+    for row in range(4):
+        image, label = batch[row]
+        np.testing.assert_allclose(fields["image"][row], image.permute(1, 2, 0).numpy(), atol=1)
+        assert labels[row].argmax() == label
+    shown = draw_record({"image": fields["image"][2]}, (), 192)
+    assert contains(preview_batch(deep, samples=4, seed=3), shown)
+
+
+def test_mixed_labels_have_their_shares(deep):
+    settings = AugmentSettings(mixup=1.0)
+    batch = CachedDataset(deep)
+    _, labels = augmented_batch(batch, settings, 0)
+    shares, own = draw(settings, 0, 0, 6)[:, SHARE], np.eye(2)[batch.labels]
+    assert np.allclose(labels, shares[:, None] * own + (1 - shares[:, None]) * np.roll(own, 1, 0), atol=1e-6)
+
+
+def test_masks_are_cut_where_their_images_are_and_boxes_are_shown_where_nothing_moves(drawn, tmp_path):
+    batch = CachedDataset(drawn)
+    assert {*augmented_batch(batch, AugmentSettings(), 0)[0]} == {"image", "mask", "boxes", "keypoints"}
+    assert {*augmented_batch(batch, AugmentSettings(flip=True), 0)[0]} == {"image", "mask"}
+    rows = []
+    for number in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+        Image.new("L", (8, 8), number).save(tmp_path / f"mask{number}.png")
+        rows.append(f"{number}.png,mask{number}.png")
+    (tmp_path / "t.csv").write_text("\n".join(["path,mask", *rows]))
+    build_cache(TableSource(tmp_path / "t.csv", TableOptions(mask_col="mask")), tmp_path / "c", Recipe(size=8), jobs=1)
+    fields, labels = augmented_batch(CachedDataset(tmp_path / "c"), AugmentSettings(cutmix=1.0), 0)
+    assert max(len(np.unique(mask)) for mask in fields["mask"]) == 2
+    assert labels is None
+
+
+def test_each_view_of_a_sample_is_shown_as_it_is_drawn(deep):
+    fields, labels = augmented_batch(CachedDataset(deep), AugmentSettings(crop=True, zoom=0.5, tilt=10, views=2), 0)
+    assert len(fields["image"]) == 12
+    assert torch.equal(torch.tensor(labels[0::2]), torch.tensor(labels[1::2]))
+    assert len({image.tobytes() for image in fields["image"]}) == 12
+
+
+def test_the_command_takes_the_augmentations_of_train_and_a_kept_copy(plain, tmp_path, capsys):
+    command = ["preview", str(plain), "-o", str(tmp_path / "b.png"), "--json"]
+    batch = [*command, "--batch", "--flip", "--cutmix", "1", "--samples", "4"]
+    assert main(batch) == 0
+    picture = (tmp_path / "b.png").read_bytes()
+    assert json.loads(capsys.readouterr().out)["bytes"] == len(picture)
+    assert main([*batch, "--cache-dir", str(tmp_path / "kept")]) == 0
+    assert (tmp_path / "b.png").read_bytes() == picture
+    assert main([*command, "--flip"]) == 2
+    assert "give --batch" in capsys.readouterr().err
+
+
+def test_sheets_and_reports_show_images_of_any_depth(deep, parse):
+    from tpucache import report_cache
+
+    assert preview_cache(deep, 2).width > 300
+    page = parse(report_cache(deep, 2).html)
+    assert "channel 3" in page.sections["Channels"]
+    assert "mean / 255" not in page.sections["Channels"]
+    assert "img" in page.tags

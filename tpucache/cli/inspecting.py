@@ -214,7 +214,7 @@ def preview(options: argparse.Namespace) -> int:
 
     augment = from_options(AugmentSettings, options)
     if options.batch:
-        from tpucache.report.batch import preview_batch
+        from tpucache.report.preview import preview_batch
 
         shown = _opened(options)
         if not isinstance(shown, Path) and shown.manifest.augmented:
@@ -287,7 +287,10 @@ class _Stages:
 def _saved(options: argparse.Namespace, page: Page) -> int:
     path = page.save(options.output)
     size = path.stat().st_size
-    show(options, {"path": str(path), "bytes": size}, [f"{path}: {size:,} bytes, open it in any browser"])
+    lines = [f"{path}: {size:,} bytes, open it in any browser"]
+    if page.table is not None:
+        lines.append(f"{path.with_suffix('.csv')}: correct its labels, then `{PROG} relabel CACHE` with this file")
+    show(options, {"path": str(path), "bytes": size}, lines)
     return 0
 
 

@@ -89,7 +89,7 @@ def warmup(options: argparse.Namespace) -> int:
     progress = BuildBar("warmup")
 
     def announce(expected: Estimate) -> None:
-        from tpucache.report.text import seconds_text
+        from tpucache.units import seconds_text
 
         tell(
             f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
@@ -147,7 +147,7 @@ def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] 
     if not is_kaggle(place):
         return None
     from tpucache.publish.bundle import companions
-    from tpucache.report.template import check_jinja
+    from tpucache.report.page import check_jinja
 
     check_jinja()  # fail now: the card is made only at the end, perhaps hours later
     return partial(companions, str(place).removeprefix(KAGGLE))

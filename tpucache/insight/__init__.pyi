@@ -9,6 +9,7 @@ from tpucache.insight.comparison import (
     confirm_copies as confirm_copies,
     exact_copies as exact_copies,
     find_leak as find_leak,
+    findings as findings,
 )
 from tpucache.insight.hashing import hashes as hashes
 from tpucache.insight.labels import (
@@ -18,7 +19,6 @@ from tpucache.insight.labels import (
     suspects as suspects,
 )
 from tpucache.insight.matching import Pairs as Pairs, groups as groups, pairs as pairs
-from tpucache.insight.samples import findings as findings
 from tpucache.insight.splitting import folds as folds
 from tpucache.store.facts import Findings as Findings
 from tpucache.store.hashes import Hashes as Hashes

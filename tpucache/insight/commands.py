@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tpucache.cli.arguments import add_command, add_json, cache_or_url, local_path, natural, positive
 from tpucache.cli.terminal import note, show
-from tpucache.errors import TpucacheError, UsageError
-from tpucache.redact import printable, to_cell, to_csv
+from tpucache.errors import UsageError
+from tpucache.redact import printable
 
 if TYPE_CHECKING:
     from tpucache.insight.comparison import Comparison
@@ -45,14 +45,14 @@ def compare(options: argparse.Namespace) -> int:
         for one, two in combinations(range(len(caches)), 2)
     ]
     has_copies = any(each.has_copies for _, _, each in found)
+    comparisons = [_comparison_dict(caches[one], caches[two], each) for one, two, each in found]
     report = {
         "caches": [{"place": each.place, "samples": each.manifest.samples} for each in caches],
         "threshold": options.threshold,
         "found": has_copies,
-        "comparisons": [_comparison_dict(caches[one], caches[two], each) for one, two, each in found],
+        "comparisons": comparisons,
     }
-    lines = [line for one, two, each in found for line in _comparison_lines(caches[one], caches[two], each)]
-    show(options, report, lines)
+    show(options, report, [line for each in comparisons for line in _comparison_lines(each)])
     return int(has_copies)
 
 
@@ -81,9 +81,8 @@ def _sample(cache: Cache, position: int) -> dict[str, Any]:
 
 def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any]:
     exact = zip(found.exact.first.tolist(), found.exact.second.tolist(), strict=True)
-    near = found.near
-    columns = [getattr(near, name).tolist() for name in ("first", "second", "distance", "is_mirrored")]
-    rows = zip(*columns, found.is_copy.tolist(), strict=True)
+    columns = [found.near.first, found.near.second, found.near.distance, found.near.is_mirrored, found.is_copy]
+    near = zip(*(column.tolist() for column in columns), strict=True)
     return {
         "first": one.place,
         "second": two.place,
@@ -94,18 +93,18 @@ def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any
             "pairs": [{"first": _sample(one, first), "second": _sample(two, second)} for first, second in exact],
         },
         "near": {
-            **_search_dict(near),
-            "count": len(near),
+            **_search_dict(found.near),
+            "count": len(found.near),
             "copies": int(found.is_copy.sum()),
             "pairs": [
                 {
                     "first": _sample(one, first),
                     "second": _sample(two, second),
-                    "distance": far,
-                    "mirrored": mirrored,
+                    "distance": distance,
+                    "mirrored": is_mirrored,
                     "copy": is_copy,
                 }
-                for first, second, far, mirrored, is_copy in rows
+                for first, second, distance, is_mirrored, is_copy in near
             ],
         },
         "drift": found.drift.to_dict(),
@@ -116,58 +115,54 @@ def _search_dict(found: Pairs) -> dict[str, Any]:
     return {"search": found.search, "share": found.share, "threshold": found.threshold, "blank": found.blank}
 
 
-def _search_text(found: Pairs) -> str:
-    text = f"at most {found.threshold} of 256 bits apart"
-    if found.search == "exact":
+def _search_text(threshold: int, search: str, share: float, blank: int) -> str:
+    text = f"at most {threshold} of 256 bits apart"
+    if search == "exact":
         text += ", all images compared"
     else:
-        text += f", searched by bands, which find {found.share:.1%} of pairs at that distance, and more of closer pairs"
-    return f"{text}; {found.blank:,} blank images left out" if found.blank else text
+        text += f", searched by bands, which find {share:.1%} of pairs at that distance, and more of closer pairs"
+    return f"{text}; {blank:,} blank images left out" if blank else text
 
 
-def _comparison_lines(one: Cache, two: Cache, found: Comparison) -> list[str]:
-    exact, near, drift = found.exact, found.near, found.drift
-    equal = f"not compared: {exact.reason}" if exact.reason else f"{len(exact):,}"
+def _comparison_lines(found: dict[str, Any]) -> list[str]:
+    """Return the result of `_comparison_dict` as lines of text."""
+    exact, near, drift = found["exact"], found["near"], found["drift"]
+    search = _search_text(near["threshold"], near["search"], near["share"], near["blank"])
     lines = [
-        f"{one.place} and {two.place}",
-        f"  equal records  {equal}",
-        *_pair_lines(one, two, zip(exact.first.tolist(), exact.second.tolist(), strict=True), len(exact)),
-        f"  look alike     {len(near):,} ({_search_text(near)}), of which {int(found.is_copy.sum()):,} are copies by "
-        "details",
+        f"{found['first']} and {found['second']}",
+        f"  equal records  {exact['count']:,}"
+        if exact["compared"]
+        else f"  equal records  not compared: {exact['reason']}",
+        *_pair_lines(exact["pairs"]),
+        f"  look alike     {near['count']:,} ({search}), of which {near['copies']:,} are copies by details",
+        *_pair_lines(near["pairs"]),
+        "  brightness     {:.1f} and {:.1f} of 255, contrast {:.1f} and {:.1f}".format(
+            *drift["brightness"], *drift["contrast"]
+        ),
     ]
-    columns = near.distance.tolist(), near.is_mirrored.tolist(), found.is_copy.tolist()
-    far = [
-        f"{bits} bits{', mirrored' if turned else ''}{', copies' if is_copy else ''}"
-        for bits, turned, is_copy in zip(*columns, strict=True)
-    ]
-    pairs = zip(near.first.tolist(), near.second.tolist(), strict=True)
-    lines += _pair_lines(one, two, pairs, len(near), far)
-    lines.append(
-        f"  brightness     {drift.brightness[0]:.1f} and {drift.brightness[1]:.1f} of 255, contrast "
-        f"{drift.contrast[0]:.1f} and {drift.contrast[1]:.1f}"
-    )
-    if all(drift.sizes):
-        texts = [f"{size[0]:,.0f} x {size[1]:,.0f}" for size in drift.sizes if size is not None]
+    if all(drift["sizes"]):
+        texts = ["{:,.0f} x {:,.0f}".format(*size) for size in drift["sizes"]]
         lines.append(f"  source sizes   {' and '.join(texts)} pixels (medians)")
-    furthest = sorted(drift.classes.items(), key=lambda each: -(each[1][0] - each[1][1]))[:_SHOWN]
-    if furthest:
-        texts = [f"{printable(name)} {apart:.1f} ({chance:.1f})" for name, (apart, chance) in furthest]
+    classes = sorted(drift["classes"].items(), key=lambda each: each[1]["by_chance"] - each[1]["distance"])
+    if classes:
+        texts = [f"{printable(name)} {far['distance']:.1f} ({far['by_chance']:.1f})" for name, far in classes[:_SHOWN]]
         lines.append(f"  mean pictures  differ by {', '.join(texts)} of 255 (in brackets: by chance)")
     return lines
 
 
-def _pair_lines(one: Cache, two: Cache, pairs: Any, count: int, more: Sequence[str] = ()) -> list[str]:
+def _pair_lines(pairs: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
-    for number, (first, second) in enumerate(pairs):
-        if number == _SHOWN:
-            lines.append(f"    … and {count - _SHOWN:,} more (--json has all)")
-            break
-        left, right = _sample(one, first), _sample(two, second)
-        labels = [left["label"], right["label"]]
-        is_other = labels[0] != labels[1] and None not in labels
-        other = f", labels {labels[0]!r} and {labels[1]!r}" if is_other else ""
-        lines.append(f"    {left['path']!r} and {right['path']!r}{f', {more[number]}' if more else ''}{other}")
-    return lines
+    for pair in pairs[:_SHOWN]:
+        one, two = pair["first"], pair["second"]
+        line = f"    {one['path']!r} and {two['path']!r}"
+        if "distance" in pair:
+            mirrored, copies = ", mirrored" if pair["mirrored"] else "", ", copies" if pair["copy"] else ""
+            line += f", {pair['distance']} bits{mirrored}{copies}"
+        if None not in (one["label"], two["label"]) and one["label"] != two["label"]:
+            line += f", labels {one['label']!r} and {two['label']!r}"
+        lines.append(line)
+    more = len(pairs) - _SHOWN
+    return [*lines, f"    … and {more:,} more (--json has all)"] if more > 0 else lines
 
 
 def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], list[str]]:
@@ -183,28 +178,24 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     from tpucache.warmup.relabel import set_columns
 
     cache = Cache.open(options.cache)
-    members, search, lines = np.arange(cache.manifest.samples), {}, []
+    members: npt.NDArray[np.int64] = np.arange(cache.manifest.samples)
+    search, lines = {}, []
     if options.groups == _DUPLICATES:
         found = pairs(_hashes(cache, None))
         members, search = join(found), _search_dict(found)
-        confirmed = int(confirm_copies(found, cache).sum())
-        lines.append(
-            f"  look alike: {len(found):,} pairs {_search_text(found)}; {confirmed:,} of them are copies by details"
-        )
+        copies = int(confirm_copies(found, cache).sum())
+        text = _search_text(found.threshold, found.search, found.share, found.blank)
+        lines.append(f"  look alike: {len(found):,} pairs {text}; {copies:,} of them are copies by details")
     elif options.groups is not None:
         members = column_groups(cache, options.groups)
     stratify = None if options.stratify == "none" else options.stratify
-    found_folds = folds(cache, options.make_folds, members, stratify, seed=options.seed)
-    manifest = set_columns(options.cache, {"fold": found_folds})
-    sizes = np.bincount(found_folds, minlength=options.make_folds).tolist()
-    names, counts = np.unique(members, return_counts=True)
+    fold = folds(cache, options.make_folds, members, stratify, seed=options.seed)
+    manifest = set_columns(options.cache, {"fold": fold})
+    sizes = np.bincount(fold, minlength=options.make_folds).tolist()
+    _, firsts, counts = np.unique(members, return_index=True, return_counts=True)
     several = int((counts > 1).sum())
     large = [at for at in np.argsort(-counts, kind="stable").tolist() if counts[at] > _LARGE_GROUP * len(members) > 1]
-    firsts = [int(np.flatnonzero(members == names[at])[0]) for at in large]
-    groups = [
-        {"path": cache.samples.paths[first], "samples": int(counts[at])}
-        for first, at in zip(firsts, large, strict=True)
-    ]
+    groups = [{"path": cache.samples.paths[int(firsts[at])], "samples": int(counts[at])} for at in large]
     report = {"folds": {"sizes": sizes, "groups": several, "large_groups": groups, **search}}
     lines.insert(0, f"  folds: {', '.join(f'{size:,}' for size in sizes)} samples")
     if options.groups is not None:
@@ -219,8 +210,9 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
 
 def suspects(options: argparse.Namespace) -> int:
     """List the samples whose labels are least probable to models that have not seen them. Some labels may be right."""
-    from tpucache.insight.labels import read_predictions
+    from tpucache.insight.labels import read_predictions, suspects_table
     from tpucache.insight.labels import suspects as rank
+    from tpucache.report.page import write_file
 
     table = read_predictions(options.run)
     found = rank(table.probabilities, table.label_numbers())
@@ -235,29 +227,13 @@ def suspects(options: argparse.Namespace) -> int:
         for at, score in zip(found.positions[: options.top].tolist(), found.scores.tolist(), strict=False)
     ]
     if options.output is not None:
-        _write_table(options.output, rows)
+        write_file(options.output, suspects_table(tuple(row.values()) for row in rows))
         note(f"{options.output}: correct the labels in this file, then `tpucache relabel CACHE {options.output}`")
     lines = [
         f"{row['score']:.3f}  {row['path']!r}: label {row['label']!r}, predicted {row['predicted']!r}" for row in rows
     ]
     show(options, {"ranked": len(found), "suspects": rows}, lines or ["no sample has a label"])
     return 0
-
-
-def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    from tpucache.runs import check_no_run_file
-    from tpucache.store.copying import check_no_cache_file
-    from tpucache.store.files import write_atomically
-
-    check_no_cache_file(path)
-    check_no_run_file(path)
-    names = ["sample", "path", "label", "predicted", "score"]
-    table = to_csv([names, *([to_cell(str(row[name])) for name in names] for row in rows)])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, table)
-    except OSError as error:
-        raise TpucacheError(f"{path} cannot be written: {error}. Give another path") from error
 
 
 def add(commands: Any) -> None:

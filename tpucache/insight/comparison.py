@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.insight.hashing import details, hashes
+from tpucache.insight.hashing import details, hashes, opened
 from tpucache.insight.matching import THRESHOLD, Pairs, Search, pairs
-from tpucache.insight.samples import opened
+from tpucache.store import facts
 from tpucache.store.cache import Cache
 from tpucache.store.hashes import Hashes, kept_hashes
 from tpucache.store.samples import HEIGHT, WIDTH
 from tpucache.types import Array
 
 if TYPE_CHECKING:
-    from tpucache.insight.samples import Samples
+    from tpucache.insight.hashing import Samples
 
 Positions = npt.NDArray[np.int64]
 
@@ -49,6 +49,15 @@ class Exact:
 
     def __len__(self) -> int:
         return len(self.first)
+
+
+def findings(dataset: Samples) -> facts.Findings:
+    """Return possible problems of a cache. `dataset` is a dataset of the cache, the opened cache, or its folder or URL.
+
+    All samples of the cache are considered, also those that a dataset leaves out. No record is read. Raises the errors
+    of opening a cache.
+    """
+    return facts.findings(opened(dataset)[0])
 
 
 def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
@@ -182,8 +191,7 @@ def compare(
     exact = exact_copies(one, two)
     near = pairs(first, threshold, other=second, search=search)
     known = np.isin(near.first * len(second) + near.second, exact.first * len(second) + exact.second)
-    columns = {name: getattr(near, name)[~known] for name in ("first", "second", "distance", "is_mirrored")}
-    near = replace(near, **columns)
+    near = near.select(~known)
     return Comparison(exact, near, confirm_copies(near, one, two), _drift((one, first), (two, second)))
 
 
@@ -249,9 +257,8 @@ def find_leak(train: Samples, valid: Samples) -> Leak | None:
 
 def _leak_of_hashes(train: Samples, valid: Samples, alike: Pairs) -> Leak:
     """`alike` begins with the closest pairs. Only the first `_QUICK_PAIRS` are tested for being copies."""
-    columns = {name: getattr(alike, name)[:_QUICK_PAIRS] for name in ("first", "second", "distance", "is_mirrored")}
     is_copy = np.zeros(len(alike), np.bool_)
-    is_copy[:_QUICK_PAIRS] = confirm_copies(replace(alike, **columns), train, valid)
+    is_copy[:_QUICK_PAIRS] = confirm_copies(alike.select(slice(_QUICK_PAIRS)), train, valid)
     copies = np.unique(alike.second[is_copy])
     others = np.flatnonzero(~np.isin(alike.second, copies))
     closest = None

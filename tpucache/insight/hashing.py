@@ -6,13 +6,14 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.insight.samples import opened
+from tpucache.loading.find import open_cache
 from tpucache.machine import count_cores
 from tpucache.store.cache import Cache, read_luma
 from tpucache.store.fields import IMAGE
@@ -20,7 +21,10 @@ from tpucache.store.hashes import BITS, Hashes, Positions, Words, keep_hashes, k
 from tpucache.types import Array
 
 if TYPE_CHECKING:
-    from tpucache.insight.samples import Samples
+    from tpucache.loading.dataset import CachedDataset
+
+    #: A dataset, an opened cache, or the folder or URL of a cache.
+    Samples: TypeAlias = CachedDataset | Cache | str | Path
 
 _GRID: Final = 32  # an image is averaged to this many rows and columns
 _SIDE: Final = 16  # each of the lowest 16 x 16 frequencies of these averages gives a bit
@@ -36,6 +40,20 @@ _BLANK_STD: Final = 2.0  # an image of values 0 to 255 with a smaller standard d
 _USUAL_STD: Final = 64.0  # the standard deviation of photographs whose values are 0 to 255
 _BATCH_BYTES: Final = 4 << 20
 _AHEAD: Final = 2  # batches for each thread that are started at once
+
+
+def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
+    """Return the cache of a dataset, and the positions of the dataset's samples in that cache.
+
+    The positions are None if the dataset has all samples of the cache, in the cache's order.
+    """
+    if isinstance(dataset, (str, Path)):
+        return open_cache(dataset), None
+    if isinstance(dataset, Cache):
+        return dataset, None
+    cache, positions = dataset.cache, dataset.positions
+    is_whole = len(positions) == cache.manifest.samples and np.array_equal(positions, np.arange(len(positions)))
+    return cache, None if is_whole else positions
 
 
 def hashes(

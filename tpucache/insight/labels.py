@@ -13,15 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.redact import PREDICTION_COLUMNS, from_cell, from_heading, part_names
+from tpucache.redact import PREDICTION_COLUMNS, from_cell, from_heading, part_names, to_cell, to_csv
 from tpucache.runs import OUT_OF_FOLD_NAME
 from tpucache.store.files import read_file
 from tpucache.types import Array
 
 Integers = npt.NDArray[np.int64]
 
+SUSPECTS_COLUMNS: Final = ("sample", "path", "label", "predicted", "score")
+
 _ONE: Final = 1e-3  # rounded probabilities may miss a sum of 1 by this much
-_RANK_ERROR: Final = 1e-6  # ranks in a table, and their mean, may differ from what was computed by this much
 
 
 @dataclass(frozen=True)
@@ -107,49 +108,19 @@ class Predictions:
         no classes, and for predictions that are no probabilities.
         """
         _check_probabilities(self.probabilities)
-        self._refuse_ranks()
         numbers = {name: number for number, name in enumerate(self.classes)}
-        if np.abs(self.probabilities.sum(1) - 1).max(initial=0.0) < _ONE:
-            found = [numbers.get(label, -1) for label in self.labels]
-            self._check(label for label, number in zip(self.labels, found, strict=True) if label and number < 0)
-            return np.array(found, np.int64)
+        has_one = np.abs(self.probabilities.sum(1) - 1).max(initial=0.0) < _ONE
         marks = np.zeros(self.probabilities.shape, np.bool_)
         for row, label in enumerate(self.labels):
-            names = part_names(label)
-            if label in numbers and not numbers.keys() >= {*names}:  # one class whose name has a semicolon
-                names = [label]
-            self._check(name for name in names if name not in numbers)
-            marks[row, [numbers[name] for name in names]] = True
-        return marks
-
-    def _refuse_ranks(self) -> None:
-        """Raise UsageError for ranks, as `predict --average rank` writes them.
-
-        The mean of a column of ranks from 0 to 1 is one half, also where several runs are averaged. If the numbers of a
-        row add up to 1, this may be so by chance. Then they are ranks if they are spread evenly, or if a prediction,
-        which `predict` makes from probabilities, is not the class with the largest number.
-        """
-        values = self.probabilities
-        if len(values) < 3 or not values.shape[1] or np.abs(values.mean(0) - 0.5).max() > _RANK_ERROR:
-            return
-        if np.abs(values.sum(1) - 1).max() < _ONE:
-            own = [self.classes.index(name) if name in self.classes else -1 for name in self.predictions]
-            is_other = any(place >= 0 and row.max() > row[place] for row, place in zip(values, own, strict=True))
-            steps = np.sort(values, 0)
-            is_even = np.abs(steps - np.linspace(0, 1, len(values))[:, None]).max() < _RANK_ERROR
-            if not (is_other or is_even):
-                return
-        raise UsageError(
-            f"the table {self.path} has ranks, not probabilities: the mean of each class's column is one half. Give a "
-            "table that `predict` wrote without --average rank"
-        )
-
-    def _check(self, unknown: Iterable[str]) -> None:
-        for name in unknown:
-            raise UsageError(
-                f"the table {self.path} has the label {name!r:.100}, which is none of its {len(self.classes)} classes: "
-                "give a table whose labels are among the classes that it has probabilities for"
-            )
+            is_one = has_one or (label in numbers and not numbers.keys() >= {*part_names(label)})  # it has a semicolon
+            for name in ([label] if label else []) if is_one else part_names(label):
+                if name not in numbers:
+                    raise UsageError(
+                        f"the table {self.path} has the label {name!r:.100}, which is none of its {len(self.classes)} "
+                        "classes: give a table whose labels are among the classes that it has probabilities for"
+                    )
+                marks[row, numbers[name]] = True
+        return np.where(marks.any(1), marks.argmax(1), -1) if has_one and marks.size else marks
 
 
 def _check_probabilities(values: Array) -> None:
@@ -169,37 +140,37 @@ def read_predictions(table: str | Path) -> Predictions:
     path = path / OUT_OF_FOLD_NAME if path.is_dir() else path
     try:
         text = read_file(path).decode("utf-8-sig")
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        heading, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no {path}: give a table of predictions, or the folder of a run that `train --folds` has finished"
         ) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a table of predictions: {error!s:.300}") from error
-    if not rows or tuple(rows[0][: len(PREDICTION_COLUMNS)]) != PREDICTION_COLUMNS:
+    own = len(PREDICTION_COLUMNS)
+    if tuple(heading[:own]) != PREDICTION_COLUMNS:
         raise UsageError(
             f"{path} is no table of predictions: the first columns of such a table are {', '.join(PREDICTION_COLUMNS)}"
         )
-    heading, *rows = rows
-    wrong = next((line for line, row in enumerate(rows, 2) if len(row) != len(heading)), None)
-    if wrong is not None:
-        raise UsageError(
-            f"{path}: row {wrong} needs {len(heading)} cells, as many as the heading has: give a complete table"
-        )
-    texts = list(zip(*rows, strict=True)) or [()] * len(heading)
+    for line, row in enumerate(rows, 2):
+        if len(row) != len(heading):
+            raise UsageError(f"{path}: row {line} needs {len(heading)} cells, as many as the heading has")
     try:
-        numbers = np.array([int(text) for text in texts[0]], np.uint64)
-        values = [[float(text) for text in column] for column in texts[len(PREDICTION_COLUMNS) :]]
+        numbers = np.array([int(row[0]) for row in rows], np.uint64)
+        values = [[float(text) for text in row[own:]] for row in rows]
     except (ValueError, OverflowError) as error:
-        raise UsageError(
-            f"{path} has something other than numbers in the column {PREDICTION_COLUMNS[0]} or in a column of a class: "
-            f"{error!s:.200}"
-        ) from error
-    paths, labels, predictions = ([from_cell(text) for text in column] for column in texts[1 : len(PREDICTION_COLUMNS)])
-    classes = tuple(map(from_heading, heading[len(PREDICTION_COLUMNS) :]))
-    if len(set(classes)) < len(classes):
-        raise UsageError(f"{path} has a class twice: give a table with one column for each class")
-    if len(np.unique(numbers)) < len(numbers):
-        raise UsageError(f"{path} has a sample twice: give a table with one row for each sample")
-    probabilities = np.array(values, np.float64).reshape(len(classes), len(rows)).T
+        raise UsageError(f"{path} has something other than numbers in a column of numbers: {error!s:.200}") from error
+    classes = tuple(map(from_heading, heading[own:]))
+    if len({*numbers.tolist()}) < len(rows) or len({*classes}) < len(classes):
+        raise UsageError(f"{path} has a sample twice, or a class: give a table with one row for each sample")
+    paths, labels, predictions = ([from_cell(row[at]) for row in rows] for at in range(1, own))
+    probabilities = np.array(values, np.float64).reshape(len(rows), len(classes))
     return Predictions(path, numbers, paths, labels, predictions, classes, probabilities)
+
+
+def suspects_table(rows: Iterable[tuple[int, str, str, str, object]]) -> bytes:
+    """Return a CSV of samples to correct, with a row for each: number, path, label, proposed label, and a score.
+
+    `relabel` knows a table with these columns, and changes the labels in it only.
+    """
+    return to_csv([SUSPECTS_COLUMNS, *([to_cell(str(value)) for value in row] for row in rows)])

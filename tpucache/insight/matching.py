@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Final, Literal
 
@@ -68,6 +68,16 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def select(self, chosen: Array | slice) -> Pairs:
+        """Return some of the pairs, chosen like elements of an array."""
+        return replace(
+            self,
+            first=self.first[chosen],
+            second=self.second[chosen],
+            distance=self.distance[chosen],
+            is_mirrored=self.is_mirrored[chosen],
+        )
 
 
 def pairs(

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.insight.samples import opened
+from tpucache.insight.hashing import opened
 from tpucache.store.cache import Cache
 from tpucache.store.fields import LABEL
 from tpucache.types import Array
 
 if TYPE_CHECKING:
-    from tpucache.insight.samples import Samples
+    from tpucache.insight.hashing import Samples
 
 Integers = npt.NDArray[np.int64]
 

@@ -7,11 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.errors import calling
 from tpucache.publish.rules import METADATA_NAME
 from tpucache.publish.wheels import PackageWheel, needed_packages, wheel_name
 from tpucache.report.inspect import recipe_texts, version_texts
-from tpucache.report.template import fill
+from tpucache.report.page import fill
 from tpucache.store.manifest import Manifest
 
 CARD_NAME: Final = "README.md"
@@ -84,8 +83,7 @@ def make_card(
         "skipped": [(skipped.path, skipped.reason) for skipped in manifest.skipped[:_SKIPPED]],
         "more_skipped": _more(len(manifest.skipped), _SKIPPED),
     }
-    with calling("jinja2"):
-        return fill("tpucache.publish", "card.md.jinja", values, to_markdown)
+    return fill("tpucache.publish", "card.md.jinja", values, to_markdown)
 
 
 def to_markdown(value: object) -> str:

@@ -1,23 +1,55 @@
-"""Describes a cache for the command `inspect`: its contents, its size, and how it was made."""
+"""Describes a cache: its contents, its size, and how it was made, as JSON values, as lines of text, and as a page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from tpucache.loading.reading.views import in_resolution, kept_resolution
 from tpucache.recipe import Recipe
 from tpucache.redact import printable
-from tpucache.report.text import count_text
+from tpucache.report.page import (
+    Block,
+    Figure,
+    Line,
+    Page,
+    Part,
+    Section,
+    bars,
+    chart,
+    code,
+    facts,
+    make_page,
+    make_picture,
+    pictures,
+    table,
+)
+from tpucache.report.records import SAMPLES, VARIANTS, Records, describe_label, variant_name
 from tpucache.store.cache import annotation_counts
-from tpucache.store.fields import IMAGE, MASK, Field
+from tpucache.store.fields import IMAGE, LABEL, MASK
 from tpucache.store.manifest import Manifest
 from tpucache.units import size_text
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
 
 _NAMED: Final = 8
 #: The settings of a recipe that also concern records without an image.
 _OF_ARRAYS: Final = {"codec", "quality", "shard_mb", "seed", "variants", "augment"}
+
+_CLASSES: Final = 40  # classes that a page shows at first; it shows the other classes on a click
+_MOST: Final = 1000  # rows in each table, at most
+_FOLDED: Final = 20  # a table of more rows is shown on a click
+_BATCH: Final = 256  # batch size in the example code
+_STEPS: Final = 28  # in the histogram of file sizes
+_VALUES: Final = 256  # in the histogram of channels
+_RECORDS: Final = 256  # records whose values are counted, at most
+_BYTES: Final = 64 << 20  # bytes of these records, at most
+_HUES: Final = {3: {"red": 25, "green": 150, "blue": 260}, 1: {"grey": 50}}
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
@@ -32,7 +64,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "bytes": manifest.total_bytes,
         "fields": [field.to_dict() for field in manifest.fields],
         "classes": list(manifest.classes),
-        "labels": dict(_read_as(manifest)),
+        "labels": dict(_of_source(manifest, "labels")),
         "statistics": manifest.statistics.to_dict(),
         "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in manifest.skipped],
         "left_out": left_out(manifest),
@@ -48,34 +80,30 @@ def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) ->
 
     `times` has the creation times of versions by their identities; a version that is not in `times` has the time None.
     """
-    found = []
-    for at, manifest in enumerate(versions):
-        before = versions[at - 1] if at else None
-        found.append(
-            {
-                "version": manifest.number,
-                "time": times.get(manifest.identity),
-                "command": manifest.history.command if manifest.history else "warmup",
-                "samples": manifest.samples,
-                "variants": manifest.augmented,
-                "deleted": len(manifest.deleted),
-                "classes": len(manifest.classes),
-                "bytes": manifest.total_bytes,
-                "identity": manifest.identity,
-                "changes": [] if before is None else _changes(before, manifest),
-            }
-        )
-    return found
+    return [
+        {
+            "version": manifest.number,
+            "time": times.get(manifest.identity),
+            "command": manifest.history.command if manifest.history else "warmup",
+            "samples": manifest.samples,
+            "variants": manifest.augmented,
+            "deleted": len(manifest.deleted),
+            "classes": len(manifest.classes),
+            "bytes": manifest.total_bytes,
+            "identity": manifest.identity,
+            "changes": _changes(before, manifest) if before is not None else [],
+        }
+        for before, manifest in zip([None, *versions], versions, strict=False)
+    ]
 
 
 def _changes(before: Manifest, now: Manifest) -> list[str]:
-    gone = {each.number for each in now.deleted} - {each.number for each in before.deleted}
-    back = {each.number for each in before.deleted} - {each.number for each in now.deleted}
-    added = now.samples - before.samples + len(gone) - len(back)
-    counts = {"added": added, "deleted": len(gone), "brought back": len(back)}
-    texts = [f"{count_text(count, 'sample')} {what}" for what, count in counts.items() if count]
+    deleted, earlier = ({each.number for each in manifest.deleted} for manifest in (now, before))
+    gone, back = len(deleted - earlier), len(earlier - deleted)
+    counts = {"added": now.samples - before.samples + gone - back, "deleted": gone, "brought back": back}
+    texts = [f"{_count(count, 'sample')} {what}" for what, count in counts.items() if count]
     if now.augmented != before.augmented:
-        texts.append(f"{count_text(now.augmented - before.augmented, 'variant')} added")
+        texts.append(f"{_count(now.augmented - before.augmented, 'variant')} added")
     if now.classes != before.classes:
         texts.append(f"classes {len(before.classes)} to {len(now.classes)}")
     if not texts and now.table.sha256 != before.table.sha256:
@@ -94,70 +122,66 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _frequency_lines(manifest: Manifest) -> list[str]:
-    """Return a line with the image sizes that can be read from fewer bands; no line for a cache without bands.
-
-    For each size, the line has the bytes of an image and the quality in dB.
-    """
-    image, known = manifest.fields[0], manifest.statistics.frequencies
-    if not image.bands or not known:
-        return []
-    texts, size = [], 0
-    records = max(1, manifest.samples * len(manifest.variants))
-    for band, count in enumerate(image.bands):
-        size += sum(entry.bytes for entry in manifest.shards if entry.band == band)
-        sides = "x".join(str(max(1, round(side * count / 8))) for side in image.shape[:2])
-        worth = f", {known[count - 1].psnr:.0f} dB" if count < len(known) else ""
-        texts.append(f"{sides} from {size / records / 1e3:.1f} kB{worth}")
-    return [f"sizes        {'; '.join(texts)}"]
-
-
-def _field_text(field: Field) -> str:
-    bands = f" in bands {','.join(map(str, field.bands))}" if field.bands else ""
-    return f"{field.name} {'x'.join(map(str, field.shape))} {np.dtype(field.dtype).name} {field.codec}{bands}"
-
-
 def describe_lines(manifest: Manifest) -> list[str]:
     """Return what a cache contains and how it was made, as lines of text."""
-    fields = ", ".join(map(_field_text, manifest.fields))
+    classes, statistics = manifest.classes, manifest.statistics
+    recipe = ", ".join(map(" ".join, recipe_texts(manifest).items()))
     lines = [
-        f"samples      {manifest.samples:,} in {len(manifest.classes)} classes"
-        if manifest.classes
-        else f"samples      {manifest.samples:,}",
+        f"samples      {manifest.samples:,}{f' in {len(classes)} classes' if classes else ''}",
         f"labels       {label_text(manifest)}",
         f"records      {records_text(manifest)}",
-        f"fields       {fields}",
-        f"bytes        {size_text(manifest.total_bytes)} in {count_text(len(manifest.shards), 'shard')}",
-        printable(f"recipe       {_recipe_line(manifest)}"),
+        f"fields       {', '.join(' '.join(texts) for texts in _field_texts(manifest, 'x'))}",
+        f"bytes        {size_text(manifest.total_bytes)} in {_count(len(manifest.shards), 'shard')}",
+        printable(f"recipe       {f'{recipe}, else the defaults' if recipe else 'the defaults'}"),
         printable(f"made by      {', '.join(map(' '.join, version_texts(manifest).items()))}"),
-        *([_statistics_line(manifest)] if manifest.statistics.mean else []),
-        *_frequency_lines(manifest),
-        f"fingerprint  {manifest.fingerprint}",
     ]
-    counts = manifest.statistics.class_counts
-    lines += [f"  {count:>9,}  {printable(name)}" for name, count in zip(manifest.classes, counts, strict=False)]
+    if statistics.mean:
+        dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
+        scale = "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
+        lines.append(f"mean, std    {_numbers(statistics.mean)}; {_numbers(statistics.std)} ({scale})")
+    lines.append(f"fingerprint  {manifest.fingerprint}")
+    lines += _counted(zip(classes, statistics.class_counts, strict=False))
     lines += [f"{name:12} {text}" for name, text in annotation_texts(manifest).items()]
     if manifest.parents:
-        gone = f", {count_text(len(manifest.deleted), 'sample')} deleted since" if manifest.deleted else ""
+        gone = f", {_count(len(manifest.deleted), 'sample')} deleted since" if manifest.deleted else ""
         lines.append(f"version      {manifest.number}{gone}: `inspect --versions` lists all versions")
     if manifest.skipped:
         lines.append(f"skipped      {len(manifest.skipped):,}")
         lines += [f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped]
     if others := left_out(manifest):
         lines.append(f"left out     {sum(others.values()):,} files that are no images by their names")
-        lines += [f"  {count:>9,}  {printable(suffix)}" for suffix, count in others.items()]
+        lines += _counted(others.items())
     return lines
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _counted(pairs: Iterable[tuple[str, int]]) -> list[str]:
+    return [f"  {count:>9,}  {printable(name)}" for name, count in pairs]
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.1f}" for value in values)
+
+
+def _field_texts(manifest: Manifest, times: str) -> list[tuple[str, str, str, str]]:
+    """Return the name, shape, dtype and codec of each field."""
+    return [
+        (field.name, times.join(map(str, field.shape)), np.dtype(field.dtype).name, field.codec)
+        for field in manifest.fields
+    ]
 
 
 def records_text(manifest: Manifest) -> str:
     """Return a text that says how many records a cache has, and which variants they are."""
-    records, names = f"{manifest.records:,} records", {field.name for field in manifest.fields}
-    clean, augmented = len(manifest.variants) - manifest.augmented, count_text(manifest.augmented, "augmented variant")
-    if IMAGE not in names and not manifest.augmented:
-        return f"{records}, one of each"
+    records = f"{manifest.records:,} records"
     if not manifest.augmented:
-        return f"{records}, the clean images alone"
-    return f"{records}: {'the clean one and ' if clean else ''}{augmented} of each"
+        is_image = IMAGE in {field.name for field in manifest.fields}
+        return f"{records}, {'the clean images alone' if is_image else 'one of each'}"
+    clean = "the clean one and " if len(manifest.variants) > manifest.augmented else ""
+    return f"{records}: {clean}{_count(manifest.augmented, 'augmented variant')} of each"
 
 
 def recipe_texts(manifest: Manifest) -> dict[str, str]:
@@ -174,9 +198,10 @@ def recipe_texts(manifest: Manifest) -> dict[str, str]:
     return {name: _setting_text(recipe[name]) for name in recipe if name in names - {"augmentation"}}
 
 
-def _recipe_line(manifest: Manifest) -> str:
-    texts = ", ".join(map(" ".join, recipe_texts(manifest).items()))
-    return f"{texts}, else the defaults" if texts else "the defaults"
+def _setting_text(value: object) -> str:
+    if isinstance(value, list):
+        return "x".join(map(str, value))
+    return "not given" if value is None else "yes" if value is True else str(value)
 
 
 def version_texts(manifest: Manifest) -> dict[str, str]:
@@ -184,38 +209,21 @@ def version_texts(manifest: Manifest) -> dict[str, str]:
     return {name: str(value) for name, value in manifest.created_by.items() if value}
 
 
-def _setting_text(value: object) -> str:
-    if isinstance(value, list):
-        return "x".join(map(str, value))
-    return "not given" if value is None else "yes" if value is True else str(value)
-
-
-def _statistics_line(manifest: Manifest) -> str:
-    mean, std = manifest.statistics.mean, manifest.statistics.std
-    return f"mean, std    {_numbers(mean)}; {_numbers(std)} ({_range(manifest)})"
-
-
-def _range(manifest: Manifest) -> str:
-    dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
-    return "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
+def _of_source(manifest: Manifest, name: str) -> Mapping[str, Any]:
+    content = manifest.source.get(name)
+    return content if isinstance(content, dict) else {}
 
 
 def left_out(manifest: Manifest) -> dict[str, int]:
-    """Return how many files of the source are not samples, by suffix.
-
-    The result is empty if the manifest has no valid counts.
-    """
-    content = manifest.source.get("left_out")
-    if not isinstance(content, dict) or not all(type(count) is int for count in content.values()):
-        return {}
-    return dict(content)
+    """Return how many files of the source are not samples, by suffix; empty without valid counts."""
+    content = _of_source(manifest, "left_out")
+    return dict(content) if all(type(count) is int for count in content.values()) else {}
 
 
 def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
     """Return how many annotations of each kind the source, the clean images and each augmented variant have.
 
-    For each kind there is a dictionary with the numbers `source` and `clean`, and the list `variants`. A number that
-    the manifest does not have is None.
+    A number that the manifest does not have is None.
     """
     augmented = [str(variant) for variant in manifest.variants if variant]
     return {
@@ -245,21 +253,13 @@ def annotation_texts(manifest: Manifest) -> dict[str, str]:
     return texts
 
 
-def _numbers(values: tuple[float, ...]) -> str:
-    return " ".join(f"{value:.1f}" for value in values)
-
-
 def label_text(manifest: Manifest) -> str:
     """Return one line that says how the samples' labels were read."""
-    return describe_labels(_read_as(manifest), manifest.classes, manifest.statistics.class_counts)
+    return describe_labels(_of_source(manifest, "labels"), manifest.classes, manifest.statistics.class_counts)
 
 
 def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Sequence[int]) -> str:
-    """Return one line that says how labels were read.
-
-    `read` is the manifest's description of labels, `classes` the names of the classes, and `counts` how many samples
-    each class has.
-    """
+    """Return one line that says how labels were read; `read` is the manifest's description of labels."""
     kind = read.get("kind")
     if classes and kind != "none":
         return _class_text(classes, counts, kind)
@@ -267,17 +267,10 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
         several = f", {_short(read.get('columns'))} a sample," if read.get("columns") != 1 else ""
         return f"numbers{several} from {_short(read.get('least'))} to {_short(read.get('most'))}"
     if kind == "none":
-        given = read.get("unused")
-        unused = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
-        columns = f"column{'s' if len(unused) > 1 else ''} {', '.join(map(repr, unused[:_NAMED]))}"
-        what = f"; {columns} {'were' if len(unused) > 1 else 'was'} not used" if unused else ""
-        return f"unlabelled{what}"
+        unused = [name for name in read.get("unused") or () if isinstance(name, str)]
+        names = f"column{'s' if len(unused) > 1 else ''} {', '.join(map(repr, unused[:_NAMED]))}"
+        return f"unlabelled; {names} {'were' if len(unused) > 1 else 'was'} not used" if unused else "unlabelled"
     return "no classes"
-
-
-def _read_as(manifest: Manifest) -> Mapping[str, Any]:
-    read = manifest.source.get("labels")
-    return read if isinstance(read, dict) else {}
 
 
 def _class_text(names: Sequence[str], counts: Sequence[int], kind: object) -> str:
@@ -292,3 +285,208 @@ def _class_text(names: Sequence[str], counts: Sequence[int], kind: object) -> st
 
 def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else "unknown"
+
+
+# The page of a cache.
+
+
+def report_cache(
+    cache: str | Path | CachedDataset, samples: int = SAMPLES, *, seed: int = 0, variants: int = VARIANTS
+) -> Page:
+    """Return a page about a cache: samples, classes, sizes, channels, skipped files, shards, and how it was made.
+
+    At most `samples` samples are shown, each in at most `variants` variants, chosen at random as by `preview_cache`.
+    The histograms of channels count at most 256 records. For a dataset with a selection of samples, the shown samples
+    and the histograms are from this selection; the rest of the page is about the whole cache. The page has no script
+    and loads nothing from elsewhere.
+
+    Raises NotACacheError, FormatError or DamageError for the cache, and DependencyError without jinja2, Pillow or the
+    records' decoder.
+    """
+    records = Records(cache)
+    manifest = records.manifest
+    several = f"a clean variant and {manifest.augmented:,} augmented" if manifest.augmented else "one variant, clean"
+    figures = [("samples", f"{manifest.samples:,}"), ("records", f"{manifest.records:,}")]
+    if manifest.classes:
+        figures.append(("classes", f"{len(manifest.classes):,}"))
+    if records.image is not None:
+        figures.append(("pixels", "{1} \u00d7 {0}".format(*records.image.shape)))
+    figures += [("on disk", size_text(manifest.total_bytes)), ("skipped", f"{len(manifest.skipped):,}")]
+    sections = [
+        _samples(records, samples, seed, variants),
+        _classes(manifest),
+        _sizes(records),
+        _channels(records, seed),
+        _skipped(manifest),
+        Section(
+            "How to use it", "From the folder that the cache is in. No network is needed.", [code(_usage(records))]
+        ),
+        _made(manifest),
+        _disk(manifest),
+    ]
+    text = f"Each sample has {several}. Fingerprint {manifest.fingerprint[:16]}."
+    return make_page("cache", [Part(records.name, text, figures, [each for each in sections if each is not None])])
+
+
+def _samples(records: Records, samples: int, seed: int, variants: int) -> Section | None:
+    manifest, labels = records.manifest, records.table.labels
+    chosen = records.choose(samples, seed)
+    if records.image is None or not chosen:
+        return None
+    note = f"{len(chosen):,} of {manifest.samples:,}, at random"
+    if len(chosen) == manifest.samples:
+        note = f"All {len(chosen):,}"
+    elif labels is not None and labels.ndim == 1 and manifest.classes:
+        note += " from each class in turn"
+    shown = manifest.variants[: max(1, variants)]
+    if len(manifest.variants) > 1:
+        more = len(manifest.variants) - len(shown)
+        rest = f", and {more:,} more are in the cache" if more else ""
+        note += f". Variants: {', '.join(map(variant_name, shown))}{rest}"
+    figures = [_figure(records, position, shown) for position in chosen]
+    is_drawn = len(manifest.fields) > 1
+    width = min(1080, 170 * len(shown)) if is_drawn else min(560, 72 + 88 * len(shown))
+    return Section("Samples", f"{note}.", [pictures(figures, width, 150 if is_drawn else 72)])
+
+
+def _figure(records: Records, position: int, variants: Sequence[int]) -> Figure:
+    classes = records.manifest.classes
+    label = describe_label(records.label(position), classes)
+    shown = [
+        make_picture(records.read(position, variant), classes, f"{label}, {variant_name(variant)}")
+        for variant in variants
+    ]
+    return Figure(shown, [label], [records.table.paths[position]], str(int(records.table.numbers[position])))
+
+
+def _classes(manifest: Manifest) -> Section | None:
+    names, counts = manifest.classes, manifest.statistics.class_counts
+    if not names or len(names) != len(counts):
+        return None
+    pairs = sorted(zip(names, counts, strict=True), key=lambda pair: -pair[1])
+    largest, smallest = pairs[0][1], pairs[-1][1]
+    note = f"{len(names):,}, the largest first."
+    if smallest == largest:
+        note = f"{len(names):,}, with {largest:,} samples each."
+    elif smallest:
+        note += f" The largest has {largest / smallest:,.1f} times the samples of the smallest."
+    else:
+        note += f" {sum(not count for count in counts):,} without any sample."
+    blocks = [bars(pairs[:_CLASSES], largest, manifest.samples)]
+    if others := pairs[_CLASSES : _CLASSES + _MOST]:
+        blocks.append(bars(others, largest, manifest.samples, folded=f"{len(pairs) - _CLASSES:,} more classes"))
+    return Section("Classes", note, blocks)
+
+
+def _sizes(records: Records) -> Section | None:
+    """Return a histogram of the sizes of the source's files, in steps of equal ratio; 0 is an unknown size."""
+    sizes = np.asarray(records.table.get("source_bytes", ()), np.float64)
+    known = sizes[sizes > 0]
+    if not len(known):
+        return None
+    scale = np.geomspace(known.min(), known.max(), 3).tolist()
+    counts, _ = np.histogram(np.log(known), _STEPS)
+    note = f"Files in the source, {size_text(np.median(known))} the median, {size_text(known.sum())} in all."
+    line = Line(f"{len(known):,} files by size, logarithmic", list(enumerate(counts.tolist())))
+    return _charted("Original sizes", note, chart("files", [line], [size_text(size) for size in scale], "{:,.0f}"))
+
+
+def _charted(title: str, note: str, drawn: Block | None, *others: Block) -> Section | None:
+    return None if drawn is None else Section(title, note, [drawn, *others])
+
+
+def _channels(records: Records, seed: int) -> Section | None:
+    """Return a histogram of the values of each channel of at most 256 random clean records, or 64 MiB of them."""
+    image, manifest = records.image, records.manifest
+    if image is None or not len(records.positions):
+        return None
+    most = max(1, min(_RECORDS, _BYTES // max(1, manifest.layout.nbytes)))
+    chosen = np.unique(records.positions)
+    if len(chosen) > most:
+        chosen = np.sort(np.random.default_rng(seed).choice(chosen, most, replace=False))
+    clean = [records.read(position, manifest.variants[0])[image.name] for position in chosen.tolist()]
+    is_byte, channels = image.dtype == "|u1", image.shape[2]
+    low, high = (0, 256) if is_byte else (min(each.min() for each in clean), max(each.max() for each in clean))
+    hues = _HUES.get(channels) or {f"channel {each}": 360 * each // channels for each in range(channels)}
+    lines = []
+    for channel, (name, hue) in enumerate(hues.items()):
+        counts = np.sum([np.histogram(pixels[..., channel], _VALUES, (low, high))[0] for pixels in clean], axis=0)
+        # Under- and overexposed pixels would flatten the curves between them.
+        shares = np.minimum(counts, counts[1:-1].max()) / max(1, counts.sum())
+        lines.append(Line(name, list(enumerate(shares.tolist())), hue))
+    high -= is_byte
+    middle = 128 if is_byte else (low + high) / 2
+    drawn = chart("values of the channels", lines, [f"{each:.6g}" for each in (low, middle, high)], "{:.1%}")
+    which = "all" if len(chosen) == manifest.samples else f"{len(chosen):,} of the"
+    note = f"The curves show {which} clean records; mean and deviation are those of all records."
+    return _charted("Channels", note, drawn, _statistics(manifest, list(hues), is_byte=is_byte))
+
+
+def _statistics(manifest: Manifest, names: Sequence[str], *, is_byte: bool) -> Block:
+    heads, rows = ["channel", "mean", "std"], []
+    for name, mean, std in zip(names, manifest.statistics.mean, manifest.statistics.std, strict=False):
+        of_byte = [f"{mean / 255:.4f}", f"{std / 255:.4f}"] if is_byte else []
+        rows.append([name, f"{mean:.2f}", f"{std:.2f}", *of_byte])
+    return table([*heads, *(["mean / 255", "std / 255"] if is_byte else [])], rows, "tnnnn")
+
+
+def _skipped(manifest: Manifest) -> Section | None:
+    skipped = manifest.skipped
+    if not skipped:
+        return None
+    note = f"{len(skipped):,} samples were found in the source, but cannot be used."
+    if len(skipped) > _MOST:
+        note += f" {len(skipped) - _MOST:,} of them are left out here: `tpucache inspect --json` lists all."
+    rows = [(skip.path, skip.reason) for skip in skipped[:_MOST]]
+    return Section("Skipped", note, [table(("path", "reason"), rows, "ct", _folded(rows, "show them"), "stacked")])
+
+
+def _folded(rows: Sequence[object], summary: str) -> str:
+    return summary if len(rows) > _FOLDED else ""
+
+
+def _usage(records: Records) -> list[str]:
+    """Return Python code, as lines, that reads a cache in batches."""
+    resolution = kept_resolution(records.manifest)
+    manifest = in_resolution(records.manifest, resolution, None)
+    batch = min(_BATCH, manifest.samples)
+    variant = ', variant="epoch"' if manifest.augmented else ""
+    size = "" if resolution is None else f", resolution={resolution}"
+    if [field.name for field in manifest.fields] == [IMAGE]:
+        height, width, channels = manifest.fields[0].shape
+        loop = f"images, {'labels' if LABEL in records.table else '_'}"
+        comment = f"{np.dtype(manifest.fields[0].dtype).name} ({batch}, {channels}, {height}, {width}), channels last"
+    else:
+        names = [*(field.name for field in manifest.fields), LABEL]
+        loop, comment = "batch", f"a dictionary of tensors: {', '.join(names)}"
+    note = "  # another augmented variant every epoch" if variant else ""
+    name = json.dumps(records.name, ensure_ascii=False)  # a JSON string is also a Python string
+    return [
+        "from tpucache import CachedDataset, CachedLoader",
+        "",
+        f"dataset = CachedDataset({name}{variant}{size}){note}",
+        f"for {loop} in CachedLoader(dataset, {batch}, shuffle=True, drop_last=True):",
+        f"    ...  # {comment}",
+    ]
+
+
+def _made(manifest: Manifest) -> Section:
+    blocks = [facts((recipe_texts(manifest) or {"recipe": "the defaults"}).items())]
+    if pipeline := manifest.recipe.get("augmentation"):
+        lines = json.dumps(pipeline, ensure_ascii=False, indent=1).splitlines()
+        blocks.append(code(lines, "augmentation, step by step"))
+    blocks.append(facts(version_texts(manifest).items()))
+    note = "The settings that are not the defaults, and the versions of the libraries that made the cache."
+    return Section("How it was made", note, blocks)
+
+
+def _disk(manifest: Manifest) -> Section:
+    shards = [
+        (entry.name, f"{entry.records:,}", size_text(entry.bytes), entry.sha256[:8])
+        for entry in manifest.shards[:_MOST]
+    ]
+    folded = _folded(shards, f"{len(manifest.shards):,} shards")
+    note = f"{len(manifest.shards):,} shards and {len(manifest.tables)} tables, {manifest.total_bytes:,} bytes."
+    fields = table(("field", "shape", "dtype", "codec"), _field_texts(manifest, " \u00d7 "), "tttt")
+    listed = table(("shard", "records", "size", "SHA-256"), shards, "cnnc", folded)
+    return Section("On disk", note, [fields, listed, facts([("fingerprint", manifest.fingerprint)])])

@@ -1,94 +1,246 @@
-"""Pages as HTML, in a file or in a notebook, and the computed parts of pages: pictures, bars and charts."""
+"""Writes pages: one template shows a page's parts, which are made of sections, which are made of blocks.
+
+A page is one HTML file without a script that loads nothing from elsewhere. Every value is escaped.
+"""
 
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import io
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from tpucache.errors import TpucacheError, calling
+from tpucache.errors import DependencyError, TpucacheError, calling
 from tpucache.redact import printable
-from tpucache.report.template import fill
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
-from tpucache.store.fields import IMAGE, Field
+from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
-from tpucache.store.manifest import Manifest
 from tpucache.types import Array
 from tpucache.version import __version__
 
-_PACKAGE: Final = "tpucache.report"
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 _DENSE: Final = 2  # for screens with small pixels, pictures have this many pixels for each one on the page, each way
 _PLAIN_SIDE: Final = 128 * _DENSE
 _DRAWN_SIDE: Final = 176 * _DENSE  # larger, so that text drawn over the picture can be read
-_SMALL: Final = 64
+_SMALL: Final = 64  # images with sides up to this many pixels are shown as squares
 _QUALITY: Final = 85
 _WIDTH, _HEIGHT = 640, 150
 _EDGE: Final = 3  # between a curve and the edge of its chart
-_ACROSS, _UP = 7, 5  # ticks along the horizontal and the vertical axis, at most
-_COUNTED: Final = 1e9  # an axis has several ticks only if its values are fewer steps between ticks than this from 0
 
 
 @dataclass(frozen=True)
 class Page:
     """An HTML page about a cache or a run; a notebook shows it when it is the value of a cell.
 
-    `name` is the name of the cache or run, and `html` the page's text. `allows` are the permissions that the page needs
-    in a notebook's frame, as in the attribute `sandbox`; a page without a script needs none.
+    `name` is the name of the cache or run, and `html` the page's text. `table` is a .csv of what the page shows; None
+    if there is none.
     """
 
     name: str
     html: str = field(repr=False)
-    allows: str = ""
+    table: bytes | None = field(default=None, repr=False)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file and return the file's path.
+        """Write the page to a file, and its table beside it with the suffix .csv; return the page's path.
 
-        Raises UsageError for a path of a file that belongs to a cache or a run, and TpucacheError when the page cannot
-        be written.
+        Raises UsageError for a path of a file that belongs to a cache or a run, and TpucacheError when a file cannot be
+        written.
         """
-        check_no_cache_file(Path(path))
-        check_no_run_file(Path(path))
-        try:
-            if Path(path).exists() and not Path(path).is_file():  # a pipe or a device is written to, not replaced
-                Path(path).write_text(self.html, encoding="utf-8")
-            else:
-                write_atomically(Path(os.path.realpath(path)), self.html.encode())
-        except OSError as error:
-            raise TpucacheError(f"the page cannot be written: {error}. Give another path") from error
+        write_file(Path(path), self.html.encode())
+        if self.table is not None:
+            write_file(Path(path).with_suffix(".csv"), self.table)
         return Path(path)
 
     def _repr_html_(self) -> str:
-        return fill_template("frame.html", {"name": self.name, "html": self.html, "allows": self.allows})
+        """Return the page in a frame, so that its style and a notebook's do not meet."""
+        style = "width:100%;height:760px;border:0"
+        return (
+            f'<iframe srcdoc="{html.escape(self.html)}" title="{escape(self.name)}" sandbox style="{style}"></iframe>'
+        )
 
 
-def make_page(
-    template: str, name: str, values: Mapping[str, object], allows: str = "", package: str = _PACKAGE
-) -> Page:
-    """Return a page with this name, made from a template and the values to fill in.
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that a user named. Raises UsageError for a file of a cache or run, TpucacheError if it fails."""
+    check_no_cache_file(path)
+    check_no_run_file(path)
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced
+            path.write_bytes(data)
+        else:
+            write_atomically(Path(os.path.realpath(path)), data)
+    except OSError as error:
+        raise TpucacheError(f"{path} cannot be written: {error}. Give another path") from error
 
-    `template` is the name of a file in the folder `templates` of `package`. `allows` has the
-    permissions of the page in a notebook's frame (see `Page`). Raises DependencyError without jinja2.
+
+class Block(NamedTuple):
+    """What the template's macro `kind` shows of `content`; shown on a click if `folded` has a summary of it."""
+
+    kind: str
+    content: Mapping[str, Any]
+    folded: str = ""
+
+
+class Section(NamedTuple):
+    title: str
+    note: str
+    blocks: Sequence[Block] = ()
+
+
+class Part(NamedTuple):
+    """A name, a text about it, figures as pairs of a title and a value, and sections."""
+
+    name: str
+    text: str
+    figures: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+
+
+def make_page(kind: str, parts: Sequence[Part], table: bytes | None = None) -> Page:
+    """Return a page of parts that has the name of the first; `kind` is shown before that name in the title.
+
+    Raises DependencyError without jinja2.
     """
-    return Page(name, fill_template(template, {"name": name, "version": __version__, **values}, package), allows)
+    name = parts[0].name
+    values = {"title": f"{kind} {name}", "parts": parts, "version": __version__}
+    return Page(name, fill("tpucache.report", "page.html", values), table)
 
 
-def fill_template(template: str, values: Mapping[str, object], package: str = _PACKAGE) -> str:
-    """Return the text of a template, filled with values. Raises DependencyError without jinja2.
+def facts(pairs: Iterable[tuple[str, str]]) -> Block:
+    return Block("facts", {"pairs": list(pairs)})
 
-    `template` is the name of a file in the folder `templates` of `package`.
+
+def code(lines: Sequence[str], folded: str = "") -> Block:
+    return Block("code", {"lines": lines}, folded)
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[object]], kinds: str, folded: str = "", look: str = ""
+) -> Block:
+    """Return a table; `kinds` has a letter for each column: t(ext), n(umber), c(ode), b(ar, a number of per cent).
+
+    The look "stacked" has the cells of a row one under the other on a phone.
     """
-    with calling("jinja2"):
-        return fill(package, template, values, escape)
+    return Block("table", {"heads": heads, "rows": rows, "kinds": kinds, "look": look}, folded)
+
+
+def bars(
+    pairs: Sequence[tuple[str, float]],
+    largest: float,
+    total: float,
+    to_text: Callable[[float], str] = "{:,}".format,
+    folded: str = "",
+) -> Block:
+    """Return a table with a bar for each name and amount; shares are those of `total`."""
+    rows = [
+        (name, f"{100 * amount / (largest or 1):.2f}", to_text(amount), f"{100 * amount / (total or 1):.1f} %")
+        for name, amount in pairs
+    ]
+    return table((), rows, "tbnn", folded, "bars")
+
+
+def matrix(names: Sequence[str], counts: Array) -> Block:
+    """Return counts by true and then by predicted class, coloured by their shares of the true class."""
+    shares = np.ceil(100 * counts / np.maximum(counts.sum(1, keepdims=True), 1))
+    rows = [
+        (name, [(f"{count:,.0f}", f"{share:.0f}") for count, share in zip(*row, strict=True)])
+        for name, *row in zip(names, counts, shares, strict=True)
+    ]
+    return Block("matrix", {"names": names, "rows": rows})
+
+
+class Line(NamedTuple):
+    """A curve of a chart: its name in the legend, its points (x, y), and its colour's hue in degrees."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    hue: int = 50
+    is_faint: bool = False
+
+
+def chart(title: str, lines: Sequence[Line], across: Sequence[str] = (), up: str = "{:,.4g}") -> Block | None:
+    """Return a chart of lines on a common scale; None if no line has a point.
+
+    Points that are not finite are left out. `across` are the texts below the horizontal axis, in equal distances; the
+    first and the last x if none are given. `up` is the format of the lowest and the highest y.
+    """
+    known = [(line, np.array([point for point in line.points if np.isfinite(point).all()])) for line in lines]
+    known = [(line, points) for line, points in known if len(points)]
+    if not known:
+        return None
+    every = np.concatenate([points for _, points in known])
+    low, high = every.min(0), every.max(0)
+    scale = np.array([_WIDTH, 2 * _EDGE - _HEIGHT]) / np.where(high > low, high - low, 1)
+    shapes = []
+    for line, points in known:
+        places = (points - low) * scale + (0, _HEIGHT - _EDGE)
+        if len(places) == 1:
+            places = np.array([(0, places[0, 1]), (_WIDTH, places[0, 1])])
+        shapes.append((line, " ".join(f"{x:.1f},{y:.1f}" for x, y in places.tolist())))
+    content = {
+        "title": title,
+        "lines": shapes,
+        "across": across or [f"{value:,.0f}" for value in (low[0], high[0])],
+        "up": [up.format(value) for value in (high[1], low[1])],
+        "width": _WIDTH,
+        "height": _HEIGHT,
+    }
+    return Block("chart", content)
+
+
+class Picture(NamedTuple):
+    """A picture's file as a data URL, its size in pixels, a text that describes it, and a text that is shown above."""
+
+    source: str
+    width: int
+    height: int
+    text: str
+    head: str = ""
+    is_small: bool = False
+
+
+class Figure(NamedTuple):
+    """Pictures side by side above their titles and notes, and a short text in the corner."""
+
+    pictures: Sequence[Picture]
+    titles: Sequence[str]
+    notes: Sequence[str]
+    corner: str = ""
+
+
+def pictures(figures: Sequence[Figure], width: int, side: int, colours: Sequence[tuple[str, str]] = ()) -> Block:
+    """Return figures that are about `width` pixels wide, with pictures of at least `side` pixels.
+
+    `colours` are the names of the things that are drawn over the pictures, each with its CSS colour.
+    """
+    return Block("pictures", {"figures": figures, "width": width, "side": side, "colours": colours})
+
+
+def make_picture(fields: Mapping[str, Array], classes: Sequence[str], text: str, head: str = "") -> Picture:
+    """Return a picture of a record's image with its other fields drawn over it: a PNG of few pixels, else a JPEG.
+
+    Raises DependencyError without Pillow.
+    """
+    from tpucache.report.preview import draw_record
+
+    longest = max(fields[IMAGE].shape[:2])
+    is_small = len(fields) == 1 and longest <= _SMALL
+    side = longest if is_small else _PLAIN_SIDE if len(fields) == 1 else _DRAWN_SIDE
+    kind, options = ("png", {}) if is_small else ("jpeg", {"quality": _QUALITY})
+    drawn, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
+    with calling("Pillow"):
+        drawn.save(target, kind, **options)
+    data = base64.b64encode(target.getvalue()).decode()
+    return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text, head, is_small)
 
 
 def escape(value: object) -> str:
@@ -96,225 +248,40 @@ def escape(value: object) -> str:
     return html.escape(printable(str(value)))
 
 
-class Picture(NamedTuple):
-    """A picture in a page.
+def fill(package: str, name: str, values: Mapping[str, object], escape: Callable[[object], str] = escape) -> str:
+    """Return the text of the template `name`, from the folder `templates` of a package, filled with values.
 
-    `source` is its file as a data URL, `width` and `height` are in pixels, `text` describes it, and `head` is a word
-    that is shown above it.
+    `escape` converts each value to text. A name in a template without a value is an error. Raises DependencyError
+    without jinja2.
     """
-
-    source: str
-    width: int
-    height: int
-    text: str
-    head: str = ""
+    with calling("jinja2"):
+        return _environment(package, escape).get_template(name).render(values)
 
 
-def look_of(manifest: Manifest, image: Field) -> str:
-    """Return how a page shows the records of a cache: "drawn", "small" or "plain".
-
-    "drawn": other fields are drawn over the image. "small": the image has few pixels, which are shown as squares.
-    "plain": only the image is shown.
-    """
-    if len(manifest.fields) > 1:
-        return "drawn"
-    return "small" if max(image.shape[:2]) <= _SMALL else "plain"
-
-
-def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str, text: str, head: str = "") -> Picture:
-    """Return a picture of a record's `fields`, with a `text` that describes it and a word `head` above it.
-
-    `look` is the result of `look_of`: the picture is a PNG if it is "small", else a JPEG. Raises DependencyError
-    without Pillow.
-    """
-    from tpucache.report.draw import draw_record
-
-    side = {"drawn": _DRAWN_SIDE, "small": max(fields[IMAGE].shape[:2])}.get(look, _PLAIN_SIDE)
-    drawn, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
-    kind = "png" if look == "small" else "jpeg"
-    with calling("Pillow"):
-        drawn.save(target, kind, **({} if kind == "png" else {"quality": _QUALITY}))
-    data = base64.b64encode(target.getvalue()).decode()
-    return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text, head)
+def check_jinja() -> None:
+    """Raise DependencyError if jinja2 is not installed."""
+    try:
+        import jinja2  # noqa: F401  # only a check
+    except ImportError as error:
+        raise DependencyError(
+            f"jinja2 fills in pages and cards: {error}. `pip install jinja2`, or install tpucache[report]"
+        ) from error
 
 
-class Figure(NamedTuple):
-    """A sample on a page: its pictures, its label, a short text for the corner, its path, and its prediction.
+@functools.cache
+def _environment(package: str, escape: Callable[[object], str]) -> Environment:
+    check_jinja()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
-    `prediction` is None on pages that show no predictions.
-    """
+    def escaped(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escape(value))  # noqa: S704  # it is escaped
 
-    pictures: Sequence[Picture]
-    label: str
-    corner: str
-    path: str
-    prediction: str | None = None
-
-
-class Sheet(NamedTuple):
-    """Samples on a page, each about `width` pixels wide.
-
-    `note` says how the samples were chosen, or why there are none. `look` is the result of `look_of`. `colours` are the
-    names of the things that are drawn over the pictures, each with its CSS colour.
-    """
-
-    note: str
-    figures: Sequence[Figure] = ()
-    look: str = ""
-    width: int = 0
-    colours: Sequence[tuple[str, str]] = ()
-
-
-class Bar(NamedTuple):
-    """A bar of a bar chart.
-
-    `amount` is the bar's number as text. `width` is the bar's length in per cent of the chart's width, and `share` is
-    the amount in per cent of the total, both as text.
-    """
-
-    name: str
-    amount: str
-    width: str
-    share: str
-
-
-def make_bars(
-    pairs: Iterable[tuple[str, float]],
-    largest: float,
-    total: float,
-    to_text: Callable[[float], str] = "{:,}".format,
-) -> list[Bar]:
-    """Return a bar for each pair of a name and an amount.
-
-    An amount of `largest` has the full width; shares are those of `total`. `to_text` makes the text of an amount.
-    """
-    least = 1e-9  # avoids a division by 0
-    return [
-        Bar(
-            name,
-            to_text(amount),
-            f"{100 * amount / max(least, largest):.2f}",
-            f"{100 * amount / max(least, total):.1f}",
-        )
-        for name, amount in pairs
-    ]
-
-
-class Tick(NamedTuple):
-    """A value on an axis: its position in per cent from the left or from the top, and its text."""
-
-    place: float
-    text: str
-
-
-class Ink(NamedTuple):
-    """How a shape of a chart is coloured: by a CSS class, `style`, and for some classes by a `hue` in degrees."""
-
-    style: str
-    hue: int = 0
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart: the shapes of an SVG, with coordinates as text, and the values along its axes.
-
-    `label` describes the chart. `across` and `up` are the ticks of the horizontal and of the vertical axis. `columns`
-    are rectangles: x, y, width and height. `areas` and `lines` are pairs of an ink and the points of a shape. `width`
-    and `height` are those of the SVG.
-    """
-
-    label: str
-    across: Sequence[Tick]
-    up: Sequence[Tick]
-    columns: Sequence[tuple[str, str, str, str]] = ()
-    areas: Sequence[tuple[Ink, str]] = ()
-    lines: Sequence[tuple[Ink, str]] = ()
-    width: int = _WIDTH
-    height: int = _HEIGHT
-
-
-def columns_chart(counts: npt.NDArray[np.int64], label: str, across: Sequence[Tick]) -> Chart:
-    """Return a chart with a column for each count. `label` describes it, and `across` are the ticks below it."""
-    step = _WIDTH / len(counts)
-    highest = max(1, int(counts.max()))
-    columns = [
-        (
-            f"{number * step + 1:.1f}",
-            f"{_HEIGHT * (1 - count / highest):.1f}",
-            f"{step - 2:.1f}",
-            f"{_HEIGHT * count / highest:.1f}",
-        )
-        for number, count in enumerate(counts.tolist())
-    ]
-    up = [Tick(100 * (1 - value / highest), text) for value, text in ticks(0, highest, _UP) if value == int(value)]
-    return Chart(label, across, up, columns=columns)
-
-
-def areas_chart(counts: npt.NDArray[np.int64], styles: Sequence[str], label: str, across: Sequence[Tick]) -> Chart:
-    """Return a chart of overlapping areas, one for each row of `counts` (rows, values).
-
-    The vertical axis shows counts as shares of a row's sum. `styles` has the CSS class of each area. `label` describes
-    the chart, and `across` are the ticks below it.
-    """
-    # The scale ignores the lowest and the highest value: under- and overexposed pixels would flatten all others.
-    highest = max(1, int(counts[:, 1:-1].max()))
-    areas = []
-    for row, style in zip(counts, styles, strict=True):
-        heights = _HEIGHT * (1 - np.minimum(1, row / highest))
-        points = " ".join(f"{at * _WIDTH / (len(row) - 1):.1f},{y:.1f}" for at, y in enumerate(heights.tolist()))
-        areas.append((Ink(style), f"0,{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"))
-    percent = 100 * highest / max(1, int(counts.sum(1).max()))
-    up = [Tick(100 * (1 - value / percent), f"{text} %") for value, text in ticks(0, percent, _UP)]
-    return Chart(label, across, up, areas=areas)
-
-
-def lines_chart(
-    lines: Sequence[tuple[Ink, Sequence[tuple[float, float]]]], label: str, span: tuple[float, float] | None = None
-) -> Chart | None:
-    """Return a chart of curves on a common scale; None if no point is left to draw.
-
-    `lines` has an ink and the points (x, y) of each curve. Points that are not finite are left out. `label` describes
-    the chart. The horizontal axis spans all points, and also `span` (from, to) if that is given.
-    """
-    known = [(ink, [point for point in points if np.isfinite(point).all()]) for ink, points in lines]
-    every = np.array([point for _, points in known for point in points]).reshape(-1, 2)
-    if not len(every):
-        return None
-    (left, low), (right, high) = every.min(0).tolist(), every.max(0).tolist()
-    left, right = (left, right) if span is None else (min(left, span[0]), max(right, span[1]))
-    wide, tall = max(right - left, np.finfo(float).tiny), max(high - low, np.finfo(float).tiny)
-
-    def height(y: float) -> float:
-        return float(_EDGE + (_HEIGHT - 2 * _EDGE) * (high - y) / tall)
-
-    shapes = []
-    for ink, points in known:
-        around = points if len(points) != 1 else [(left, points[0][1]), (right + wide, points[0][1])]
-        places = " ".join(f"{_WIDTH * min(1, (x - left) / wide):.1f},{height(y):.1f}" for x, y in around)
-        shapes.append((ink, places))
-    whole = [value for value, _ in ticks(left, right, _ACROSS) if value == round(value)]  # steps are integers
-    across = [Tick(100 * (value - left) / wide, f"{value:,.0f}") for value in whole]
-    up = [Tick(100 * height(value) / _HEIGHT, text) for value, text in ticks(low, high, _UP)]
-    return Chart(label, across, up, lines=shapes)
-
-
-def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """Return at most `most` round values from `low` to `high`, each with its text.
-
-    If there is no round value between them, only `low` is returned.
-    """
-    rough = (high - low) / max(1, most - 1)
-    power = math.floor(math.log10(rough)) if 0 < rough < math.inf else 0
-    step = next((each * 10.0**power for each in (1, 2, 5, 10) if each * 10.0**power >= rough * (1 - 1e-9)), 0.0)
-    if rough <= 0 or step <= 0 or not max(abs(low), abs(high)) / step < _COUNTED:
-        return [(low, f"{low:,.4g}")]
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    places = max(0, -math.floor(math.log10(step) + 1e-9))
-    found = [(number * step, _tick_text(number * step, places)) for number in range(first, last + 1)]
-    return found[:most] or [(low, f"{low:,.4g}")]
-
-
-def _tick_text(value: float, places: int) -> str:
-    if value and (abs(value) >= 1e7 or places > 5):
-        return f"{value:.3g}"
-    return f"{value:,.{places}f}"
+    return Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        finalize=escaped,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,11 +1,11 @@
-"""Reads single records of a cache with numpy alone, and chooses the samples that reports show."""
+"""Reads single records of a cache with numpy alone, chooses those that reports show, and puts labels into words."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,33 +13,28 @@ from tpucache.errors import UsageError
 from tpucache.loading.find import open_cache
 from tpucache.store.codecs import CODECS, decode_bands
 from tpucache.store.fields import IMAGE, Field
-from tpucache.store.manifest import Manifest
-from tpucache.store.samples import SampleTable
 from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
+SAMPLES: Final = 12
+VARIANTS: Final = 6  # of each sample, at most
+
 
 class Records:
-    """The samples of a cache, or the selected samples of a dataset."""
+    """The samples of a cache, or the selected samples of a dataset; `positions` are theirs in the cache."""
 
     def __init__(self, cache: str | Path | CachedDataset) -> None:
-        """Open the cache in a folder, or take the cache of a CachedDataset with the dataset's samples.
-
-        Raises NotACacheError, FormatError or DamageError for the cache.
-        """
+        """Raises NotACacheError, FormatError or DamageError for the cache."""
         self.cache = open_cache(cache) if isinstance(cache, (str, Path)) else cache.cache
-        self.directory: Path = self.cache.directory
-        self.manifest: Manifest = self.cache.manifest
-        self.table: SampleTable = self.cache.samples
-        self._names = [field.name for field in self.manifest.fields]
+        self.directory, self.manifest, self.table = self.cache.directory, self.cache.manifest, self.cache.samples
         self.positions: Array = np.arange(self.manifest.samples) if isinstance(cache, (str, Path)) else cache.positions
         self.cache.index  # reading it here raises the errors of a damaged index now  # noqa: B018
 
     @property
     def name(self) -> str:
-        """The name of the cache, which is the name of its folder."""
+        """The name of the cache's folder."""
         return Path(self.cache.place).resolve().name
 
     @property
@@ -48,19 +43,17 @@ class Records:
         return next((field for field in self.manifest.fields if field.name == IMAGE), None)
 
     def read(self, position: int, variant: int) -> dict[str, Array]:
-        """Return the decoded fields of one record by name. Raises DamageError, and DependencyError without the decoder.
+        """Return the decoded fields of one record by name.
 
-        `position` is the sample's position in the cache, and `variant` the number of the variant.
+        Raises DamageError, and DependencyError without the decoder.
         """
-        parts: list[list[memoryview]] = [[] for _ in self.manifest.fields]
+        parts: dict[str, list[memoryview]] = {field.name: [] for field in self.manifest.fields}
         for band, layout in enumerate(self.manifest.layouts):
             (row,) = self.cache.index[self.cache.rows(variant, [position], band)]
             found = layout.split(memoryview(self.cache.reader.read(row)))
             for field, part in zip(layout.fields, found, strict=True):
-                parts[self._names.index(field.name)].append(part)
-        return {
-            field.name: _decode(field, of_field) for field, of_field in zip(self.manifest.fields, parts, strict=True)
-        }
+                parts[field.name].append(part)
+        return {field.name: _decode(field, parts[field.name]) for field in self.manifest.fields}
 
     def label(self, position: int) -> Array | None:
         """Return the label of the sample at this position of the cache, a number or (m,); None without labels."""
@@ -74,8 +67,7 @@ class Records:
         that class are chosen. Raises UsageError if no class has that name.
         """
         positions = np.unique(self.positions if class_name is None else self._of_class(class_name))
-        labels = self.table.labels
-        order = np.random.default_rng(seed).permutation(positions)
+        order, labels = np.random.default_rng(seed).permutation(positions), self.table.labels
         if labels is not None and labels.ndim == 1:
             order = order[np.argsort(_turns(np.asarray(labels[order])), kind="stable")]
         return sorted(order[:count].tolist())
@@ -86,18 +78,16 @@ class Records:
             near = difflib.get_close_matches(name, classes, 3) or classes[:10]
             has = f", such as {', '.join(map(repr, near))}" if near else ""
             raise UsageError(f"{self.directory} has no class {name!r}: it has {len(classes)} classes{has}")
-        number = classes.index(name)
-        chosen = np.asarray(labels[self.positions])
+        number, chosen = classes.index(name), np.asarray(labels[self.positions])
         return self.positions[chosen == number if labels.ndim == 1 else chosen[:, number] > 0]
 
 
 def _turns(labels: Array) -> Array:
     """Return, for each label, how many equal labels come before it in `labels`."""
     by_label = np.argsort(labels, kind="stable")
-    ordered = labels[by_label]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(labels) else by_label
+    _, starts, counts = np.unique(labels[by_label], return_index=True, return_counts=True)
     turns = np.empty(len(labels), np.int64)
-    turns[by_label] = np.arange(len(labels)) - np.repeat(starts, np.diff([*starts, len(labels)]))
+    turns[by_label] = np.arange(len(labels)) - np.repeat(starts, counts)
     return turns
 
 
@@ -107,3 +97,25 @@ def _decode(field: Field, parts: Sequence[memoryview]) -> Array:
     array = np.empty(field.shape, field.dtype)
     decode_bands(field, parts, array)
     return array
+
+
+def variant_name(variant: int) -> str:
+    return f"variant {variant}" if variant else "clean"
+
+
+def describe_label(label: Array | None, classes: Sequence[str]) -> str:
+    """Return a sample's label as text: its class, its classes with their weights, or its values."""
+    if label is None:
+        return "unlabelled"
+    if not label.ndim and label.dtype.kind != "f":
+        return class_name(int(label), classes)
+    values = [float(value) for value in label.reshape(-1)]
+    if len(classes) != len(values):
+        return ", ".join(f"{value:.4g}" for value in values)
+    marked = [(name, value) for name, value in zip(classes, values, strict=True) if value > 0]
+    return ", ".join(name if value == 1 else f"{name} {value:.2g}" for name, value in marked) or "none of the classes"
+
+
+def class_name(number: int, classes: Sequence[str]) -> str:
+    """Return the name of a class; its number as text if the class has no name."""
+    return classes[number] if 0 <= number < len(classes) else str(number)

@@ -1,65 +1,77 @@
-"""The page of a run: curves, seconds, idle time, mistakes and settings.
+"""The page of a run: its most wrong samples, curves, confusion, seconds, idle time and settings.
 
-The page of a run of folds has a section for each fold.
+The files of a run are checked when they are read; none is trusted.
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from tpucache.errors import DependencyError, TpucacheError, TrainingError
+from tpucache.errors import FormatError, TpucacheError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.find import locate
 from tpucache.report.page import (
-    Chart,
+    Block,
     Figure,
-    Ink,
+    Line,
     Page,
-    Sheet,
-    lines_chart,
-    look_of,
-    make_bars,
+    Part,
+    Section,
+    bars,
+    chart,
+    facts,
     make_page,
     make_picture,
+    matrix,
+    pictures,
+    table,
 )
-from tpucache.report.records import Records
-from tpucache.report.text import class_name, describe_mask, mask_class, seconds_text
-from tpucache.runs import FOLDS_NAME
+from tpucache.report.records import SAMPLES, Records, class_name
+from tpucache.runs import (
+    ACCOUNT_NAME,
+    FOLDS_NAME,
+    HISTORY_NAME,
+    INFO_NAME,
+    REPORT_NAME,
+    VALIDATION_NAME,
+    fold_folder,
+    is_run,
+)
 from tpucache.store.fields import MASK
-from tpucache.store.files import is_url
+from tpucache.store.files import check_stored, is_url, open_file, open_text, read_file
 from tpucache.store.history import split_version
-from tpucache.training.page_files import FoldsFiles, RunFiles, read_folds_run, read_run
+from tpucache.strict_json import LARGEST, parse_object
 from tpucache.types import Array
+from tpucache.units import seconds_text
 
-Points = list[tuple[float, float]]
+_SHOWN: Final = 200  # characters of the reason in a message, at most
+#: The dimensions of the arrays of validation.npz.
+_DIMENSIONS: Final = {
+    **dict.fromkeys(("positions", "errors", "predictions", "probabilities", "shown"), 1),
+    **dict.fromkeys(("values", "confusion"), 2),
+    "maps": 3,
+}
+#: The arrays that have a row for each sample.
+_OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabilities", "values")
+# Errors from reading values of files that do not belong together.
+_MISFITS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
-SAMPLES: Final = 12
-
-_PACKAGE: Final = "tpucache.training"  # its folder `templates` has the templates
-
-_FIRST_HUE: Final = 255  # the hue of the first fold's curve, in degrees
-_DASHED: Final = 8  # from this many folds on, every second curve is dashed
+_HUES: Final = {"training": 260, "validation": 50, "rate": 150}
 _POINTS: Final = 600  # points in a curve of single steps, at most
 _LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
-
-_LEAST_SECONDS: Final = 0.1
-
 _MATRIX: Final = 30  # classes of a confusion matrix, at most: a larger one cannot be read
 _ROWS: Final = 1000
 _PAIRS: Final = 20
 _COLUMNS: Final = 6  # values of a sample in a caption, at most
-_HEADS: Final = {"classes": ("samples", "recall", "precision"), "mask": ("pixels", "recall", "IoU")}
-_ROWS_ARE: Final = "A row for each true class, a column for each predicted one."
-
-# Errors from reading values of files that do not belong together.
-_MISFITS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+_NAMED: Final = 4  # classes of a mask in a caption, at most
 
 
 def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | None = None) -> Page:
@@ -74,132 +86,186 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
     jinja2.
     """
     folder = Path(run)
-    if not (folder / FOLDS_NAME).exists():
-        files = read_run(folder)
-        return make_page("run.html", files.name, {"run": _run_values(files, samples, cache)}, package=_PACKAGE)
-    folds = read_folds_run(folder)
     try:
-        values = _folds_values(folds)
+        if not (folder / FOLDS_NAME).exists():
+            return make_page("run", [_part(_read_run(folder), samples, cache)])
+        names = list(map(str, _read_json(folder / FOLDS_NAME)["folds"]))
+        folders = {name: fold_folder(folder, name) for name in names}
+        runs = {name: _read_run(each) for name, each in folders.items() if is_run(each)}
+        parts = [_part(each, samples, cache) for each in runs.values()]
+        return make_page("run of folds", [_part_of_folds(folder, names, runs), *parts])
+    except TpucacheError:
+        raise
     except _MISFITS as error:
-        raise _misfit(folder, error) from error
-    runs = [_run_values(fold, samples, cache) for fold in folds.runs.values()]
-    return make_page("folds.html", folds.name, {**values, "runs": runs}, package=_PACKAGE)
+        raise TrainingError(f"the files in {folder} do not belong together: {error!r}. Copy the run again") from error
 
 
-def _misfit(folder: Path, error: Exception) -> TrainingError:
-    return TrainingError(f"the files in {folder} do not belong together: {error!r}. Copy the run again")
+# The files of a run.
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The contents of a run's files; a file that is missing counts as empty.
+
+    `info` is run.json. `summary` is report.json or, if there is none yet, account.json. `rows` are the rows of
+    history.csv, and `arrays` the arrays of validation.npz, by name.
+    """
+
+    folder: Path
+    info: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, float]]
+    arrays: Mapping[str, Array]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(map(str, self.info.get("classes", ())))
+
+    @property
+    def metrics(self) -> list[str]:
+        names = dict.fromkeys(itertools.chain.from_iterable(self.rows))
+        return [name for name in names if name.startswith(_VALID) and name != _COUNT]
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        return [(row["step"], row[name]) for row in self.rows if name in row and "step" in row]
+
+
+def _read_run(folder: Path) -> _Run:
+    if not is_run(folder):
+        raise UsageError(f"{folder} holds no run: give the folder that `train --run` named")
+    summary = _read_json(folder / REPORT_NAME) or _read_json(folder / ACCOUNT_NAME)
+    return _Run(folder, _read_json(folder / INFO_NAME), summary, _read_rows(folder), _read_arrays(folder))
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        values = parse_object(read_file(path), path.name)
+    except FileNotFoundError:
+        return {}
+    except (OSError, FormatError) as error:
+        raise _unreadable(path, error) from error
+    _check_numbers(path, values)
+    return values
+
+
+def _check_numbers(path: Path, values: object) -> None:
+    """Raise TrainingError if values have a number too large to be drawn or added up; no run writes such numbers."""
+    if isinstance(values, (dict, list)):
+        for value in values.values() if isinstance(values, dict) else values:
+            _check_numbers(path, value)
+    elif isinstance(values, (int, float)) and abs(values) > LARGEST:
+        raise _unreadable(path, "it has a number that is too large")
+
+
+def _read_rows(folder: Path) -> Sequence[Mapping[str, float]]:
+    path = folder / HISTORY_NAME
+    try:
+        with open_text(path, newline="") as file:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise _unreadable(path, error) from error
+    _check_numbers(path, rows)
+    return rows
+
+
+def _read_arrays(folder: Path) -> dict[str, Array]:
+    path = folder / VALIDATION_NAME
+    if not path.exists():
+        return {}
+    try:
+        with open_file(path) as file:
+            check_stored(file)
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: np.asarray(archive[name]) for name in archive.files}
+    except Exception as error:  # zipfile and numpy raise many things for a damaged file
+        raise _unreadable(path, error) from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf" or not np.abs(array.astype(np.float64)).max(initial=0) <= LARGEST:
+            raise _unreadable(path, f"{name}, of dtype {array.dtype}, has values that are too large or not numbers")
+        if array.ndim != _DIMENSIONS.get(name, array.ndim):
+            raise _unreadable(path, f"{name}, {array.dtype} {array.shape}, has a wrong number of dimensions")
+    if len({len(arrays[name]) for name in _OF_SAMPLES if name in arrays}) > 1:
+        raise _unreadable(path, "its arrays have different numbers of samples")
+    return arrays
+
+
+def _unreadable(path: Path, reason: object) -> TrainingError:
+    text = " ".join(str(reason).split())[:_SHOWN]
+    return TrainingError(f"{path} cannot be read: {text}. Copy the run again")
 
 
 # A run of all folds.
 
 
-def _folds_values(folds: FoldsFiles) -> dict[str, Any]:
-    summary = folds.summary
-    done = sum(bool(score["finished"]) for score in _by_fold(folds).values())
-    figures = [("folds", f"{len(folds.names):,}")]
+def _part_of_folds(folder: Path, names: Sequence[str], runs: Mapping[str, _Run]) -> Part:
+    summary = _read_json(folder / REPORT_NAME)
+    scores = {str(score["fold"]): score for score in summary.get("folds") or ()}  # without folds that have not begun
+    figures = [("folds", f"{len(names):,}")]
     figures += [(name, f"{value:.4f}") for name, value in (summary.get("out_of_fold") or {}).items()]
-    if summary.get("wall_seconds"):
-        figures.append(("time", seconds_text(summary["wall_seconds"])))
-    state = f"Not finished: {done:,} of {len(folds.names):,} folds are trained."
+    done = sum(bool(score["finished"]) for score in scores.values())
+    text = f"Not finished: {done:,} of {len(names):,} folds are trained."
     if summary.get("finished"):
-        state = "Finished. The figures are over all samples, each predicted by the model that has not seen it."
-    inks = fold_inks(list(folds.runs))
-    return {
-        "figures": figures,
-        "state": state,
-        "scores": _scores(folds),
-        "folds": [(ink, f"fold {fold}") for fold, ink in inks.items()],
-        "charts": _fold_charts(folds, inks),
-        "seconds": _seconds(summary),
-    }
+        text = "Finished. The figures are over all samples, each predicted by the model that has not seen it."
+    metrics = dict.fromkeys(name for run in runs.values() for name in run.metrics)
+    hues = {fold: (_HUES["training"] + 360 * number // len(runs)) % 360 for number, fold in enumerate(runs)}
+    charts = [
+        chart(_plain(name), [Line(f"fold {fold}", run.points(name), hues[fold]) for fold, run in runs.items()])
+        for name in metrics
+    ]
+    sections = [
+        Section("Scores", "Of the best epoch of each fold.", [_scores(names, scores, summary)]),
+        *_curves("Of the validation", charts),
+        *_seconds(summary),
+    ]
+    return Part(folder.resolve().name, text, [*figures, *_time(summary)], sections)
 
 
-def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
-    """A fold that has not begun has no scores."""
-    return {str(score["fold"]): score for score in folds.summary.get("folds") or ()}
-
-
-class _Score(NamedTuple):
-    """A row of the scores. `part` is the number of the fold's section on the page; None if its run has not begun."""
-
-    title: str
-    cells: Sequence[str]
-    part: int | None = None
-
-
-def _scores(folds: FoldsFiles) -> dict[str, Any]:
-    scores, summary = _by_fold(folds), folds.summary
-    names = list(dict.fromkeys(itertools.chain.from_iterable(score["metrics"] for score in scores.values())))
-    parts = {fold: number for number, fold in enumerate(folds.runs, 1)}
-    rows = []
-    for fold in folds.names:
+def _scores(names: Sequence[str], scores: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any]) -> Block:
+    metrics = list(dict.fromkeys(itertools.chain.from_iterable(score["metrics"] for score in scores.values())))
+    rows: list[tuple[str, Any, Any, Mapping[str, float]]] = []
+    for fold in names:
         score = scores.get(fold, {"metrics": {}})
-        epoch = f"{score['best_epoch']:,}" if score.get("best_epoch") else ""
-        count = f"{score['samples']:,}" if score.get("samples") else ""
-        rows.append(_Score(fold, (epoch, count, *_score_cells(score["metrics"], names)), parts.get(fold)))
+        rows.append((fold, score.get("best_epoch") or "", score.get("samples") or "", score["metrics"]))
     if summary.get("finished"):
-        spread = {name: f"\u00b1 {value:.4f}" for name, value in summary["deviation"].items()}
-        rows.append(_Score("mean", ("", "", *_score_cells(summary["mean"], names))))
-        rows.append(_Score("deviation", ("", "", *(spread.get(name, "") for name in names))))
-        rows.append(_Score("out of fold", ("", "", *_score_cells(summary["out_of_fold"], names))))
-    heads = ("fold", "best epoch", "samples", *names)
-    return {"heads": heads, "kinds": "t" + "n" * (len(heads) - 1), "rows": rows}
-
-
-def _score_cells(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
-    return [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
-
-
-def fold_inks(folds: Sequence[str]) -> dict[str, Ink]:
-    """Return the colour and line style of each fold's curve.
-
-    The hues have equal distances. From 8 folds on, every second curve is dashed.
-    """
-    styles = ("fold", "fold dashed") if len(folds) >= _DASHED else ("fold",)
-    hues = [round(_FIRST_HUE + 360 * number / max(1, len(folds))) % 360 for number in range(len(folds))]
-    return {fold: Ink(styles[at % len(styles)], hue) for at, (fold, hue) in enumerate(zip(folds, hues, strict=True))}
-
-
-def _fold_charts(folds: FoldsFiles, inks: Mapping[str, Ink]) -> list[tuple[str, Chart]]:
-    names = dict.fromkeys(name for run in folds.runs.values() for row in run.rows for name in row if _is_metric(name))
-    charts = []
-    for name in names:
-        lines = [(inks[fold], _points_of(run.rows, name)) for fold, run in folds.runs.items()]
-        if chart := lines_chart(lines, f"{_plain_name(name)} by step", _span(folds.runs.values())):
-            charts.append((_plain_name(name), chart))
-    return charts
+        rows += [(name.replace("_", " "), "", "", summary[name]) for name in ("mean", "deviation", "out_of_fold")]
+    cells = [
+        (fold, epoch, count, *(f"{values[name]:.4f}" if name in values else "" for name in metrics))
+        for fold, epoch, count, values in rows
+    ]
+    return table(("fold", "best epoch", "samples", *metrics), cells, "t" + "n" * (2 + len(metrics)))
 
 
 # One run.
 
 
-def _run_values(run: RunFiles, samples: int, cache: str | Path | None) -> dict[str, Any]:
-    """The parameters are those of `report_run`. Raises TrainingError for files that do not belong together."""
-    try:
-        summary, rows = run.summary, run.rows
-        best = int(summary.get("best_epoch") or 0)
-        row = rows[best - 1] if 0 < best <= len(rows) else rows[-1] if rows else {}
-        figures = [("epochs", f"{len(rows):,}")]
-        figures += [(_plain_name(name), f"{value:.4f}") for name, value in row.items() if _is_metric(name)]
-        pace = summary.get("pace") or {}
-        if pace.get("images_per_second"):
-            figures.append((f"{summary.get('unit', 'images')}/s", f"{pace['images_per_second']:,.0f}"))
-        if summary.get("wall_seconds"):
-            figures.append(("time", seconds_text(summary["wall_seconds"])))
-        return {
-            "name": run.name,
-            "figures": figures,
-            "state": _state(summary, best),
-            "worst": _worst(run, samples, cache),
-            "charts": _charts(run),
-            "mistakes": _mistakes(run),
-            "seconds": _seconds(summary),
-            "pace": _pace(summary),
-            "settings": _settings(run),
-            "data": _data(run),
-        }
-    except _MISFITS as error:
-        raise _misfit(run.folder, error) from error
+def _part(run: _Run, samples: int, cache: str | Path | None) -> Part:
+    summary, rows = run.summary, run.rows
+    best = int(summary.get("best_epoch") or 0)
+    row = rows[best - 1] if 0 < best <= len(rows) else rows[-1] if rows else {}
+    figures = [("epochs", f"{len(rows):,}")]
+    figures += [(_plain(name), f"{row[name]:.4f}") for name in run.metrics if name in row]
+    if rate := (summary.get("pace") or {}).get("images_per_second"):
+        figures.append((f"{summary.get('unit', 'images')}/s", f"{rate:,.0f}"))
+    sections = [
+        _worst(run, samples, cache),
+        *_curves("By steps of the optimizer", _charts(run)),
+        *_mistakes(run),
+        *_seconds(summary),
+        *_pace(summary),
+        Section("Settings", "Those that are not shown are off.", [facts(_settings(run))]),
+        Section("Data", "", [facts(_data(run))]),
+    ]
+    return Part(run.folder.resolve().name, _state(summary, best), [*figures, *_time(summary)], sections)
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(_VALID)
+
+
+def _time(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [("time", seconds_text(summary["wall_seconds"]))] if summary.get("wall_seconds") else []
 
 
 def _state(summary: Mapping[str, Any], best: int) -> str:
@@ -208,176 +274,109 @@ def _state(summary: Mapping[str, Any], best: int) -> str:
         parts.append("The run stopped early.")
     if best:
         parts.append(f"Epoch {best} was best by {summary.get('watched', '')}; the figures are those of that epoch.")
-    if summary.get("advice"):
-        parts.append(str(summary["advice"]))
-    return " ".join(parts)
+    return " ".join([*parts, str(summary.get("advice") or "")])
 
 
-def _charts(run: RunFiles) -> list[tuple[list[tuple[Ink, str]], Chart | None]]:
-    """Return a chart of the losses, one of each metric, and one of the learning rate, each after its legend."""
-    losses = [float(loss) for loss in run.summary.get("losses") or ()]
-    blue, accent, green = Ink("blue"), Ink("accent"), Ink("green")
-    lines: list[tuple[Ink, Points]] = []
-    names = []
-    if losses:
-        lines.append((Ink("blue faint"), _thinned(losses)))
-        names.append((Ink("blue faint"), "training, each step" if len(losses) <= _POINTS else "training, steps"))
-    for ink, name, text in ((blue, "train_loss", "training, mean of an epoch"), (accent, _LOSS, "validation")):
-        if points := _points_of(run.rows, name):
-            lines.append((ink, points))
-            names.append((ink, text))
-    span = _span([run])
-    charts = [(names, lines_chart(lines, "losses by step", span))] if lines else []
-    for name in dict.fromkeys(name for row in run.rows for name in row if _is_metric(name) and name != _LOSS):
-        chart = lines_chart([(accent, _points_of(run.rows, name))], f"{_plain_name(name)} by step", span)
-        charts.append(([(accent, _plain_name(name))], chart))
-    charts.append(([(green, "learning rate")], lines_chart([(green, _rates(run))], "learning rate by step", span)))
-    return [(legend, chart) for legend, chart in charts if chart]
+def _curves(note: str, charts: Sequence[Block | None]) -> list[Section]:
+    drawn = [each for each in charts if each is not None]
+    return [Section("Curves", f"{note}, from left to right.", drawn)] if drawn else []
 
 
-def _span(runs: Collection[RunFiles]) -> tuple[float, float]:
-    steps = [row["step"] for run in runs for row in run.rows if np.isfinite(row.get("step", np.nan))]
-    return 1, max([*steps, *(len(run.summary.get("losses") or ()) for run in runs), 1])
+def _charts(run: _Run) -> list[Block | None]:
+    """Return a chart of the losses, one of each metric, and one of the learning rate."""
+    losses, rates = (run.summary.get(name) or () for name in ("losses", "learning_rates"))
+    lines = [
+        Line("training, single steps", _thinned(losses), _HUES["training"], is_faint=True),
+        Line("training, mean of an epoch", run.points("train_loss"), _HUES["training"]),
+        Line("validation", run.points(_LOSS), _HUES["validation"]),
+    ]
+    metrics = [name for name in run.metrics if name != _LOSS]
+    return [
+        chart("loss", lines),
+        *(chart(_plain(name), [Line("validation", run.points(name), _HUES["validation"])]) for name in metrics),
+        chart("learning rate", [Line("each step", _thinned(rates) or run.points("lr"), _HUES["rate"])]),
+    ]
 
 
-def _rates(run: RunFiles) -> Points:
-    """Return at most about 600 points. Runs of earlier versions have only one learning rate for each epoch."""
-    rates = [float(rate) for rate in run.summary.get("learning_rates") or ()]
-    each = -(-len(rates) // _POINTS)
-    chosen = sorted({*range(0, len(rates), each), len(rates) - 1}) if rates else []
-    return [(step + 1, rates[step]) for step in chosen] or _points_of(run.rows, "lr")
-
-
-def _points_of(rows: Sequence[Mapping[str, float]], name: str) -> Points:
-    return [(row["step"], row[name]) for row in rows if name in row and "step" in row]
-
-
-def _thinned(losses: Sequence[float]) -> Points:
-    """Return at most 600 points: mean losses of consecutive steps, each drawn at the last of its steps."""
-    each = -(-len(losses) // _POINTS)
-    parts = [losses[first : first + each] for first in range(0, len(losses), each)]
+def _thinned(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return at most 600 points: means of consecutive steps, each drawn at the last of its steps."""
+    each = -(-len(values) // _POINTS)
+    parts = [values[first : first + each] for first in range(0, len(values), each or 1)]
     return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
 
 
-def _is_metric(name: str) -> bool:
-    return name.startswith(_VALID) and name != _COUNT
-
-
-def _plain_name(name: str) -> str:
-    return name.removeprefix(_VALID)
-
-
-def _seconds(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a bar for each part of a run, or of all folds, that took at least 0.1 s; None if there is no such part."""
+def _seconds(summary: Mapping[str, Any]) -> list[Section]:
     parts = {str(name): float(spent) for name, spent in (summary.get("seconds") or {}).items()}
-    pairs = [
-        (name.replace("_", " "), spent)
-        for name, spent in sorted(parts.items(), key=lambda item: -item[1])
-        if spent >= _LEAST_SECONDS
-    ]
+    pairs = [(name.replace("_", " "), spent) for name, spent in parts.items() if spent > 0]
     if not pairs:
-        return None
+        return []
+    pairs.sort(key=lambda pair: -pair[1])
     wall = float(summary.get("wall_seconds", 0.0)) or sum(parts.values())
-    return {
-        "note": f"{seconds_text(wall)} in all, summed over the times that the run was resumed.",
-        "bars": make_bars(pairs, pairs[0][1], wall, seconds_text),
-    }
+    note = f"{seconds_text(wall)} in all, summed over the times that the run was resumed."
+    return [Section("Time", note, [bars(pairs, pairs[0][1], wall, seconds_text)])]
 
 
-def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pace = summary.get("pace") or {}
+def _pace(summary: Mapping[str, Any]) -> list[Section]:
+    pace, unit = summary.get("pace") or {}, summary.get("unit", "images")
     if not pace.get("steps"):
         return []
-    unit = summary.get("unit", "images")
     ceiling, idle = pace.get("ceiling_images_per_second"), pace.get("ceiling_idle")
-    return [
-        ("backend", f"{summary.get('backend', '')}, cores: {summary.get('cores', 1)}"),
-        *([("device", str(summary["device"]))] if summary.get("device") else []),
-        ("rate", f"{pace['images_per_second']:,.0f} {unit}/s"),
-        ("step", f"{pace['step_seconds'] * 1e3:,.1f} ms, mean of {pace['steps']:,}"),
-        ("idle", f"{pace['device_idle']:.1%} of that time, the device ran nothing"),
-        ("hint: the loop waited for data", f"{pace['waited']:.1%}, also while the device still had work"),
-        (
-            "hint: slower than a replay",
-            "not measured" if idle is None else f"by {idle:.1%}: {ceiling:,.0f} {unit}/s on data already on the device",
-        ),
-        ("compiles", f"{pace['compiles']:,} after the warm-up"),
-        ("received", f"{pace['received_bytes'] / 1e6:,.0f} MB"),
-    ]
+    replay = "not measured" if idle is None else f"by {idle:.1%}: {ceiling:,.0f} {unit}/s on data already on the device"
+    pairs = {
+        "backend": f"{summary.get('backend', '')}, cores: {summary.get('cores', 1)}",
+        "device": str(summary.get("device") or "not known"),
+        "rate": f"{pace['images_per_second']:,.0f} {unit}/s",
+        "step": f"{pace['step_seconds'] * 1e3:,.1f} ms, mean of {pace['steps']:,}",
+        "idle": f"{pace['device_idle']:.1%} of that time, the device ran nothing",
+        "hint: the loop waited for data": f"{pace['waited']:.1%}, also while the device still had work",
+        "hint: slower than a replay": replay,
+        "compiles": f"{pace['compiles']:,} after the warm-up",
+        "received": f"{pace['received_bytes'] / 1e6:,.0f} MB",
+    }
+    note = "After the warm-up. The replay takes the same steps on data that are already on the device."
+    return [Section("Idle time", note, [facts(pairs.items())])]
 
 
-def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
-    """Return the settings in `run.json` as texts, without those that are None, False or empty; None without it."""
-    if not run.info:
-        return None
+def _settings(run: _Run) -> Iterator[tuple[str, str]]:
     settings = dict(run.info.get("settings") or {})
     augment = settings.pop("augment", {})
-    task = {"task found": run.task, "outputs": run.info.get("outputs", "")} if run.task else {}
-    values = {**task, **settings, **augment}
-    return [
-        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        for name, value in values.items()
-        if value is not None and value is not False and value not in ("", [], {})
-    ]
+    task = {"task found": run.info.get("task", ""), "outputs": run.info.get("outputs", "")}
+    for name, value in {**task, **settings, **augment}.items():
+        if value is not None and value is not False and value not in ("", [], {}):
+            yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _data(run: RunFiles) -> list[tuple[str, str]]:
-    parts = [(name, run.info.get(name)) for name in ("training", "validation")]
-    return [
-        (name, f"{part['samples']:,} samples, variant {part['variant']}, of {part['cache']}")
-        for name, part in parts
-        if part
-    ]
+def _data(run: _Run) -> Iterator[tuple[str, str]]:
+    for name in ("training", "validation"):
+        if part := run.info.get(name):
+            yield name, f"{part['samples']:,} samples, variant {part['variant']}, of {part['cache']}"
 
 
 # What a run got wrong.
 
 
-class _Wrong(NamedTuple):
-    """A sample that the model predicted wrongly: its label, its prediction, and for a mask its predicted `map`.
-
-    `row` is its row in the arrays of the run. `figure` is a text that says how sure or how far off the prediction was.
-    """
-
-    row: int
-    label: str
-    prediction: str
-    figure: str
-    map: Array | None = None
-
-
-def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
-    """Return pictures of the `count` most wrong validation samples, or a note that says why there are none.
-
-    The samples are read from the cache at `cache`, or else from the cache that the run was validated on. Only the
-    pictures need Pillow.
-    """
-    if "errors" not in run.arrays:
-        reason = "The run has no validation samples"
-        if run.info.get("validation") is not None or not run.info:
-            reason = "No epoch of the run has kept its predictions"
-        return Sheet(f"{reason}.")
+def _worst(run: _Run, count: int, cache: str | Path | None) -> Section:
+    """Return pictures of the most wrong validation samples, or the reason why there are none."""
+    title, arrays = "Most wrong", run.arrays
+    if "errors" not in arrays:
+        return Section(title, "No epoch of the run has kept predictions for validation samples.")
     chosen = _find_worst(run, count)
     if not chosen:
-        return Sheet("No sample is wrong.")
+        return Section(title, "No sample is wrong.")
     try:
         records = _open_records(run, cache)
+        if records.image is None:
+            return Section(title, "The records have no images.")
+        figures = [_figure(run, records, row) for row in chosen]
+        colours = _mask_colours(run) if "maps" in arrays else ()
     except TpucacheError as error:
-        return Sheet(f"The pictures are left out: {error}")
-    image = records.image
-    if image is None:
-        return Sheet("The records have no images.")
-    look, shown = look_of(records.manifest, image), run.info["validation"]["variant"]
-    try:
-        figures = [_figure(run, records, wrong, look, shown) for wrong in chosen]
-        colours = _mask_colours(run) if "maps" in run.arrays else ()
-    except DependencyError as error:
-        return Sheet(f"The pictures are left out: {error}")
-    note = f"{len(chosen):,} of {len(run.arrays['errors']):,}, the most wrong first."
-    return Sheet(note, figures, look, 320 if look == "drawn" else 160, colours)
+        return Section(title, f"The pictures are left out: {error}")
+    width, side = (320, 150) if len(records.manifest.fields) > 1 else (160, 72)
+    note = f"{len(chosen):,} of {len(arrays['errors']):,}, the most wrong first."
+    return Section(title, note, [pictures(figures, width, side, colours)])
 
 
-def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
+def _open_records(run: _Run, cache: str | Path | None) -> Records:
     """Raises TpucacheError if the records are gone or have changed."""
     described = run.info["validation"]
     place = cache or described["cache"]
@@ -389,14 +388,9 @@ def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
     size = tuple(shown) if isinstance(shown, list) else shown
     with CachedDataset(place, described["variant"], resolution=size, frequencies=frequencies) as whole:
         positions = run.arrays["positions"]
-        samples = whole.manifest.samples
-        if len(positions) and not 0 <= positions.min() <= positions.max() < samples:
-            raise TpucacheError(
-                f"{whole.place} has {samples:,} samples, fewer than the cache that the run was validated on. "
-                "Give that cache by --valid"
-            )
-        dataset = whole.select(positions)
-        if dataset.digest != described["digest"]:
+        is_there = not len(positions) or 0 <= positions.min() <= positions.max() < whole.manifest.samples
+        dataset = whole.select(positions) if is_there else None
+        if dataset is None or dataset.digest != described["digest"]:
             raise TpucacheError(
                 f"{whole.place} has other records or labels than the cache that the run was validated on. Give "
                 "that cache by --valid"
@@ -404,160 +398,127 @@ def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
         return Records(dataset)
 
 
-def _find_worst(run: RunFiles, count: int) -> list[_Wrong]:
-    """Return the `count` most wrong samples, or fewer if fewer are wrong.
-
-    For masks, these are among the samples whose predicted maps the run has kept.
-    """
-    arrays, errors = run.arrays, run.arrays["errors"]
+def _find_worst(run: _Run, count: int) -> list[int]:
+    """Return the rows of the most wrong samples; for masks, of samples whose predicted maps the run has kept."""
+    arrays = run.arrays
+    order = np.argsort(-arrays["errors"], kind="stable")
     if "maps" in arrays:
-        map_of_row = {int(row): found for row, found in zip(arrays["shown"], arrays["maps"], strict=True)}
-        rows = sorted(map_of_row, key=lambda row: -errors[row])[:count]
-        return [_Wrong(row, "", "", f"IoU {1 - errors[row]:.3f}", map_of_row[row]) for row in rows]
-    rows = np.argsort(-errors, kind="stable").tolist()
-    wrong = (row for row in rows if "predictions" not in arrays or _is_wrong(run, row))
-    return [_describe(run, row) for row in itertools.islice(wrong, count)]
+        order = order[np.isin(order, arrays["shown"])]
+    elif "predictions" in arrays:
+        labels = arrays["labels"][order]
+        order = order[(labels >= 0) & (labels != arrays["predictions"][order])]
+    return list(map(int, order[:count]))
 
 
-def _is_wrong(run: RunFiles, row: int) -> bool:
-    label = int(run.arrays["labels"][row])
-    return label >= 0 and label != int(run.arrays["predictions"][row])
+def _figure(run: _Run, records: Records, row: int) -> Figure:
+    arrays, classes = run.arrays, run.classes
+    position = int(arrays["positions"][row])
+    fields, path = records.read(position, run.info["validation"]["variant"]), records.table.paths[position]
+    if "maps" not in arrays:
+        texts, corner = _compared(run, row)
+        shown = [make_picture(fields, classes, ", ".join(texts))]
+        return Figure(shown, texts, [path], corner)
+    (at,) = np.flatnonzero(arrays["shown"] == row)[:1]
+    masks = {"true": fields[MASK], "predicted": arrays["maps"][at][..., None]}
+    texts = [f"{head}: {_describe_mask(mask, classes)}" for head, mask in masks.items()]
+    shown = [
+        make_picture({**fields, MASK: mask}, classes, text, head)
+        for text, (head, mask) in zip(texts, masks.items(), strict=True)
+    ]
+    return Figure(shown, texts, [path], f"IoU {1 - arrays['errors'][row]:.3f}")
 
 
-def _describe(run: RunFiles, row: int) -> _Wrong:
+def _compared(run: _Run, row: int) -> tuple[list[str], str]:
+    """Return the true and the predicted label of a sample, and how sure or how far off the prediction was."""
     arrays, names = run.arrays, run.classes
     if "predictions" in arrays:
-        label, prediction = (class_name(int(arrays[name][row]), names) for name in ("labels", "predictions"))
-        figure = f"{arrays['probabilities'][row]:.3f}, the true one {1 - arrays['errors'][row]:.3f}"
-        return _Wrong(row, label, prediction, figure)
-    labels, values = arrays["labels"][row], arrays["values"][row]
-    columns = np.argsort(-np.abs(labels - values), kind="stable")[:_COLUMNS]
-    if len(values) == 1 and not names:
-        return _Wrong(row, f"{labels[0]:.6g}", f"{values[0]:.6g}", f"off by {arrays['errors'][row]:.4g}")
-    shown = [[f"{class_name(int(c), names)} {side[c]:.4g}" for c in columns] for side in (labels, values)]
-    return _Wrong(row, ", ".join(shown[0]), ", ".join(shown[1]), f"off by {arrays['errors'][row]:.4g}")
+        label, predicted = (class_name(int(arrays[name][row]), names) for name in ("labels", "predictions"))
+        corner = f"{arrays['probabilities'][row]:.3f}, the true one {1 - arrays['errors'][row]:.3f}"
+    else:
+        labels, values = arrays["labels"][row], arrays["values"][row]
+        columns = np.argsort(-np.abs(labels - values), kind="stable")[:_COLUMNS].tolist()
+        label, predicted = (
+            ", ".join(f"{class_name(at, names)} {side[at]:.4g}" for at in columns) for side in (labels, values)
+        )
+        corner = f"off by {arrays['errors'][row]:.4g}"
+    return [f"true: {label}", f"predicted: {predicted}"], corner
 
 
-def _figure(run: RunFiles, records: Records, wrong: _Wrong, look: str, variant: int) -> Figure:
-    position = int(run.arrays["positions"][wrong.row])
-    fields, path = records.read(position, variant), records.table.paths[position]
-    if wrong.map is None:
-        picture = make_picture(fields, run.classes, look, f"{wrong.label}, predicted {wrong.prediction}")
-        return Figure([picture], wrong.label, wrong.figure, path, wrong.prediction)
-    masks = {"true": fields.get(MASK), "predicted": wrong.map[..., None]}
-    texts = {head: "" if mask is None else describe_mask(mask, run.classes) for head, mask in masks.items()}
-    pictures = [
-        make_picture({**fields, MASK: mask}, run.classes, look, f"{head}: {texts[head]}", head)
-        for head, mask in masks.items()
-        if mask is not None
-    ]
-    return Figure(pictures, texts["true"], wrong.figure, path, texts["predicted"])
+def _describe_mask(mask: Array, classes: Sequence[str]) -> str:
+    """Return the largest classes of a mask other than 0, with their shares of the pixels."""
+    counts = np.bincount(mask.reshape(-1))
+    found = [number for number in np.argsort(-counts, kind="stable").tolist() if number and counts[number]]
+    parts = [f"{_mask_class(number, classes)} {counts[number] / mask.size:.1%}" for number in found[:_NAMED]]
+    rest = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+    return f"{', '.join(parts)}{rest}" if found else "nothing"
 
 
-def _mask_colours(run: RunFiles) -> list[tuple[str, str]]:
+def _mask_class(number: int, classes: Sequence[str]) -> str:
+    return classes[number] if number < len(classes) else f"class {number}"
+
+
+def _mask_colours(run: _Run) -> list[tuple[str, str]]:
     """Return the classes that have a colour of their own in pictures of masks, each with its CSS colour."""
-    from tpucache.report.draw import PALETTE
+    from tpucache.report.preview import PALETTE
 
     outputs = max(int(run.info.get("outputs", 0)), len(run.classes))
-    numbers = range(1, min(outputs, len(PALETTE) + 1))
-    return [(mask_class(each, run.classes), f"rgb{PALETTE[each - 1]}") for each in numbers]
+    return [
+        (_mask_class(number, run.classes), f"rgb{colour}")
+        for number, colour in enumerate(PALETTE[: max(0, outputs - 1)], 1)
+    ]
 
 
-class _PageTable(NamedTuple):
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    kinds: str
+def _mistakes(run: _Run) -> list[Section]:
+    """Return the section about mistakes, if the run's files have what it needs."""
+    arrays, note = run.arrays, "A row for each true class, a column for each predicted one."
+    if "confusion" in arrays:
+        return [Section("Confusion", f"{note} In pixels.", _confusion(run, arrays["confusion"], "pixels", "IoU"))]
+    if "predictions" in arrays:
+        labels, predictions = arrays["labels"].astype(np.int64), arrays["predictions"].astype(np.int64)
+        outputs = int(max(run.info.get("outputs", 0), labels.max(initial=-1) + 1, predictions.max(initial=-1) + 1))
+        pairs, counts = np.unique((labels * outputs + predictions)[labels >= 0], return_counts=True)
+        often = _most_often(run, pairs, counts, outputs)
+        if outputs > _MATRIX:
+            return [Section("Confusion", "The most frequent confusions.", often)] if often else []
+        whole = np.zeros((outputs, outputs), np.int64)
+        whole.reshape(-1)[pairs] = counts
+        return [Section("Confusion", note, [*_confusion(run, whole, "samples", "precision"), *often])]
+    if run.info.get("task") == "multilabel" and "values" in arrays:
+        truth, predicted = arrays["labels"] > 0.5, arrays["values"] > 0.5
+        block = _by_class(run, "samples", (truth & predicted).sum(0), truth.sum(0), predicted.sum(0), "F1")
+        return [Section("Classes", "Predictions are those above one half.", [block])]
+    return []
 
 
-class _Matrix(NamedTuple):
-    """A confusion matrix.
-
-    `rows` has, by true and then by predicted class, the number of samples or pixels and its percentage of the true
-    class, as texts.
-    """
-
-    names: Sequence[str]
-    rows: Sequence[Sequence[tuple[str, str]]]
-
-
-class _Mistakes(NamedTuple):
-    title: str
-    note: str
-    tables: Sequence[_PageTable]
-    matrix: _Matrix | None = None
-
-
-def _mistakes(run: RunFiles) -> _Mistakes | None:
-    """Return the section about mistakes; None if the run's files lack what it needs."""
-    if "predictions" in run.arrays:
-        labels, predictions = run.arrays["labels"].astype(np.int64), run.arrays["predictions"].astype(np.int64)
-        outputs = max([int(run.info.get("outputs", 0)), *(labels + 1).tolist(), *(predictions + 1).tolist()])
-        return _class_mistakes(run, labels[labels >= 0], predictions[labels >= 0], outputs)
-    if "confusion" in run.arrays:
-        by_class, matrix = _matrix_tables(run, run.arrays["confusion"], "mask")
-        return _Mistakes("Confusion", f"{_ROWS_ARE} In pixels.", [by_class], matrix)
-    return _multilabel_mistakes(run) if run.task == "multilabel" and "values" in run.arrays else None
-
-
-def _class_mistakes(run: RunFiles, labels: Array, predictions: Array, outputs: int) -> _Mistakes | None:
-    pairs, counts = np.unique(labels * outputs + predictions, return_counts=True)
+def _most_often(run: _Run, pairs: Array, counts: Array, outputs: int) -> list[Block]:
     wrong = pairs // outputs != pairs % outputs
     order = np.argsort(-counts[wrong], kind="stable")[:_PAIRS]
-    often = [
-        (class_name(int(pair) // outputs, run.classes), class_name(int(pair) % outputs, run.classes), f"{count:,}")
-        for pair, count in zip(pairs[wrong][order], counts[wrong][order], strict=True)
-    ]
-    most = [_PageTable(("label", "predicted as", "samples"), often, "ttn")] if often else []
-    if outputs > _MATRIX:
-        return _Mistakes("Confusion", "The most frequent confusions.", most) if most else None
-    matrix = np.zeros((outputs, outputs), np.int64)
-    matrix.reshape(-1)[pairs] = counts
-    by_class, shown = _matrix_tables(run, matrix, "classes")
-    return _Mistakes("Confusion", _ROWS_ARE, [by_class, *most], shown)
-
-
-def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_PageTable, _Matrix | None]:
-    """Return a table of figures for each class, and the confusion matrix: None for more than 30 classes.
-
-    `counts` has a row for each true and a column for each predicted class. `kind` is "classes" for counts of samples,
-    or "mask" for counts of pixels.
-    """
-    total, found, right = counts.sum(1), counts.sum(0), counts.diagonal()
-    if len(total) != len(found):
-        raise ValueError(f"the confusion matrix has {len(total)} rows and {len(found)} columns")
-    names = [class_name(number, run.classes) for number in range(len(counts))]
-    whole = found if kind == "classes" else total + found - right
-    figures = [
-        (name, f"{total[at]:,.0f}", _share(right[at], total[at]), _share(right[at], whole[at]))
-        for at, name in enumerate(names)
-    ]
-    by_class = _PageTable(("class", *_HEADS[kind]), figures[:_ROWS], "tnnn")
-    if len(counts) > _MATRIX:
-        return by_class, None
-    shares = counts / np.maximum(total, 1)[:, None]
     rows = [
-        [(f"{count:,.0f}", str(math.ceil(100 * share))) for count, share in zip(*row, strict=True)]
-        for row in zip(counts, shares, strict=True)
+        (*(class_name(number, run.classes) for number in divmod(pair, outputs)), f"{count:,}")
+        for pair, count in zip(pairs[wrong][order].tolist(), counts[wrong][order].tolist(), strict=True)
     ]
-    return by_class, _Matrix(names, rows)
+    return [table(("label", "predicted as", "samples"), rows, "ttn")] if rows else []
 
 
-def _multilabel_mistakes(run: RunFiles) -> _Mistakes:
-    truth, predicted = run.arrays["labels"] > 0.5, run.arrays["values"] > 0.5
-    both = (truth & predicted).sum(0)
+def _confusion(run: _Run, counts: Array, unit: str, last: str) -> list[Block]:
+    """Return the confusion matrix, unless it is too large to be read, and a table of figures for each class."""
+    if counts.shape[0] != counts.shape[1]:
+        raise ValueError(f"the confusion matrix has {len(counts)} rows and {len(counts.T)} columns")
+    by_class = _by_class(run, unit, counts.diagonal(), counts.sum(1), counts.sum(0), last)
+    names = [class_name(number, run.classes) for number in range(len(counts))]
+    return [matrix(names, counts), by_class] if len(counts) <= _MATRIX else [by_class]
+
+
+def _by_class(run: _Run, unit: str, right: Array, total: Array, found: Array, last: str) -> Block:
+    """Return a table of each class's recall, precision and, if `last` is another figure, its F1 or IoU."""
+    figures = {"recall": (right, total), "precision": (right, found)}
+    figures[last] = {"F1": (2 * right, total + found), "IoU": (right, total + found - right)}.get(last, (right, found))
     rows = [
         (
             class_name(at, run.classes),
-            f"{has:,}",
-            _share(both[at], has),
-            _share(both[at], found),
-            _share(2 * both[at], has + found),
+            f"{total[at]:,.0f}",
+            *(f"{part[at] / whole[at]:.3f}" if whole[at] else "\u2013" for part, whole in figures.values()),
         )
-        for at, (has, found) in enumerate(zip(truth.sum(0).tolist(), predicted.sum(0).tolist(), strict=True))
+        for at in range(min(len(total), _ROWS))
     ]
-    table = _PageTable(("class", "samples", "recall", "precision", "F1"), rows[:_ROWS], "tnnnn")
-    return _Mistakes("Classes", "Predictions are those above one half.", [table])
-
-
-def _share(part: Any, whole: Any) -> str:
-    return f"{part / whole:.3f}" if whole else "\u2013"
+    return table(("class", unit, *figures), rows, "tn" + "n" * len(figures))

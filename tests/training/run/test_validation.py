@@ -139,4 +139,4 @@ def test_masks_are_kept_of_the_samples_with_the_least_iou(tmp_path):
     assert page.count("<img") == 4
     for head, mask in (("true", truth), ("predicted", found)):
         text = f"class 1 {(mask == 1).mean():.1%}" if mask.any() else "nothing"
-        assert f"<i>{head}</i> {text}</span>" in page
+        assert f">{head}: {text}</b>" in page
