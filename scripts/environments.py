@@ -11,11 +11,14 @@ import shutil
 import site
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.commands import CommandError, run_logged, say
+
+#: Runs a command that writes into a log.
+Run = Callable[[Sequence[str | Path], Path], None]
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class Environment:
 class Environments:
     """The environments in one folder. None means the one that this process runs in."""
 
-    def __init__(self, folder: Path, logs: Path | None = None) -> None:
-        self._folder = folder.absolute()
+    def __init__(self, folder: Path, logs: Path | None = None, run: Run = run_logged) -> None:
+        self._folder, self._run = folder.absolute(), run
         self._logs = (logs or folder / "log").absolute()
         for path in (self._folder, self._logs):
             path.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ class Environments:
         say(f"installing {environment.name} into {folder}")
         shutil.rmtree(folder, ignore_errors=True)
         log = self._logs / f"install-{environment.name}.log"
-        run_logged([environment.python, "-m", "venv", folder], log)
+        self._run([environment.python, "-m", "venv", folder], log)
         (packages,) = folder.glob("lib/python*/site-packages")
         if environment.inherits:
             lines = (f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
@@ -101,7 +104,7 @@ class Environments:
             listed.write_text("".join(f"{line}\n" for line in environment.constraints))
             pip += ["--constraint", listed]
         for install in environment.installs:
-            run_logged([*pip, *install], log)
+            self._run([*pip, *install], log)
 
 
 def _check_system(environment: Environment) -> None:

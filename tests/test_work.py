@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 from work import THREAD_READS, file_calls, loaded_modules, package_lines, reads_so_far
 
-from scripts.bench.shared_files import write_huge
+from scripts.bench.huge import write_huge
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, native
 from tpucache.loading.order import EpochOrder, make_order, make_sampled_order
 from tpucache.store import files

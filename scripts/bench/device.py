@@ -24,13 +24,11 @@ import argparse
 import functools
 import importlib.util
 import itertools
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,20 +37,12 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from scripts.bench.finish import resnet50
-from scripts.bench.idle_ways import RECIPE, OnTheFly
+from scripts.bench.idle import RECIPE, OnTheFly
 from scripts.bench.photos import SIZE, make_up_photographs, prepare_caches
-from scripts.bench.rounds import race, spread
-from scripts.bench.table import (
-    add_race_options,
-    as_markdown,
-    as_text,
-    machine,
-    machine_line,
-    parse_options,
-    write_files,
-)
+from scripts.bench.rounds import race, spread, spread_cell
+from scripts.bench.table import Rows, add_race_options, parse_options, show
 from scripts.commands import say
-from tpucache import CachedDataset, CachedLoader, TpucacheError, UsageError
+from tpucache import CachedDataset, CachedLoader, UsageError
 from tpucache.machine import find_tpu
 from tpucache.ondevice import Normalise, Resident
 from tpucache.store.fields import IMAGE
@@ -68,7 +58,7 @@ KINDS: Final = ("raw", "dct-lz4", "jpeg")
 ON_THE_FLY: Final = "on the fly"
 RESIDENT: Final = ("raw", "dct-lz4")  # those that are tried in the device's memory, too
 EFFICIO: Final = "efficio GPULoader"
-_MODELS: Final = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
+_MODELS: Final = ("resnet50", "resnet18")
 _LEAST: Final = 3  # steps that are counted in a turn, however slow they are
 _IDLE: Final = {"waited": "waited for data", "device_idle": "idle, by the device", "ceiling_idle": "idle, by a replay"}
 
@@ -244,73 +234,36 @@ def device_name(device: Device) -> str:
     return "the processor" if kind == "cpu" else f"{kind} on the processor"
 
 
-def to_report(paces: dict[str, list[Pace]], device: Device, images: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return all figures as JSON values."""
-    return {
-        "machine": {**machine(), "host": platform.node()},
-        "device": device_name(device),
-        "backend": device.name,
-        "cores": device.cores,
-        "torch": torch.__version__,
-        "samples": images,
-        **{
-            name: getattr(options, name)
-            for name in ("model", "size", "batch_size", "bf16", "compile", "threads", "workers")
-        },
-        "rounds": options.rounds,
-        "ways": {
-            name: {
-                "images_per_second": spread([pace.images_per_second for pace in turns]),
-                "ceiling_images_per_second": spread([pace.ceiling_images_per_second or 0.0 for pace in turns]),
-                **{idle: statistics.median(getattr(pace, idle) for pace in turns) for idle in _IDLE},
-                "steps": min(pace.steps for pace in turns),
-                "compiles": max(pace.compiles for pace in turns),
-            }
-            for name, turns in paces.items()
-        },
-    }
-
-
-def to_rows(report: dict[str, Any]) -> list[list[str]]:
+def to_rows(paces: dict[str, list[Pace]]) -> Rows:
     """Return the rows of the table, its heading first."""
     rows = [["fed by", "images/s", "min - max", *_IDLE.values(), "the replay, images/s"]]
-    for name, way in report["ways"].items():
-        rate = way["images_per_second"]
-        cells = [name, f"{rate['median']:,.0f}", f"{rate['min']:,.0f} - {rate['max']:,.0f}"]
-        cells += [f"{way[idle]:.1%}" for idle in _IDLE]
-        rows.append([*cells, f"{way['ceiling_images_per_second']['median']:,.0f}"])
+    for name, turns in paces.items():
+        rate = spread([pace.images_per_second for pace in turns])
+        shares = (f"{statistics.median(getattr(pace, idle) for pace in turns):.1%}" for idle in _IDLE)
+        replay = statistics.median(pace.ceiling_images_per_second or 0.0 for pace in turns)
+        rows.append([name, f"{rate['median']:,.0f}", spread_cell(rate), *shares, f"{replay:,.0f}"])
     return rows
-
-
-def to_notes(report: dict[str, Any]) -> str:
-    """Return on what the figures were measured, and of what."""
-    precision = "bfloat16" if report["bf16"] else "float32"
-    compiled = ", torch.compile" if report["compile"] else ""
-    return (
-        f"{report['device']}, backend {report['backend']}, torch {report['torch']}; host {report['machine']['host']}: "
-        f"{machine_line(report['machine'])}. {_MODELS[report['model']]} in {precision}{compiled}, "
-        f"{report['samples']:,} images of {report['size']}x{report['size']}, batches of {report['batch_size']}, "
-        f"threads: {report['threads']}, worker processes: {report['workers']}; medians over rounds: {report['rounds']}."
-    )
 
 
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
     photographs = (options.source or make_up_photographs(options.work / "photos")).resolve()
-    try:
-        data = prepare_caches(options.work, photographs, options.size, KINDS)
-        device = open_device(options.backend, options.cores, options.device, compile=options.compile)
-        ways = open_ways(photographs, data, device, options)
-        images = CachedDataset(data / "cache-raw")
-        trainer = Trainer(device, images, options)
-        paces = race({name: functools.partial(trainer.turn, way) for name, way in ways.items()}, options.rounds)
-    except TpucacheError as error:
-        sys.exit(f"bench device: {error}")
-    report = to_report(paces, device, len(images), options)
-    rows, notes = to_rows(report), to_notes(report)
-    print(as_text(rows), notes, sep="\n")
-    write_files(options, report, f"{as_markdown(rows)}\n{notes}\n")
+    data = prepare_caches(options.work, photographs, options.size, KINDS)
+    device = open_device(options.backend, options.cores, options.device, compile=options.compile)
+    ways = open_ways(photographs, data, device, options)
+    images = CachedDataset(data / "cache-raw")
+    trainer = Trainer(device, images, options)
+    paces = race({name: functools.partial(trainer.turn, way) for name, way in ways.items()}, options.rounds)
+    precision = "bfloat16" if options.bf16 else "float32"
+    notes = [
+        f"{device_name(device)}, backend {device.name}, torch {torch.__version__}; {options.model} in {precision}"
+        f"{', torch.compile' if options.compile else ''}, {len(images):,} images of {options.size}x{options.size}, "
+        f"batches of {options.batch_size}, threads: {options.threads}, worker processes: {options.workers}; medians "
+        f"of {options.rounds} rounds."
+    ]
+    figures = {name: [asdict(pace) for pace in turns] for name, turns in paces.items()}
+    show(options, figures, [("", to_rows(paces))], notes)
 
 
 def _parse() -> argparse.Namespace:

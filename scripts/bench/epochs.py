@@ -20,11 +20,9 @@ import argparse
 import contextlib
 import functools
 import itertools
-import json
 import os
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,71 +30,30 @@ from pathlib import Path
 from typing import Any, Final
 
 from scripts.bench.race import TORCH, VISION
-from scripts.bench.read_contenders import FFCV
-from scripts.bench.rounds import Contender, LeftOut, Track, race, ratio, read_whole
-from scripts.bench.table import (
-    add_race_options,
-    as_markdown,
-    as_notes,
-    as_text,
-    machine,
-    machine_line,
-    parse_options,
-    write_files,
-)
+from scripts.bench.read import FFCV
+from scripts.bench.rounds import Contender, LeftOut, Track, add_choice, choose, race, ratio, read_whole
+from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
 from scripts.bench.worker import PATIENCE
-from scripts.commands import ROOT, CommandError, reason, say
+from scripts.commands import CommandError, say
 from scripts.environments import Environment
 
 _FEW: Final = 64  # photographs, before the first round
 _REFERENCE: Final = "torchvision"
-_OURS: Final = "tpucache"
-
-_TORCHVISION: Final = Environment(
-    "epochs-torchvision", ((VISION, "numpy", "pillow"),), constraints=TORCH, links=("torch",)
-)
-_EFFICIO: Final = Environment(
-    "epochs-efficio", (("efficio==0.1.1", "numpy", "pillow"),), constraints=TORCH, links=("torch",)
-)
 
 
-def _contender(name: str, module: str, environment: Environment | None, way: str = "") -> Contender:
-    return Contender(name, f"epochs.{module}", ({"way": way},), environment)
+def _environment(name: str, package: str) -> Environment:
+    return Environment(f"epochs-{name}", ((package, "numpy", "pillow"),), constraints=TORCH, links=("torch",))
 
 
 CONTENDERS: Final = (
-    _contender(_REFERENCE, "torchvision", _TORCHVISION),
-    _contender("tpucache, ImageFolder", "tpucache", None),
-    _contender("tpucache, warmup before", "tpucache", None, "warmup"),
-    _contender("FFCV raw", "ffcv", FFCV, "raw"),
-    _contender("FFCV JPEG", "ffcv", FFCV, "jpg"),
-    _contender("efficio", "efficio", _EFFICIO),
+    Contender(_REFERENCE, "torchvision", "epochs", environment=_environment("torchvision", VISION)),
+    Contender("tpucache, ImageFolder", "tpucache", "epochs"),
+    Contender("tpucache, warmup before", "tpucache", "epochs", ({"way": "warmup"},)),
+    Contender("FFCV raw", "ffcv", "epochs", environment=FFCV),
+    Contender("efficio", "efficio", "epochs", environment=_environment("efficio", "efficio==0.1.1")),
 )
 
 Figures = dict[str, Any]
-
-
-def take_epochs(contender: Contender, python: Path, log: Path, **task: Any) -> Figures:
-    """Let a contender take its epochs in a process of its own, and return the times that it prints.
-
-    Raises CommandError.
-    """
-    # Where the environment forbids bytecode, each process would compile all modules anew.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    task |= {**contender.settings[0], "began": time.monotonic()}
-    words = [str(python), "-m", f"scripts.bench.peers.{contender.module}", json.dumps(task)]
-    with log.open("w") as errors:
-        try:
-            done = subprocess.run(
-                words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
-                check=False, timeout=PATIENCE, env=environment,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise CommandError(f"took more than {PATIENCE:.0f} s") from error
-    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not answers:
-        raise CommandError(reason(log))
-    return dict(json.loads(answers[-1]))
 
 
 class Field:
@@ -109,17 +66,16 @@ class Field:
         self, contender: Contender, photographs: Path, epochs: int, names: Sequence[str] = ("first", "again")
     ) -> dict[str, Figures]:
         """Return the times of the first run, which builds the cache, and of the same again. Raises CommandError."""
-        options, log = self._options, self._options.work / "log" / f"epochs-{contender.peer}.log"
-        count = sum(1 for path in photographs.glob("*/*") if path.is_file())
+        options, count = self._options, len(files_of(photographs))
         os.sync()  # what another one has written is on the disk
         read_whole([photographs])
         with tempfile.TemporaryDirectory(dir=options.work) as folder:
             task = {name: getattr(options, name) for name in ("side", "size", "batch")}
             task |= {"photographs": str(photographs), "folder": f"{folder}/cache", "epochs": epochs}
-            task |= {"workers": len(os.sched_getaffinity(0))}
+            task |= {"workers": len(os.sched_getaffinity(0)), **contender.settings[0]}
             runs = {}
             for name in names:
-                runs[name] = take_epochs(contender, self._track.python(contender), log, **task)
+                runs[name] = self._track.ask_once(contender, {**task, "began": time.monotonic()}, PATIENCE)
                 if runs[name]["images"] != epochs * count:
                     raise CommandError(f"gave {runs[name]['images']:,} images in {epochs} epochs of {count:,}")
                 if not Path(folder, "cache").exists():
@@ -127,6 +83,11 @@ class Field:
         shown = (f"{name} {[round(end, 2) for end in run['epoch_ends']]}" for name, run in runs.items())
         say(f"{contender.name}: epochs ended after, in s: {', '.join(shown)}")
         return runs
+
+
+def files_of(photographs: Path) -> list[Path]:
+    """Return the files of a folder of class folders."""
+    return sorted(path for path in photographs.glob("*/*") if path.is_file())
 
 
 def copy_few(photographs: Path, folder: Path) -> Path:
@@ -154,43 +115,18 @@ def summarise(name: str, runs: list[dict[str, Figures]], references: list[dict[s
         "first_epoch": statistics.median(run["epoch_ends"][0] for run in first),
         "later_epoch": statistics.median(later) if later else None,
         "again": statistics.median(again) if again else None,
-        "times_faster": ratio([run["first"]["epoch_ends"][-1] for run in references], whole) if references else None,
-        "runs": runs,
+        "times_faster": ratio([run["first"]["epoch_ends"][-1] for run in references or ()], whole),
     }
 
 
-def to_report(runs: dict[str, list[dict[str, Figures]]], options: argparse.Namespace) -> Figures:
-    """Return all figures, the fastest contender first; `runs` are the turns of each one, by its name."""
-    rows = [summarise(name, each, runs.get(_REFERENCE)) for name, each in runs.items()]
-    images = sum(1 for path in options.photographs.glob("*/*") if path.is_file())
-    given = {name: getattr(options, name) for name in ("side", "size", "batch", "epochs", "rounds")}
-    return {"images": images, **given, "rows": sorted(rows, key=lambda row: row["seconds"])}
-
-
-def to_markdown(report: Figures) -> str:
-    """Return the table in Markdown, what was measured, and the versions."""
-    measured = (
-        f"{report['images']:,} photographs in shuffled batches of {report['batch']}, crops of {report['size']} pixels "
-        f"out of stored sides of {report['side']}; medians of {report['rounds']} rounds. "
-        f"{machine_line(report['machine'])}."
-    )
-    table = as_markdown(to_rows(report), is_bold=lambda name: name.startswith(_OURS))
-    return "\n".join([table, measured, "", *as_notes(report)]) + "\n"
-
-
-def to_rows(report: Figures) -> list[list[str]]:
+def to_rows(rows: list[Figures], epochs: int) -> Rows:
     """Return the rows of the table, its heading first."""
-    rows, epochs = report["rows"], report["epochs"]
-    heading = ["", f"{epochs} epochs, s", "min - max", "first batch", "first epoch", "each later one", "again", ""]
-    table = [[*heading[:-1], f"times faster than {_REFERENCE}"]]
+    heading = ["", f"{epochs} epochs, s", "min - max", "first batch", "first epoch", "each later one", "again"]
+    table = [[*heading, f"times faster than {_REFERENCE}"]]
     for row in rows:
-        later, again, faster = (
-            "" if row[name] is None else f"{row[name]:.1f}" for name in ("later_epoch", "again", "times_faster")
-        )
-        cells = [f"{row[name]:.1f}" for name in ("first_batch", "first_epoch")]
-        table.append(
-            [row["name"], f"{row['seconds']:.1f}", f"{row['min']:.1f} - {row['max']:.1f}", *cells, later, again, faster]
-        )
+        names = ("first_batch", "first_epoch", "later_epoch", "again", "times_faster")
+        cells = ("" if row[name] is None else f"{row[name]:.1f}" for name in names)
+        table.append([row["name"], f"{row['seconds']:.1f}", f"{row['min']:.1f} - {row['max']:.1f}", *cells])
     return table
 
 
@@ -199,8 +135,7 @@ def main() -> None:
     options = _parse()
     track, left_out = Track(options.work), LeftOut()
     field = Field(track, options)
-    chosen = [each for each in CONTENDERS if not options.only or {each.name, each.peer} & set(options.only)]
-    ready = track.admit(chosen, left_out)
+    ready = track.admit(choose(CONTENDERS, options.only), left_out)
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
         few = copy_few(options.photographs, Path(folder, "few"))
         for contender in {each.peer: each for each in ready}.values():
@@ -209,23 +144,25 @@ def main() -> None:
                 field.turn(contender, few, 1, names=("first",))
     turns = {each.name: functools.partial(field.turn, each, options.photographs, options.epochs) for each in ready}
     runs = race(turns, options.rounds, left_out)
-    report = to_report(runs, options) | {"machine": machine(), "versions": track.versions, "left_out": left_out}
-    print(as_text(to_rows(report)), end="")
-    for row in left_out:
-        say(f"left out: {row['name']}: {row['reason']}")
-    write_files(options, report, to_markdown(report))
+    found = [summarise(name, each, runs.get(_REFERENCE)) for name, each in runs.items()]
+    rows = sorted(found, key=lambda row: row["seconds"])
+    note = (
+        f"{len(files_of(options.photographs)):,} photographs in shuffled batches of {options.batch}, crops of "
+        f"{options.size} pixels out of stored sides of {options.side}; medians of {options.rounds} rounds."
+    )
+    notes = [note, *peer_notes(track.versions, left_out)]
+    show(options, {"rows": rows, "versions": track.versions}, [("", to_rows(rows, options.epochs))], notes)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photographs", type=Path, help="a folder with one folder for each class")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="that each contender takes (%(default)s)")
     parser.add_argument("--side", type=int, default=288, help="of the stored pictures, in pixels (%(default)s)")
     parser.add_argument("--size", type=int, default=224, help="of the crops, in pixels (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="photographs in a batch (%(default)s)")
     add_race_options(parser, "build/bench")
-    known = sorted({name for each in CONTENDERS for name in (each.name, each.peer)})
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=known, help=f"of: {', '.join(known)}")
+    add_choice(parser, CONTENDERS)
     parser.set_defaults(rounds=3)
     options = parse_options(parser, {"epochs": 1, "side": 1, "size": 1, "batch": 1})
     options.photographs = options.photographs.resolve()

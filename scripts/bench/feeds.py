@@ -40,17 +40,9 @@ from PIL import Image
 from torch import nn
 
 from scripts.bench.photos import make_once
-from scripts.bench.table import (
-    add_race_options,
-    as_markdown,
-    as_text,
-    machine,
-    machine_line,
-    parse_options,
-    write_files,
-)
+from scripts.bench.table import Rows, add_race_options, parse_options, show
 from scripts.commands import ROOT, say
-from tpucache import CachedDataset, Recipe, TpucacheError, build_cache
+from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.loading.reading.record_reader import WaysRead
 from tpucache.training.device import Device, open_device
 from tpucache.training.device.torch_device import CudaDevice
@@ -191,25 +183,15 @@ def measure_apart(backend: str, cores: int, options: argparse.Namespace) -> dict
     return report
 
 
-def to_rows(report: dict[str, Any]) -> list[list[str]]:
+def to_rows(devices: Sequence[dict[str, Any]]) -> Rows:
     """Return the rows of the table, its heading first."""
     rows = [["device", "a batch every", "truly idle", "reported", "difference", "loop blocked on data", "step"]]
-    for device in report["devices"]:
+    for device in devices:
         for row in device["rows"]:
             points = 100 * (row["device_idle"] - row["true_idle"])
             cells = [device["name"], f"{row['feed']:g} steps", f"{row['true_idle']:.1%}", f"{row['device_idle']:.1%}"]
             rows.append([*cells, f"{points:+.1f}", f"{row['waited']:.1%}", f"{row['step_ms']:.1f} ms"])
     return rows
-
-
-def to_note(report: dict[str, Any]) -> str:
-    """Return what was measured, and the largest difference."""
-    rows = [row for device in report["devices"] for row in device["rows"]]
-    worst = max(abs(row["device_idle"] - row["true_idle"]) for row in rows)
-    return (
-        f"The largest difference is {100 * worst:.1f} points. Runs of {report['steps']} steps, median of "
-        f"{report['rounds']} rounds; torch {torch.__version__}; {machine_line(report['machine'])}."
-    )
 
 
 def main() -> None:
@@ -219,14 +201,13 @@ def main() -> None:
     if options.cores is not None:
         wanted = [(options.backend, options.cores)]
     measure = measure_here if len(wanted) == 1 else measure_apart
-    try:
-        devices = [measure(*each, options) for each in wanted]
-    except (TpucacheError, subprocess.CalledProcessError) as error:
-        sys.exit(f"bench feeds: {error}")
-    report = {"machine": machine(), "steps": options.steps, "rounds": options.rounds, "devices": devices}
-    rows, note = to_rows(report), to_note(report)
-    print(as_text(rows, left=(0,)), note, sep="\n")
-    write_files(options, report, f"{as_markdown(rows)}\n{note}\n")
+    devices = [measure(*each, options) for each in wanted]
+    worst = max(abs(row["device_idle"] - row["true_idle"]) for device in devices for row in device["rows"])
+    note = (
+        f"The largest difference is {100 * worst:.1f} points. Runs of {options.steps} steps, median of "
+        f"{options.rounds} rounds; torch {torch.__version__}."
+    )
+    show(options, {"devices": devices}, [("", to_rows(devices))], [note])
 
 
 def _parse() -> argparse.Namespace:

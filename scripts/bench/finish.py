@@ -1,22 +1,19 @@
 """What finishing packed images costs the device: milliseconds an image, and the share of a training step.
 
-    python -m scripts.bench finish CACHE --backend xla --steps --batch-size 8
+    python -m scripts.bench finish CACHE --backend xla --to 112
 
-Of each cache one packed batch is on the device and is finished over and over. With `--steps`, training steps of a
-ResNet-50 on a batch of pixels take turns with the same steps that first make these pixels of a packed batch; the share
-is what the second takes more than the first, round by round.
+One packed batch of each cache is on the device and is finished over and over: whole, and in another size `--to`.
+Training steps of a ResNet-50 on a batch of pixels take turns with that.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,24 +21,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scripts.bench.rounds import race, spread, spread_cell
-from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
-from scripts.commands import ROOT, CommandError, say
+from scripts.bench.rounds import race, ratio, spread, spread_cell
+from scripts.bench.table import Rows, add_race_options, parse_options, show
 from tpucache import CachedDataset, CachedLoader
 from tpucache.ondevice import Normalise, decoder
 from tpucache.training.device import Device, open_device
 
 _CLASSES: Final = 1000
-
-
-def milliseconds_an_image(backend: str, caches: Mapping[str, Path]) -> dict[str, float]:
-    """Return what finishing an image of each cache takes, in a process of its own. Raises CommandError."""
-    command = [sys.executable, "-m", "scripts.bench", "finish", *map(str, caches.values()), "--backend", backend]
-    done = subprocess.run([*command, "--as-json"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CommandError(done.stderr.strip().rpartition("\n")[2])
-    found = json.loads(done.stdout)
-    return {kind: found[str(path)]["milliseconds"]["median"] for kind, path in caches.items() if str(path) in found}
+_STEP: Final = "a training step"
 
 
 class Bottleneck(nn.Module):
@@ -79,100 +66,49 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs))
 
 
-class Packed:
-    """One packed batch of a cache, on a device, and the module that finishes it."""
-
-    def __init__(self, dataset: CachedDataset, batch_size: int, device: Device) -> None:
-        self.device = device
-        batch = next(iter(CachedLoader(dataset, batch_size, finish="device")))[0]
-        self.packed = device.put(batch.contiguous())
-        self.decode = decoder(dataset).to(device.torch_device)
-        device.wait()
-        self.pixels: torch.Tensor = self.finish()
-        device.step_end()
-        device.wait()
-
-    def finish(self) -> torch.Tensor:
-        """Return the pixels, uint8 (batch, channels, height, width)."""
-        images: torch.Tensor = self.decode(self.packed)
-        return images
-
-    def seconds(self, times: int) -> float:
-        """Return how long finishing the batch takes, the mean of so many times."""
-        self.device.wait()
-        began = time.perf_counter()
-        for _ in range(times):
-            _kept = self.finish()  # what nothing refers to is not computed
-            self.device.step_end()
-        self.device.wait()
-        return (time.perf_counter() - began) / times
+def finishing(dataset: CachedDataset, size: int | None, device: Device, batch_size: int) -> Callable[[], Any]:
+    """Return what finishes one packed batch, which is on the device."""
+    images, _ = next(iter(CachedLoader(dataset, batch_size, finish="device")))
+    packed, decode = device.put(images.contiguous()), decoder(dataset, size).to(device.torch_device)
+    return lambda: decode(packed)
 
 
-def make_step(
-    device: Device, batch_size: int, normalise: Callable[[torch.Tensor], torch.Tensor]
-) -> Callable[[Callable[[], torch.Tensor]], float]:
-    """Return what trains a ResNet-50 for a step on the pixels that are made, and returns the seconds it took.
-
-    `normalise` makes float32 (batch, 3, height, width) of them.
-    """
+def training(dataset: CachedDataset, device: Device, batch_size: int) -> Callable[[], Any]:
+    """Return what trains a ResNet-50 for a step on pixels that are on the device."""
     torch.manual_seed(0)
     model = resnet50().to(device.torch_device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    known, (height, width, _) = dataset.manifest.statistics, dataset.manifest.fields[0].shape
+    normalise = Normalise(known.mean, known.std, device.torch_device)
+    pixels = device.put(torch.zeros(batch_size, height, width, 3, dtype=torch.uint8))
     labels = device.put(torch.arange(batch_size) % _CLASSES)
-    device.wait()
 
-    def step(pixels: Callable[[], torch.Tensor]) -> float:
-        began = time.perf_counter()
-        loss: Any = functional.cross_entropy(model(normalise(pixels())), labels)  # backward has no types
+    def step() -> None:
+        loss: Any = functional.cross_entropy(model(normalise(pixels)), labels)  # backward has no types
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        device.step_end()
-        device.wait()
-        return time.perf_counter() - began
 
     return step
 
 
-def measure(cache: Path, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the figures of a cache, or None where a device has nothing to finish."""
-    dataset = CachedDataset(cache)
-    if dataset.packed() is dataset:
-        return None
-    device = open_device(options.backend)
-    packed = Packed(dataset, options.batch_size, device)
-    packed.seconds(2)
-    each = race({"decode": lambda: packed.seconds(options.times)}, options.rounds)["decode"]
-    found = {"milliseconds": spread([1e3 * seconds / options.batch_size for seconds in each])}
-    if options.steps:
-        known = dataset.manifest.statistics
-        normalise = Normalise(known.mean, known.std, device.torch_device)
-        step = make_step(device, len(packed.packed), lambda pixels: normalise(pixels.permute(0, 2, 3, 1)))
-        ways: dict[str, Callable[[], float]] = {
-            "pixels": lambda: step(lambda: packed.pixels),
-            "packed": lambda: step(packed.finish),
-        }
-        for _ in range(2):  # compiles
-            for way in ways.values():
-                way()
-        seconds = race(ways, options.rounds)
-        shares = [b / a - 1 for a, b in zip(seconds["pixels"], seconds["packed"], strict=True)]
-        found |= {"step_seconds": spread(seconds["pixels"]), "share_of_step": spread(shares)}
-        # The same from the time of decoding alone, which a busy machine disturbs less.
-        found["decode_over_step"] = {"median": statistics.median(each) / statistics.median(seconds["pixels"])}
-    return found
+def milliseconds(work: Callable[[], Any], times: int, device: Device, batch_size: int) -> float:
+    """Return what some work takes for an image of the batch, the mean of so many times."""
+    device.wait()
+    began = time.perf_counter()
+    for _ in range(times):
+        _kept = work()  # what nothing refers to is not computed
+        device.step_end()
+    device.wait()
+    return 1e3 * (time.perf_counter() - began) / times / batch_size
 
 
-def to_rows(figures: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+def to_rows(found: dict[str, list[float]]) -> Rows:
     """Return the rows of the table, its heading first."""
-    rows = [["cache", "ms an image", "min - max", "step, s", "share of it, paired", "decoding over step"]]
-    for cache, row in figures.items():
-        each = row["milliseconds"]
-        cells = ["", "", ""]
-        if "step_seconds" in row:
-            cells = [f"{row['step_seconds']['median']:.2f}"]
-            cells += [f"{row[name]['median']:.1%}" for name in ("share_of_step", "decode_over_step")]
-        rows.append([Path(cache).name, f"{each['median']:.2f}", spread_cell(each, ".2f"), *cells])
+    rows = [["", "ms an image", "min - max", "of a step"]]
+    for name, each in found.items():
+        share = ratio(each, found[_STEP])
+        rows.append([name, f"{statistics.median(each):.2f}", spread_cell(spread(each), ".2f"), f"{share:.2%}"])
     return rows
 
 
@@ -180,24 +116,29 @@ def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
     os.environ.setdefault("PJRT_DEVICE", "CPU")
-    figures = {}
-    for cache in options.caches:
-        found = measure(cache, options)
-        if found is None:
-            say(f"{cache}: its codec has no packed form")
-        else:
-            figures[str(cache)] = found
-    print(json.dumps(figures) if options.as_json else as_text(to_rows(figures)), end="")
-    write_files(options, figures, as_markdown(to_rows(figures)))
+    device, size = open_device(options.backend), options.batch_size
+    works = {
+        f"{cache.name} to {to or 'its size'}": finishing(CachedDataset(cache), to, device, size)
+        for cache in options.caches
+        for to in (None, options.to)
+    }
+    works[_STEP] = training(CachedDataset(options.caches[0]), device, size)
+    turns = {
+        name: functools.partial(milliseconds, work, 1 if name == _STEP else options.times, device, size)
+        for name, work in works.items()
+    }
+    race(turns, 2)  # compiles
+    found = race(turns, options.rounds)
+    note = f"backend {options.backend}, batches of {size}; medians of {options.rounds} rounds."
+    show(options, {"milliseconds": found}, [("", to_rows(found))], [note])
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("caches", nargs="+", type=Path, metavar="CACHE", help="a cache that warmup built")
+    parser.add_argument("caches", nargs="+", type=Path, metavar="CACHE", help="a cache of a codec with a packed form")
     parser.add_argument("--backend", choices=["torch", "xla"], default="xla", help="(%(default)s)")
+    parser.add_argument("--to", type=int, default=112, help="the other size, in pixels (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, help="images a batch (%(default)s)")
     parser.add_argument("--times", type=int, default=10, help="that a round finishes the batch (%(default)s)")
-    parser.add_argument("--steps", action="store_true", help="compare with training steps of a ResNet-50")
-    parser.add_argument("--as-json", action="store_true", help="print JSON, for other benchmarks")
     add_race_options(parser)
     return parse_options(parser)

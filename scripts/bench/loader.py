@@ -1,48 +1,129 @@
-"""CachedLoader by its ways of reading, and its costs: threads, start, memory, ten million records, a cold page cache.
+"""CachedLoader from its first epoch on, by the way it reads, and its costs: start, ten million records, a cold disk.
 
-`python -m scripts.bench loader CACHE`. The cold part drops the kernel's page cache and so needs root; where that is not
-allowed it is left out, and says so.
+    python -m scripts.bench loader CACHE
+
+Each way of reading has a process of its own, whose private memory is then that of this way. A read-only mount and a
+cold page cache need root; where that is not allowed they are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import gc
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Final
 
-from scripts.bench.loader_ways import (
-    epoch_rows,
-    epoch_table,
-    lock_microseconds,
-    look_milliseconds,
-    thread_scaling,
-    way_ratios,
-)
-from scripts.bench.rounds import race, ratio, spread, spread_cell
-from scripts.bench.shared_files import write_huge
-from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
+from scripts.bench.huge import write_huge
+from scripts.bench.rounds import race, ratio
+from scripts.bench.table import Rows, add_race_options, parse_options, show
 from tpucache import CachedDataset, CachedLoader
 from tpucache.store.fields import Field
 
-MILLION = 1_000_000
-READ_BYTES = 1 << 20
-FRONT_TO_BACK = "front to back"
+_MILLIONS: Final = 10
+_READ_BYTES: Final = 1 << 20
+_FRONT_TO_BACK: Final = "front to back"
+_SHOWN: Final = (1, 2, 3, 6)  # epochs
+_MOUNTED: Final = "mounted read-only"
 
-FIRST_BATCH = """
-import sys, time, torch
+_EPOCHS: Final = """
+import json, sys, time
+from pathlib import Path
+import numpy.random  # numpy would import it in the first epoch, which takes 13 ms
+import torch
 from tpucache import CachedDataset, CachedLoader
-start = time.perf_counter()
-next(iter(CachedLoader(CachedDataset(sys.argv[1]), int(sys.argv[2]), shuffle=True)))
-print(time.perf_counter() - start)
+
+place, asked = sys.argv[1], json.loads(sys.argv[2])
+began = time.perf_counter()
+dataset = CachedDataset(place, in_memory=asked["in_memory"])
+loader = CachedLoader(dataset, asked["batch"], shuffle=True, threads=asked["threads"], finish=asked["finish"])
+rates, first = [], None
+for _ in range(asked["epochs"]):
+    start, samples = time.perf_counter(), 0
+    for batch in loader:
+        first = first or time.perf_counter() - began
+        samples += len(batch[0])
+    rates.append(samples / (time.perf_counter() - start))
+lines = Path("/proc/self/status").read_text().splitlines()
+(private,) = (int(line.split()[1]) / 1000 for line in lines if line.startswith("RssAnon"))
+print(json.dumps({"rates": rates, "first_batch_seconds": first, "private_mb": private}))
 """
+
+
+def main() -> None:
+    """Run the benchmark as the command line asks."""
+    options = _parse()
+    options.work.mkdir(parents=True, exist_ok=True)
+    epochs = epoch_figures(options)
+    first = epochs["default"]["first_batch_seconds"]
+    seconds, megabytes = open_huge(_MILLIONS * 1_000_000, options.work)
+    rates = cold_rates(options)
+    figures = {"epochs": epochs, "first_batch_seconds": first, "cold_mb_per_second": rates}
+    figures["huge"] = {"seconds": seconds, "resident_mb": megabytes}
+    notes = [
+        *(cold_notes(rates) if rates else ()),
+        f"first batch: {first:.3f} s",
+        f"{_MILLIONS} million records: opened in {seconds:.2f} s, {megabytes:.0f} MB more resident",
+    ]
+    show(options, figures, [("", epoch_rows(epochs))], notes)
+
+
+def epoch_figures(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return for each way of reading the medians of the rates of the epochs, and of the private memory at the end."""
+    with read_only(options.cache) as mount:
+        ways = {"default": (options.cache, "auto"), "in_memory=False": (options.cache, False)}
+        if mount is not None:
+            ways[_MOUNTED] = (mount, "auto")
+        turns = race({name: functools.partial(_epochs, *way, options) for name, way in ways.items()}, options.rounds)
+    return {name: {figure: _median(found, figure) for figure in found[0]} for name, found in turns.items()}
+
+
+def _epochs(place: Path, in_memory: Any, options: argparse.Namespace) -> dict[str, Any]:
+    asked = {"in_memory": in_memory, "batch": options.batch_size, "threads": options.threads, "epochs": max(_SHOWN)}
+    command = [sys.executable, "-c", _EPOCHS, str(place), json.dumps({**asked, "finish": options.finish})]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+
+
+def _median(turns: list[dict[str, Any]], figure: str) -> Any:
+    found = [turn[figure] for turn in turns]
+    if isinstance(found[0], list):
+        return [statistics.median(each) for each in zip(*found, strict=True)]
+    return statistics.median(found)
+
+
+def epoch_rows(epochs: dict[str, dict[str, Any]]) -> Rows:
+    """Return the rows of the table of epochs, its heading first."""
+    table = [["images/s by epoch", *map(str, _SHOWN), f"first of {max(_SHOWN)}", "MB private"]]
+    for name, row in epochs.items():
+        rates = [row["rates"][epoch - 1] for epoch in _SHOWN]
+        shown = [f"{rate:,.0f}" for rate in rates]
+        table.append([name, *shown, f"{rates[0] / rates[-1]:.2f}", f"{row['private_mb']:,.0f}"])
+    return table
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[Path | None]:
+    """Give a read-only mount of a folder; None where this user may not mount."""
+    place = tempfile.mkdtemp()  # not a TemporaryDirectory, which would remove what is mounted there
+    bind = ["mount", "--bind", str(folder.resolve()), place]
+    is_mounted = subprocess.run(bind, check=False, capture_output=True).returncode == 0
+    try:
+        remount = ["mount", "-o", "remount,bind,ro", place]
+        is_read_only = is_mounted and subprocess.run(remount, check=False, capture_output=True).returncode == 0
+        yield Path(place) if is_read_only else None
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", "--lazy", place], check=True)
+        Path(place).rmdir()
 
 
 def resident_mb() -> float:
@@ -52,29 +133,8 @@ def resident_mb() -> float:
     return int(line.split()[1]) / 1000
 
 
-def first_batch_seconds(cache: Path, batch: int, rounds: int) -> float:
-    """Return the median time from making a dataset and a loader, in a new process, to the first batch."""
-    command = [sys.executable, "-c", FIRST_BATCH, str(cache), str(batch)]
-    times = [float(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(rounds)]
-    return statistics.median(times)
-
-
-def memory_drift_mb(cache: Path, batch: int, epochs: int) -> float:
-    """Return how much resident memory changes between the fifth epoch and the last."""
-    loader = CachedLoader(CachedDataset(cache), batch, shuffle=True)
-    before = 0.0
-    for epoch in range(epochs):
-        for _ in loader:
-            pass
-        if epoch == 4:
-            gc.collect()
-            before = resident_mb()
-    gc.collect()
-    return resident_mb() - before
-
-
 def open_huge(records: int, work: Path) -> tuple[float, float]:
-    """Return the seconds and the resident MB that opening a cache of `records` records takes."""
+    """Return the seconds and the resident MB that opening a cache of so many records takes."""
     with tempfile.TemporaryDirectory(dir=work) as folder:
         write_huge(Path(folder), records, Field("image", "raw", "|u1", (224, 224, 3)))
         gc.collect()
@@ -86,14 +146,14 @@ def open_huge(records: int, work: Path) -> tuple[float, float]:
         return seconds, grown
 
 
-def cold_rates(cache: Path, batch: int, rounds: int) -> dict[str, list[float]] | None:
+def cold_rates(options: argparse.Namespace) -> dict[str, list[float]] | None:
     """Return MB/s from the disk: front to back in 1 MB reads, and each kind of shuffle; None if not allowed."""
     drop = Path("/proc/sys/vm/drop_caches")
     if not os.access(drop, os.W_OK):
         return None
-    dataset = CachedDataset(cache)
+    dataset, batch = CachedDataset(options.cache), options.batch_size
     ways: dict[str, Callable[[], int]] = {
-        FRONT_TO_BACK: lambda: read_files(dataset),
+        _FRONT_TO_BACK: lambda: read_files(dataset),
         'shuffle="block"': lambda: read_batches(dataset, batch, "block"),
         'shuffle="full"': lambda: read_batches(dataset, batch, "full"),
     }
@@ -104,21 +164,19 @@ def cold_rates(cache: Path, batch: int, rounds: int) -> dict[str, list[float]] |
         start = time.perf_counter()
         return read() / (time.perf_counter() - start) / 1e6
 
-    return race({name: functools.partial(rate, read) for name, read in ways.items()}, rounds)
+    return race({name: functools.partial(rate, read) for name, read in ways.items()}, options.rounds)
 
 
-def cold_rows(rates: dict[str, list[float]]) -> list[list[str]]:
-    """Return the rows of the table of what `cold_rates` found, its heading first."""
-    rows = [["cold", "MB/s", "min - max", "of front to back"]]
-    for name, values in rates.items():
-        share = ratio(values, rates[FRONT_TO_BACK])
-        rows.append([name, f"{statistics.median(values):,.0f}", spread_cell(spread(values)), f"{share:.2f}"])
-    return rows
+def cold_notes(rates: dict[str, list[float]]) -> list[str]:
+    """Return lines of what `cold_rates` found."""
+    shares = {name: ratio(each, rates[_FRONT_TO_BACK]) for name, each in rates.items()}
+    medians = {name: f"{statistics.median(each):,.0f} MB/s" for name, each in rates.items()}
+    return [f"cold, {name}: {median}, {shares[name]:.2f} of {_FRONT_TO_BACK}" for name, median in medians.items()]
 
 
 def read_files(dataset: CachedDataset) -> int:
-    """Read the clean shards with plain 1 MB reads; return the bytes."""
-    buffer, total = bytearray(READ_BYTES), 0
+    """Read the clean shards with plain reads; return the bytes."""
+    buffer, total = bytearray(_READ_BYTES), 0
     for entry in dataset.manifest.shards:
         if entry.variant == 0:
             with (dataset.directory / entry.name).open("rb", buffering=0) as file:
@@ -127,56 +185,10 @@ def read_files(dataset: CachedDataset) -> int:
     return total
 
 
-def read_batches(dataset: CachedDataset, batch: int, shuffle: str) -> int:
+def read_batches(dataset: CachedDataset, batch: int, shuffle: Any) -> int:
     """Read an epoch of the clean variant; return the bytes."""
-    loader = CachedLoader(CachedDataset(dataset.directory), batch, shuffle=shuffle, window=1024)  # type: ignore[arg-type]
+    loader = CachedLoader(CachedDataset(dataset.directory), batch, shuffle=shuffle, window=1024)
     return sum(len(batch) for batch, _ in loader) * dataset.manifest.layout.nbytes
-
-
-def main() -> None:
-    """Run the benchmark as the command line asks."""
-    options = _parse()
-    options.work.mkdir(parents=True, exist_ok=True)
-    epochs = epoch_rows(options.cache, options.batch_size, options.threads, options.finish, options.rounds)
-    look = look_milliseconds(options.work)
-    table = epoch_table(epochs)
-    if options.first_epochs:
-        print(as_text(table), f"a look at 1,000 leases: {look:.2f} ms", sep="\n")
-        write_files(options, {"epochs": epochs, "look_milliseconds": look}, as_markdown(table))
-        return
-    ways = way_ratios(options.cache, options.batch_size, options.threads, options.rounds)
-    lock = lock_microseconds(options.cache, options.batch_size, options.rounds)
-    scaling = thread_scaling(options.cache, options.batch_size)
-    first = first_batch_seconds(options.cache, options.batch_size, options.rounds)
-    drift = memory_drift_mb(options.cache, options.batch_size, options.epochs)
-    seconds, megabytes = open_huge(10 * MILLION, options.work)
-    rates = cold_rates(options.cache, options.batch_size, options.rounds)
-    figures = {
-        "epochs": epochs,
-        "look_milliseconds": look,
-        "of_the_limit": ways,
-        "lock_microseconds": lock,
-        "scaling_of_16_threads": scaling,
-        "first_batch_seconds": first,
-        "memory_drift_mb": drift,
-        "huge": {"records": 10 * MILLION, "seconds": seconds, "resident_mb": megabytes},
-        "cold_mb_per_second": rates,
-    }
-    lines = [
-        f"of a copy in memory by {options.threads} threads, first and second epoch: "
-        + "; ".join(f"{name} {one:.2f}, {two:.2f}" for name, (one, two) in ways.items())
-        + ("" if "map" in ways else "; map: left out, mounting needs root"),
-        f"a record holds the interpreter's lock for {lock:.2f} us at most",
-        f"16 threads whose copies only wait: {scaling:.1f} times one",
-        f"a look at 1,000 leases, five times a second: {look:.2f} ms",
-        f"first batch: {first:.3f} s",
-        f"resident memory over {options.epochs} epochs: {drift:+.1f} MB",
-        f"ten million records: opened in {seconds:.2f} s, {megabytes:.0f} MB more resident",
-    ]
-    left_out = "cold: left out, dropping the page cache needs root\n"
-    print(as_text(table), "", *lines, "", as_text(cold_rows(rates)) if rates else left_out, sep="\n", end="")
-    cold = as_markdown(cold_rows(rates)) if rates else f"- {left_out}"
-    write_files(options, figures, as_markdown(table) + "\n" + "".join(f"- {line}\n" for line in lines) + "\n" + cold)
 
 
 def _parse() -> argparse.Namespace:
@@ -187,9 +199,5 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--finish", choices=("host", "device"), default="host", help="where epochs are decoded (%(default)s)"
     )
-    parser.add_argument("--first-epochs", action="store_true", help="only epochs by the way of reading, and leases")
-    parser.add_argument(
-        "--epochs", type=int, default=200, help="epochs over which memory is watched, at least 6 (%(default)s)"
-    )
     add_race_options(parser, "build")
-    return parse_options(parser, {"epochs": 6})
+    return parse_options(parser)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,15 +23,11 @@ SIZE: Final = 224
 #: Our caches by the kind that contenders name: codec and quality.
 KINDS: Final = {
     "raw": ("raw", None),
-    "jpeg": ("jpeg", 95),
-    "jpeg90": ("jpeg", 90),
+    "jpeg": ("jpeg", 90),
     "yuv420": ("yuv420", None),
     "dct-zstd": ("dct-zstd", 90),
     "dct-lz4": ("dct-lz4", 90),
 }
-#: Those whose frequencies are apart, by codec; the quality is that of the codec alone.
-BANDED: Final = {"dct-zstd-bands": "dct-zstd", "dct-lz4-bands": "dct-lz4"}
-BANDS: Final = (2, 4, 8)
 _MADE_UP: Final = 3072
 _CLASSES: Final = 10
 _SHAPE: Final = (480, 360)
@@ -62,8 +59,8 @@ def prepare_caches(work: Path, source: Path, size: int, kinds: Sequence[str]) ->
     name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
     data = work / (f"data-{name}" if size == SIZE else f"data-{name}-{size}")
     for kind in kinds:
-        codec, quality = KINDS[BANDED.get(kind, kind)]
-        recipe = Recipe(size=size, codec=codec, quality=quality, bands=BANDS if kind in BANDED else None)
+        codec, quality = KINDS[kind]
+        recipe = Recipe(size=size, codec=codec, quality=quality)
         say(f"tpucache: building the {kind} cache")
         build_cache(source, data / f"cache-{kind}", recipe, on_error="skip")
     return data
@@ -78,6 +75,20 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
         make(unfinished)
         unfinished.rename(folder)
     return folder
+
+
+def link_photographs(files: Sequence[Path], count: int, folder: Path) -> Path:
+    """Give photographs other names in a folder: some of them, evenly spread, or all of them repeatedly."""
+
+    def make(unfinished: Path) -> None:
+        places = (at * len(files) // count if count < len(files) else at % len(files) for at in range(count))
+        for at, file in enumerate(files[place] for place in places):
+            try:
+                os.link(file, unfinished / f"{at:07d}{file.suffix}")
+            except OSError:  # on another disk
+                shutil.copy(file, unfinished / f"{at:07d}{file.suffix}")
+
+    return make_once(folder, make)
 
 
 def make_up_photographs(folder: Path) -> Path:

@@ -11,133 +11,79 @@ hits all alike.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import statistics
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.bench.rounds import Contender, LeftOut, Track
-from scripts.bench.table import add_race_options, as_markdown, as_notes, as_text, machine, machine_line, write_files
-from scripts.commands import ROOT, CommandError, reason, say
+from scripts.bench.rounds import Contender, LeftOut, Track, add_choice, choose, race
+from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
 from scripts.environments import Environment
 
 _LEAST_PATIENCE: Final = 300.0  # seconds, for what is imported and seen first
 TORCH: Final = ("torch==2.9.0",)  # the one of this environment, which is linked
 VISION: Final = "torchvision==0.24.0"  # of this torch
 
-
-# Composer requires an older torch, but works with this one.
-_COMPOSER: Final = (
-    *("torchmetrics<1.7.5", "torch_optimizer<0.4", "mosaicml-cli<0.8", "pyyaml", "tqdm", "requests", "psutil"),
-    *("coolname", "tabulate==0.9.0", "py-cpuinfo", "packaging", "importlib-metadata", "pillow"),
-)
+Figures = dict[str, Any]
 
 
-def _environment(name: str, *packages: str, alone: tuple[str, ...] = ()) -> Environment:
-    """Return an environment with some packages, and those that are installed `alone`, without what they require."""
-    installs = ((*packages, "timm", VISION), *((("--no-deps", *alone),) if alone else ()))
-    return Environment(f"race-{name}", installs, constraints=TORCH, links=("torch",))
+def _contender(name: str, peer: str, *packages: str) -> Contender:
+    environment = Environment(f"race-{peer}", ((*packages, "timm", VISION),), constraints=TORCH, links=("torch",))
+    return Contender(name, peer, "race", environment=environment)
 
 
 _TPUCACHE: Final = Environment("race-tpucache", (("timm", VISION),), constraints=TORCH, inherits=True)
-
 CONTENDERS: Final = (
-    Contender("tpucache", "race.tpucache", environment=_TPUCACHE),
-    Contender("plain loop", "race.plain", environment=_environment("plain", "pillow")),
-    Contender("fastai", "race.fastai", environment=_environment("fastai", "fastai")),
-    Contender("timm's script", "race.timm", environment=_environment("timm")),
-    Contender("Lightning", "race.lightning", environment=_environment("lightning", "lightning")),
-    Contender(
-        "Composer", "race.composer", environment=_environment("composer", *_COMPOSER, alone=("mosaicml==0.32.1",))
-    ),
+    Contender("tpucache", "tpucache", "race", environment=_TPUCACHE),
+    _contender("plain loop", "torchvision", "pillow"),
+    _contender("fastai", "fastai", "fastai"),
+    _contender("timm's script", "timm"),
+    _contender("Lightning", "lightning", "lightning"),
 )
-
-
-def train(contender: Contender, python: Path, task: dict[str, Any], log: Path, patience: float) -> dict[str, Any]:
-    """Let a contender train once, and return what it answers. Raises CommandError."""
-    words = [str(python), "-m", f"scripts.bench.peers.{contender.module}", json.dumps(task)]
-    with log.open("w") as errors:
-        try:
-            done = subprocess.run(
-                words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
-                check=False, timeout=patience,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise CommandError(f"took more than {patience:.0f} s") from error
-    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not answers:
-        raise CommandError(reason(log))
-    return dict(json.loads(answers[-1]))
 
 
 def compare(
     model: str, contenders: Sequence[Contender], track: Track, options: argparse.Namespace, left_out: LeftOut
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Figures]]:
     """Return what each contender answered for each seed, with one network; who fails is left out of its rest."""
-    runs: dict[str, list[dict[str, Any]]] = {}
-    failed = set[str]()
-    work, folder = options.work.resolve(), options.photographs.resolve()
-    for seed in range(options.rounds):
-        for contender in contenders:
-            name = contender.name
-            if name in failed:
-                continue
-            say(f"{model}, seed {seed}: {name}")
-            paths = {"train": folder / "train", "valid": folder / "validation", "work": work / "race" / contender.peer}
-            task = {"model": model, **{key: str(path) for key, path in paths.items()}, "size": options.size}
-            task |= {"seed": seed, "seconds": options.seconds, "epochs": runs[name][0]["epochs"] if seed else None}
-            log = work / "log" / f"race-{contender.peer}.log"
-            try:
-                found = train(contender, track.python(contender), task, log, _LEAST_PATIENCE + 20 * options.seconds)
-            except CommandError as error:
-                failed.add(name)
-                left_out.append({"name": f"{name}, {model}", "reason": str(error)})
-                continue
-            runs.setdefault(name, []).append(found)
-    return runs
+    runs: dict[str, list[Figures]] = {each.name: [] for each in contenders}
+    folder = options.photographs.resolve()
+
+    def turn(contender: Contender) -> None:
+        done = runs[contender.name]
+        task = {"model": model, "train": str(folder / "train"), "valid": str(folder / "validation")}
+        task |= {"work": str(options.work / "race" / contender.peer), "size": options.size, "seconds": options.seconds}
+        setting = {**task, "seed": len(done), "epochs": done[0]["epochs"] if done else None}
+        done.append(track.ask_once(contender, setting, _LEAST_PATIENCE + 20 * options.seconds))
+
+    race({each.name: functools.partial(turn, each) for each in contenders}, options.rounds, left_out)
+    return {name: each for name, each in runs.items() if each}
 
 
-def to_rows(runs: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+def to_rows(runs: dict[str, list[Figures]]) -> Rows:
     """Return the rows of the table, its heading first, the most accurate first."""
     rows = [["", "accuracy", "by seed", "images/s", "epochs", "seconds", "prepared in, s"]]
 
-    def mean(each: list[dict[str, Any]], name: str) -> float:
+    def mean(each: list[Figures], name: str) -> float:
         return float(statistics.mean(run[name] for run in each))
 
     for name, each in sorted(runs.items(), key=lambda item: -mean(item[1], "accuracy")):
-        rows.append(
-            [
-                name,
-                f"{mean(each, 'accuracy'):.3f}",
-                ", ".join(f"{run['accuracy']:.3f}" for run in each),
-                f"{statistics.mean(run['images'] / run['seconds'] for run in each):,.0f}",
-                f"{mean(each, 'epochs'):.0f}",
-                f"{mean(each, 'seconds'):.0f}",
-                f"{mean(each, 'prepare_seconds'):.0f}",
-            ]
-        )
+        rate = statistics.mean(run["images"] / run["seconds"] for run in each)
+        seeds = ", ".join(f"{run['accuracy']:.3f}" for run in each)
+        rest = (f"{mean(each, figure):.0f}" for figure in ("epochs", "seconds", "prepare_seconds"))
+        rows.append([name, f"{mean(each, 'accuracy'):.3f}", seeds, f"{rate:,.0f}", *rest])
     return rows
 
 
 def main() -> None:
     """Let them race as the command line asks."""
     options = _parse()
-    track = Track(options.work.resolve())
-    left_out: LeftOut = []
-    chosen = [each for each in CONTENDERS if not options.only or each.name in options.only]
-    ready = track.admit(chosen, left_out)
+    track, left_out = Track(options.work), LeftOut()
+    ready = track.admit(choose(CONTENDERS, options.only), left_out)
     runs = {model: compare(model, ready, track, options, left_out) for model in options.models}
-    report = {"versions": track.versions, "left_out": left_out, "runs": runs, "machine": machine()}
-    lines = []
-    for model, found in runs.items():
-        rows = to_rows(found)
-        print(f"{model}\n{as_text(rows)}")
-        lines += [f"`{model}`:", "", as_markdown(rows)]
-    for row in left_out:
-        say(f"left out: {row['name']}: {row['reason']}")
-    write_files(options, report, "\n".join([*lines, machine_line(machine()), "", *as_notes(report)]) + "\n")
+    tables = [(f"{model}:", to_rows(found)) for model, found in runs.items()]
+    show(options, {"versions": track.versions, "runs": runs}, tables, peer_notes(track.versions, left_out))
 
 
 def _parse() -> argparse.Namespace:
@@ -148,16 +94,6 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--size", type=int, default=96, help="of the images, in pixels (%(default)s)")
     add_race_options(parser, "build/bench", seconds=120.0)
-    names = [each.name for each in CONTENDERS]
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=f"of: {', '.join(names)}")
+    add_choice(parser, CONTENDERS)
     parser.set_defaults(rounds=3)
-    options = parser.parse_args()
-    if not (options.photographs / "train").is_dir() or not (options.photographs / "validation").is_dir():
-        parser.error(f"{options.photographs} has no folders train and validation")
-    if options.rounds < 1 or options.size < 32 or options.seconds < 1:
-        parser.error("--rounds is at least 1, --size 32, --seconds 1")
-    return options
-
-
-if __name__ == "__main__":
-    main()
+    return parse_options(parser, {"size": 32, "seconds": 1})

@@ -1,8 +1,9 @@
-"""How fast tpucache reads, compared with its peers: the same images, in the same run, taking turns.
+"""How fast tpucache reads, compared with its peers, and what its codecs cost: the same images, taking turns.
 
 Every peer gets an environment of its own, the same photographs in its own format, and a process that reads shuffled
 batches when asked to. In each round everyone reads once, in another order each round, while the others are still;
-the gather, rows of an array in memory copied into reused batches, is what the machine allows at most.
+the gather, rows of an array in memory copied into reused batches, is what the machine allows at most. PSNR is against
+the pixels that went in. Without `in memory`, nothing is kept decoded; of packed codecs the device finishes the images.
 
 On a machine of many CPUs compare two of them: `taskset -c 0,1 python -m scripts.bench read`. The first run installs
 some gigabytes of peers and writes each image about ten times; later ones find all that in the work folder.
@@ -17,51 +18,113 @@ import hashlib
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.bench.photos import SIZE, prepare_data
-from scripts.bench.picture import draw_rates
-from scripts.bench.read_contenders import CONTENDERS, KINDS_READ, LIMIT, OURS, REFERENCE, choose, files_of, threads_of
-from scripts.bench.rounds import Contender, LeftOut, Track, leaving_out, race, ratio, read_whole, spread, spread_cell
-from scripts.bench.table import (
-    add_race_options,
-    as_markdown,
-    as_text,
-    machine,
-    parse_options,
-    to_markdown,
-    write_files,
+from scripts.bench.photos import KINDS, SIZE, prepare_data
+from scripts.bench.picture import draw_bars
+from scripts.bench.rounds import (
+    Contender,
+    LeftOut,
+    Track,
+    add_choice,
+    choose,
+    leaving_out,
+    race,
+    ratio,
+    read_whole,
+    spread,
+    spread_cell,
 )
+from scripts.bench.table import add_race_options, parse_options, peer_notes, show
 from scripts.bench.worker import Setting, Worker
 from scripts.commands import ROOT, CommandError, say
+from scripts.environments import Environment
 
 BATCH: Final = 256
-_LEFT: Final = (0, 5)  # columns of text
+LIMIT: Final = "gather"
+REFERENCE: Final = "tpucache in memory 2"
+PACKED: Final = ("yuv420", "dct-zstd", "dct-lz4")
+
+# All are for Python 3.11; every peer that needs torch gets the same one.
+_TORCH: Final = "torch==2.13.0"
+_NUMPY: Final = "numpy==2.2.6"
+_PILLOW: Final = "pillow==12.0.0"
+_OPENCV: Final = "opencv-python-headless==4.11.0.86"
+FFCV: Final = Environment(
+    "ffcv",
+    (
+        ("numpy==1.26.4", "numba==0.61.2", _TORCH, _PILLOW, _OPENCV, "tqdm", "setuptools"),
+        ("--no-build-isolation", "--no-deps", "ffcv==1.0.2", "pytorch-pfn-extras==0.9.0"),
+    ),
+    debian=("g++", "pkg-config", "libopencv-dev", "libturbojpeg0-dev"),
+    pkg_config=("opencv4", "libturbojpeg"),
+)
+_GRAIN: Final = Environment("grain", ((_NUMPY, "grain==0.2.18", "array-record==0.8.6"),))
+_LITDATA: Final = Environment("litdata", ((_TORCH, _NUMPY, "litdata==0.2.76"),))
+_MOSAICML: Final = Environment("mds", ((_TORCH, "numpy==2.1.3", "mosaicml-streaming==0.13.0"),))
+_WEBDATASET: Final = Environment("webdataset", ((_TORCH, _NUMPY, "webdataset==1.0.2"),))
+_FOLDER: Final = Environment("torch", ((_TORCH, _NUMPY, _PILLOW),))
+_WORKERS: Final = ({"workers": 0}, {"workers": 2})
+
+
+def _ours(name: str, **setting: Any) -> Contender:
+    return Contender(f"tpucache {name}", "tpucache", "read", (setting,))
+
+
+def _ffcv(kind: str, threads: int) -> Contender:
+    orders = ({"kind": kind, "threads": threads, "order": order} for order in ("RANDOM", "QUASI_RANDOM"))
+    return Contender(f"ffcv {kind} {threads}", "ffcv", "read", tuple(orders), FFCV)
+
+
+def _grain(threads: int) -> Contender:
+    places = ({"threads": threads, "batch": place} for place in ("in the threads", "after the threads"))
+    return Contender(f"grain {threads}", "grain", "read", tuple(places), _GRAIN)
+
+
+CONTENDERS: Final = (
+    *(Contender(f"{LIMIT} {n}", "limits", "read", ({"threads": n},)) for n in (1, 2)),
+    *(_ours(f"in memory {n}", kind="raw", threads=n, memory=True) for n in (1, 2)),
+    *(_ours(f"{kind} {n}", kind=kind, threads=n) for kind in ("raw", "jpeg") for n in (1, 2)),
+    *(_ours(f"{kind} {n}", kind=kind, threads=n, finish="device") for kind in PACKED for n in (1, 2)),
+    *(_ffcv(kind, n) for kind in ("raw", "jpeg") for n in (1, 2)),
+    _grain(2),
+    Contender("litdata", "litdata", "read", _WORKERS, _LITDATA),
+    Contender("mds", "mosaicml", "read", _WORKERS, _MOSAICML),
+    Contender("webdataset", "webdataset", "read", _WORKERS, _WEBDATASET),
+    Contender("jpeg folder", "torchvision", "read", ({"workers": 2},), _FOLDER),
+)
 
 
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
-    data, images = prepare_data(options.work, options.source, SIZE, KINDS_READ)
-    os.environ["BENCH_PASSES"] = str(options.passes)  # for the processes that read
-    report: dict[str, Any] = {"machine": machine(), "images": images, "size": SIZE, "batch": BATCH}
-    report |= {"rounds": options.rounds, "seconds": options.seconds, "passes": options.passes}
+    data, images = prepare_data(options.work, options.source, options.size, tuple(KINDS))
+    # Large images in smaller batches: the memory of all processes together would leave none for the page cache.
+    batch = min(BATCH, round(BATCH * (SIZE / options.size) ** 2))
+    for name, value in {"PASSES": options.passes, "SIZE": options.size, "BATCH": batch}.items():
+        os.environ[f"BENCH_{name}"] = str(value)  # for those that read
     left_out: LeftOut = []
     track = Track(options.work)
+    chosen = choose(CONTENDERS, options.only)
+    chosen += [each for each in CONTENDERS if (each.peer == "limits" or each.name == REFERENCE) and each not in chosen]
     with contextlib.ExitStack() as stack:
         field = Field(track, data, options.seconds, left_out)
-        for contender in track.admit(choose(CONTENDERS, options.only), left_out):
+        for contender in track.admit(chosen, left_out):
             field.enter(contender, stack)
         readers = field.race(options.rounds)
-    report |= {"versions": track.versions, "left_out": left_out, "readers": readers}
-    print(as_text(to_rows(report), _LEFT), end="")
-    for row in left_out:
-        say(f"left out: {row['name']}: {row['reason']}")
-    table = as_markdown(to_rows(report), _LEFT, lambda name: name.startswith(OURS))
-    write_files(options, report, to_markdown(report, table))
+    for row in readers:
+        row["bytes_per_image"] = sum(path.stat().st_size for path in field.files[row["name"]]) / images
+    note = (
+        f"{images:,} images of {options.size}x{options.size} uint8, shuffled batches of {batch}, epochs of "
+        f"{options.passes} passes, warm page cache; median of {options.rounds} rounds of {options.seconds:g} s."
+    )
+    figures = {"images": images, "versions": track.versions, "left_out": left_out, "readers": readers}
+    show(options, figures, [("", to_rows(readers))], [note, *peer_notes(track.versions, left_out)])
     if options.picture:
-        draw_rates(report, options.picture)
+        bars = [(row["name"], row["images_per_second"]) for row in readers if not row["name"].endswith(" 1")]
+        draw_bars("Images a second", [("", bars)], options.picture, "{:,.0f}")
 
 
 class Field:
@@ -71,9 +134,9 @@ class Field:
         self._track, self._data, self._seconds, self._left_out = track, data, seconds, left_out
         self._workers: dict[str, Worker] = {}
         self._trials: dict[str, list[dict[str, Any]]] = {}
-        self._files: dict[str, list[Path]] = {}
-        #: What each one lost of the images that went in, in dB; None: nothing.
-        self.psnr: dict[str, float | None] = {}
+        #: The files that hold the images that a contender reads, where its format is one of those that are known.
+        self.files: dict[str, list[Path]] = {}
+        self._psnr: dict[str, float | None] = {}
 
     def enter(self, contender: Contender, stack: contextlib.ExitStack) -> None:
         """Start the process of a contender, with the fastest of its settings, and let it warm up."""
@@ -87,18 +150,18 @@ class Field:
             worker = stack.enter_context(contextlib.closing(self._start(contender, trials[0]["setting"])))
             worker.rate(self._seconds / 2)
             self._workers[contender.name], self._trials[contender.name] = worker, trials
-            self._files[contender.name] = files_of(contender, self._data)
+            self.files[contender.name] = files_of(contender, self._data)
 
     def race(self, rounds: int) -> list[dict[str, Any]]:
         """Let everyone read once a round, and return their rows, the fastest first."""
         turns = {name: functools.partial(self._turn, name) for name in self._workers}
         rates = race(turns, rounds, self._left_out)
-        rows = [summarise(name, self._trials[name], rates) for name in rates]
+        rows = [summarise(name, self._trials[name], rates) | {"psnr": self._psnr[name]} for name in rates]
         return sorted(rows, key=lambda row: -row["images_per_second"])
 
     def _turn(self, name: str) -> float:
         """Return the rate of one of them, with its files in the page cache, as other turns may push large ones out."""
-        read_whole(self._files[name])
+        read_whole(self.files[name])
         return self._workers[name].rate(self._seconds)
 
     def _try(self, contender: Contender, setting: Setting) -> dict[str, Any]:
@@ -118,7 +181,7 @@ class Field:
         read_whole([folder])
         worker = self._track.start(contender, {**setting, "data": str(self._data), "folder": str(folder)})
         try:
-            self.psnr[contender.name] = worker.ask("check")["psnr"]
+            self._psnr[contender.name] = worker.ask("check")["psnr"]
         except BaseException:
             worker.close()
             raise
@@ -127,7 +190,7 @@ class Field:
     def _write(self, contender: Contender) -> None:
         """Have a peer write its format, unless it is there. Raises CommandError."""
         folder = self._data / "peer" / contender.peer
-        module = ROOT / "scripts" / "bench" / "peers" / f"{contender.module.replace('.', '/')}.py"
+        module = ROOT / "scripts" / "bench" / "peers" / f"{contender.peer}.py"
         installs = contender.environment.fingerprint if contender.environment else ""
         mark, wanted = folder.with_suffix(".written"), hashlib.sha256(module.read_bytes() + installs.encode())
         if mark.exists() and mark.read_text() == wanted.hexdigest():
@@ -142,17 +205,24 @@ class Field:
         mark.write_text(wanted.hexdigest())
 
 
+def files_of(contender: Contender, data: Path) -> list[Path]:
+    """Return the files of a contender's images, none where its format is not one of these."""
+    kind = contender.settings[0].get("kind")
+    folder = data / f"cache-{kind}" if contender.is_ours else data / "peer" / contender.peer
+    patterns = {"tpucache": "*.lmdb", "ffcv": f"{kind}.beton"}
+    return list(folder.glob(patterns[contender.peer])) if contender.peer in patterns else []
+
+
 def summarise(name: str, trials: list[dict[str, Any]], rates: dict[str, list[float]]) -> dict[str, Any]:
     """Return a contender's row."""
-    threads = threads_of(trials[0]["setting"])
+    setting = trials[0]["setting"]
+    threads = max(1, setting.get("threads") or setting.get("workers", 2))  # one without either takes both
     figures = spread(rates[name])
     return {
         "name": name,
-        "setting": trials[0]["setting"],
-        "threads": threads,
+        "setting": setting,
         "images_per_second": figures["median"],
-        "min": figures["min"],
-        "max": figures["max"],
+        **figures,
         "rates": rates[name],
         "of_gather": ratio(rates[name], rates.get(f"{LIMIT} {threads}")),
         "times_slower": ratio(rates.get(REFERENCE), rates[name]),
@@ -160,15 +230,15 @@ def summarise(name: str, trials: list[dict[str, Any]], rates: dict[str, list[flo
     }
 
 
-def to_rows(report: dict[str, Any]) -> list[list[str]]:
+def to_rows(readers: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the rows of the table, its heading first."""
-    rows = [["reader", "images/s", "min - max", "of the gather", "times slower", "setting"]]
-    for row in report["readers"]:
-        of_gather, slower = row["of_gather"], row["times_slower"]
+    rows = [["reader", "images/s", "min - max", "of the gather", "times slower", "kB an image", "PSNR, dB", "setting"]]
+    for row in readers:
         shown = {name: value for name, value in row["setting"].items() if name not in ("kind", "memory")}
-        ratios = [f"{of_gather:.2f}" if of_gather else "", f"{slower:.1f}" if slower else ""]
+        figures = (row["of_gather"], ".2f"), (row["times_slower"], ".1f"), (row["bytes_per_image"] / 1000, ".1f")
+        cells = [f"{value:{digits}}" if value else "" for value, digits in (*figures, (row["psnr"], ".1f"))]
         setting = ", ".join(f"{name} {value}" for name, value in shown.items())
-        rows.append([row["name"], f"{row['images_per_second']:,.0f}", spread_cell(row), *ratios, setting])
+        rows.append([row["name"], f"{row['images_per_second']:,.0f}", spread_cell(row), *cells, setting])
     return rows
 
 
@@ -183,7 +253,7 @@ def _parse() -> argparse.Namespace:
         help="how often an epoch shows each image; default: %(default)s, as if there"
         " were so many times more: beginning an epoch costs time, of which a large data set sees little",
     )
-    known = sorted({name for contender in CONTENDERS for name in (contender.name, contender.peer)})
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=known, help=f"of: {', '.join(known)}")
+    parser.add_argument("--size", type=int, default=SIZE, help="of the images, in pixels (%(default)s)")
+    add_choice(parser, CONTENDERS)
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it (needs matplotlib)")
-    return parse_options(parser, {"passes": 1})
+    return parse_options(parser, {"passes": 1, "size": 16})

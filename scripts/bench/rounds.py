@@ -6,11 +6,12 @@ alike. Ratios are taken within a round, then their median.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,25 +30,23 @@ OWN_PACKAGES: Final = ("tpucache", "torch", "numpy", "simplejpeg", "cykooz-resiz
 
 @dataclass(frozen=True)
 class Contender:
-    """A row of a table: a module of `scripts.bench.peers`, and its settings, of which the fastest is taken.
+    """A row of a table: a module of `scripts.bench.peers`, its role, and its settings, of which the fastest is taken.
 
-    Without an environment it runs in the one that this process runs in, or by `python`, an interpreter that has what it
-    needs, where that is in no package registry.
+    Without an environment it runs in the one that this process runs in.
     """
 
     name: str
-    module: str
+    peer: str
+    role: str
     settings: tuple[Setting, ...] = ({},)
     environment: Environment | None = None
-    python: Path | None = field(default=None, kw_only=True)
 
     @property
-    def peer(self) -> str:
-        """The name of the library or of the way of doing it."""
-        return self.module.rpartition(".")[2]
+    def is_ours(self) -> bool:
+        return self.peer == "tpucache"
 
 
-@contextmanager
+@contextlib.contextmanager
 def leaving_out(name: str, left_out: LeftOut) -> Iterator[None]:
     """Note a contender that cannot take part, with the reason, where the body raises CommandError."""
     try:
@@ -86,11 +85,24 @@ class Track:
     def start(self, contender: Contender, setting: Setting, *log: str) -> Worker:
         """Start the process of a contender; `log` are the words of its log's name, by default the contender's name."""
         path = self._logs / f"{log_name(log or [contender.name])}.log"
-        return Worker(self.python(contender), contender.module, setting, path)
+        python = self._environments.python(contender.environment)
+        return Worker(python, (contender.peer, contender.role), setting, path)
 
-    def python(self, contender: Contender) -> Path:
-        """Return the interpreter that runs a contender."""
-        return contender.python or self._environments.python(contender.environment)
+    def ask_once(self, contender: Contender, setting: Setting, patience: float) -> dict[str, Any]:
+        """Return the answer of a new process of a contender to `go`. Raises CommandError."""
+        with contextlib.closing(self.start(contender, setting)) as worker:
+            return worker.ask("go", patience=patience)
+
+
+def choose(contenders: Sequence[Entry], only: Sequence[str] | None) -> list[Entry]:
+    """Return the contenders of some names or peers, or all."""
+    return [each for each in contenders if not only or each.name in only or each.peer in only]
+
+
+def add_choice(parser: argparse.ArgumentParser, contenders: Sequence[Contender]) -> None:
+    """Add the option of the contenders that take part."""
+    known = sorted({name for each in contenders for name in (each.name, each.peer)})
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=known, help=f"of: {', '.join(known)}")
 
 
 def race(

@@ -1,7 +1,7 @@
 """Serve a folder over HTTP as if behind a link of a given bandwidth and latency, for `scripts.bench stream`.
 
 It knows what web servers and S3 clients ask for: GET and HEAD, ranges, ETags and If-Match. All answers share the
-bandwidth; each one is delayed by the latency. `GET /.counts` returns the bytes and requests so far, not counted itself.
+bandwidth; each one is delayed by the latency. `GET /.counts` returns the bytes so far, not counted itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Link:
     def __init__(self, rate: float) -> None:
         self._rate, self._lock = rate, threading.Lock()
         self._free = time.monotonic()
-        self.bytes = self.requests = 0
+        self.bytes = 0
 
     def wait(self, size: int) -> None:
         """Wait until this many bytes may be sent."""
@@ -43,11 +43,6 @@ class Link:
             pause = self._free - now
         if pause > 0:
             time.sleep(pause)
-
-    def count(self) -> None:
-        """Note a request."""
-        with self._lock:
-            self.requests += 1
 
 
 def main() -> None:
@@ -79,10 +74,9 @@ def _serve(connection: socket.socket, folder: Path, link: Link, latency: float) 
                 fields[name.lower()] = value.strip()
             path = unquote(urlsplit(words[1].decode()).path)
             if path == COUNTS:
-                counts = json.dumps({"bytes": link.bytes, "requests": link.requests}).encode()
+                counts = json.dumps({"bytes": link.bytes}).encode()
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(counts), counts))
                 continue
-            link.count()
             time.sleep(latency)
             _answer(connection, words[0].decode(), folder / path.lstrip("/"), fields, link)
 

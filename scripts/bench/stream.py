@@ -2,12 +2,8 @@
 
 A server on this machine sends no faster than a link of a given bandwidth, and answers after its latency. In each round
 everyone reads in a new process with an empty folder: an epoch, a second epoch, and, again from nothing, an epoch for a
-device that takes five sixths of what the link brings. Of the cache with bands of frequencies, `1/2` reads what images
-of half the side need. The peers get the records of our dct-zstd cache as plain bytes and decode nothing; `ranges` asks
-for parts of a file and throws them away: that is the link.
-
-With --picture only first epochs are read, over links of several bandwidths and latencies: of dct-zstd with `--bands 8`,
-and of its records; the peers' files are of 16 MB then.
+device that takes five sixths of what the link brings. The peers get the records of our dct-zstd cache as plain bytes
+and decode nothing. `the link` asks for parts of a file and throws them away; `local` caches are read from a folder.
 """
 
 from __future__ import annotations
@@ -29,139 +25,80 @@ from typing import Any, Final
 
 import numpy as np
 
-from scripts.bench.peers.listed_source import ListedSource
-from scripts.bench.photos import BANDED, BANDS, KINDS, SIZE, make_once, make_up_photographs
-from scripts.bench.picture import draw_stream
-from scripts.bench.rounds import Contender, LeftOut, Track, race, ratio, read_whole
+from scripts.bench.photos import KINDS, SIZE, link_photographs, make_once, make_up_photographs
+from scripts.bench.rounds import Contender, LeftOut, Track, add_choice, race, ratio, read_whole
 from scripts.bench.shaper import COUNTS
-from scripts.bench.table import (
-    add_race_options,
-    as_markdown,
-    as_notes,
-    as_text,
-    machine,
-    machine_line,
-    parse_options,
-    replace_part,
-    write_files,
-)
+from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
 from scripts.commands import ROOT, CommandError, say
 from scripts.environments import Environment
 from tpucache import Recipe, build_cache
-from tpucache.loading.reading.views import bands_for
 from tpucache.store.cache import Cache
 
-#: MB/s and milliseconds an answer.
-LINKS: Final = ((150, 20), (1000, 5))
-#: Those of the picture: several bandwidths at one latency, and several latencies at one bandwidth.
-PICTURED: Final = ((50, 20), (150, 20), (500, 20), (150, 5), (150, 100))
-
+LINKS: Final = ((150, 20), (1000, 5))  # MB/s and milliseconds an answer
+LINK: Final = "the link"
 _SPARE: Final = 1.2  # of the link's rate over that of the device
-_IMAGES: Final = "*.jp*g"
 _RECORDS: Final = "dct-zstd"  # whose records the peers get
-_BANDED: Final = "dct-lz4-bands"
-_BLOCKED: Final = "dct-zstd-bands-8"  # many records side by side, as is recommended for a URL: `warmup --bands 8`
-
+_FORMATS: Final = (".jpg", ".jpeg", ".png")
 # Torch is the one of this process, in which nothing computes here: each release is large.
 _PINS: Final = ("torch==2.9.0", "torchvision==0.24.0")
-
-
-def _environment(name: str, *packages: str) -> Environment:
-    return Environment(f"stream-{name}", (packages,), constraints=_PINS, inherits=True)
-
-
-_PEERS: Final = {
-    "litdata": _environment("litdata", "litdata==0.2.76", "boto3"),
-    "mds": _environment("mds", "mosaicml-streaming==0.13.0"),
-    "webdataset": _environment("webdataset", "webdataset==1.0.2"),
-}
-_OURS: Final = ("raw", "dct-lz4", "dct-zstd", _BANDED, _BLOCKED)
-_SHARDS: Final = (16, 64)  # MB of a peer's files: the faster one is taken
+_PATIENCE: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Contender):
     """A contender, and what it reads below the server's folder."""
 
+    role: str = "stream"
     place: str
     is_local: bool = False
 
-    @property
-    def reader(self) -> str:
-        """Its name without the size of its files, as tables show it."""
-        return self.name if self.name.startswith(("tpucache", "local")) else self.name.split()[0]
 
-    @property
-    def is_pictured(self) -> bool:
-        """Whether it is in the picture, too."""
-        return self.name in ("ranges", f"tpucache {_BLOCKED}") or self.name.endswith(f" {_SHARDS[0]}")
+def _peer(peer: str, *packages: str) -> Entry:
+    environment = Environment(f"stream-{peer}", (packages,), constraints=_PINS, inherits=True)
+    return Entry(name=peer, peer=peer, settings=({"workers": 2},), environment=environment, place=peer)
+
+
+def _ours(kind: str, is_local: bool) -> Entry:
+    name = f"{'local' if is_local else 'tpucache'} {kind}"
+    return Entry(name=name, peer="tpucache", settings=({"threads": 2},), place=f"cache-{kind}", is_local=is_local)
 
 
 CONTENDERS: Final = (
-    Entry("ranges", "stream.ranges", place="records.bin"),
-    Entry(f"tpucache {_BANDED} 1/2", "stream.tpucache", ({"threads": 2, "part": 2},), place=f"cache-{_BANDED}"),
-    Entry(
-        f"local {_BANDED} 1/2", "stream.tpucache", ({"threads": 2, "part": 2},), place=f"cache-{_BANDED}", is_local=True
-    ),
-    *(Entry(f"tpucache {kind}", "stream.tpucache", ({"threads": 2},), place=f"cache-{kind}") for kind in _OURS),
-    *(
-        Entry(f"local {kind}", "stream.tpucache", ({"threads": 2},), place=f"cache-{kind}", is_local=True)
-        for kind in _OURS
-    ),
-    *(
-        Entry(
-            f"{peer} {shard}",
-            f"stream.{peer}",
-            ({"workers": 2, "shard": shard},),
-            environment,
-            place=f"{peer}-{shard}",
-        )
-        for peer, environment in _PEERS.items()
-        for shard in _SHARDS
-    ),
+    Entry(name=LINK, peer="limits", place="records.bin"),
+    *(_ours(kind, is_local) for kind in ("raw", "dct-lz4", "dct-zstd") for is_local in (False, True)),
+    _peer("litdata", "litdata==0.2.76", "boto3"),
+    _peer("mosaicml", "mosaicml-streaming==0.13.0"),
+    _peer("webdataset", "webdataset==1.0.2"),
 )
 
 
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
-    chosen = [
-        each for each in CONTENDERS if _is_chosen(each, options.only) and (each.is_pictured or not options.picture)
-    ]
-    kinds = {kind for kind in _OURS if any(each.place == f"cache-{kind}" for each in chosen)} | {_RECORDS}
+    chosen = [each for each in CONTENDERS if not options.only or {each.name, each.peer} & {*options.only, LINK}]
+    kinds = {each.place.removeprefix("cache-") for each in chosen if each.peer == "tpucache"} | {_RECORDS}
     data = prepare(options.work, options.source, options.gigabytes, sorted(kinds))
-    report: dict[str, Any] = {"machine": machine(), "rounds": options.rounds, "links": []}
     left_out: LeftOut = []
     track = Track(options.work)
-    contenders = [_write(each, track, data) for each in track.admit(chosen, left_out)]
-    for rate, latency in options.links or (PICTURED if options.picture else LINKS):
-        rows = _race_on_a_link(track, data, contenders, rate, latency, options, left_out)
-        report["links"].append({"rate": rate, "latency": latency, "rows": rows})
-        say(f"{rate} MB/s, {latency} ms")
-        print(as_text(to_rows(rows)), end="", flush=True)
-    report |= {"versions": track.versions, "left_out": left_out}
-    if options.picture:
-        draw_stream(report, options.picture)
-    page = options.page or options.markdown
-    picture = os.path.relpath(options.picture, page.parent) if options.picture and page else str(options.picture or "")
-    markdown = to_markdown(report, picture)
-    write_files(options, report, markdown)
-    if options.page:
-        replace_part(options.page, "stream picture" if options.picture else "stream", markdown)
-
-
-def _is_chosen(entry: Entry, only: list[str] | None) -> bool:
-    return not only or entry.name == "ranges" or bool({entry.name, entry.name.split()[0]} & {*only})
+    entries = track.admit(chosen, left_out)
+    for entry in entries:
+        if entry.environment:
+            make_once(data / entry.place, functools.partial(_write, entry, track, data))
+    links, tables = [], []
+    for rate, latency in options.links:
+        rows = _race_on_a_link(track, data, entries, (rate, latency), options.rounds, left_out)
+        links.append({"rate": rate, "latency": latency, "rows": rows})
+        tables.append((f"{rate} MB/s, {latency} ms an answer:", to_rows(rows)))
+        say(f"{rate} MB/s, {latency} ms: done")
+    notes = [f"medians of {options.rounds} rounds.", *peer_notes(track.versions, left_out)]
+    show(options, {"links": links, "versions": track.versions}, tables, notes)
 
 
 def prepare(work: Path, source: Path | None, gigabytes: float, kinds: Sequence[str]) -> Path:
-    """Make caches of some kinds, each of about this many GB, and the peers' records, unless they exist.
-
-    Returns their folder.
-    """
+    """Make caches of some kinds, each of about this many GB, and the peers' records; return their folder."""
     source = source or make_up_photographs(work / "photos")
     data = work / f"stream-{source.name}-{gigabytes:g}"
-    files = sorted(str(path.resolve()) for path in source.rglob(_IMAGES))
+    files = sorted(path.resolve() for path in source.rglob("*") if path.suffix.lower() in _FORMATS)
     for kind in kinds:
         make_once(data / f"cache-{kind}", functools.partial(_build, files, kind, gigabytes))
     if not (data / "labels.npy").exists():
@@ -169,20 +106,15 @@ def prepare(work: Path, source: Path | None, gigabytes: float, kinds: Sequence[s
     return data
 
 
-def _build(files: list[str], kind: str, gigabytes: float, folder: Path) -> None:
+def _build(files: Sequence[Path], kind: str, gigabytes: float, folder: Path) -> None:
     """Build a cache of about this many GB from some photographs, repeating them as often as needed."""
-    codec, quality = KINDS[_RECORDS if kind == _BLOCKED else BANDED.get(kind, kind)]
-    bands = (8,) if kind == _BLOCKED else BANDS if kind in BANDED else None
-    recipe = Recipe(size=SIZE, codec=codec, quality=quality, bands=bands)
+    codec, quality = KINDS[kind]
+    recipe = Recipe(size=SIZE, codec=codec, quality=quality)
     say(f"tpucache: building the {kind} cache")
-    few, listed = folder.with_name("few"), folder.with_name("listed.json")
-    shutil.rmtree(few, ignore_errors=True)
-    listed.write_text(json.dumps(files[:256]))
-    one = build_cache(ListedSource(listed), few, recipe, on_error="skip")
-    times = max(1, round(gigabytes * 1e9 * one.samples / one.total_bytes / len(files)))
-    listed.write_text(json.dumps(files * times))
-    folder.rmdir()
-    build_cache(ListedSource(listed), folder, recipe, on_error="skip")
+    few = folder.with_name("few")
+    one = build_cache(link_photographs(files, 256, few / "photographs"), few / "cache", recipe, on_error="skip")
+    count = round(gigabytes * 1e9 * one.samples / one.total_bytes)
+    build_cache(link_photographs(files, count, few / f"{count}-photographs"), folder, recipe, on_error="skip")
     shutil.rmtree(few)
 
 
@@ -194,49 +126,27 @@ def _export(data: Path) -> None:
         for row in cache.index.read_all():
             starts.append(starts[-1] + file.write(cache.reader.read(row)))
     np.save(data / "starts.npy", np.array(starts, np.int64))
-    labels = cache.samples.labels  # none where photographs of several folders are listed together
-    np.save(data / "labels.npy", np.zeros(cache.manifest.samples, np.int64) if labels is None else np.asarray(labels))
+    np.save(data / "labels.npy", np.zeros(cache.manifest.samples, np.int64))
 
 
-def _write(entry: Entry, track: Track, data: Path) -> Entry:
-    """Have a peer write its format, unless it is there."""
-    if entry.environment is None:
-        return entry
-
-    def write(folder: Path) -> None:
-        say(f"{entry.name}: writing its format")
-        setting = {"data": str(data), "folder": str(folder), "shard": entry.settings[0]["shard"]}
-        with contextlib.closing(track.start(entry, setting, "write", entry.name)) as worker:
-            worker.ask("write")
-
-    make_once(data / entry.place, write)
-    return entry
+def _write(entry: Entry, track: Track, data: Path, folder: Path) -> None:
+    """Have a peer write its format."""
+    say(f"{entry.name}: writing its format")
+    setting = {"data": str(data), "folder": str(folder)}
+    with contextlib.closing(track.start(entry, setting, "write", entry.name)) as worker:
+        worker.ask("write")
 
 
 def _race_on_a_link(
-    track: Track,
-    data: Path,
-    entries: list[Entry],
-    rate: float,
-    latency: float,
-    options: argparse.Namespace,
-    left_out: LeftOut,
+    track: Track, data: Path, entries: Sequence[Entry], link: tuple[int, int], rounds: int, left_out: LeftOut
 ) -> list[dict[str, Any]]:
-    """Return a row for each contender; of a peer's sizes of files the one with the faster first epoch."""
-    turns: dict[str, Callable[[], dict[str, Any]]] = {}
-    with _serving(data, rate, latency) as url:
-        for entry in entries:
-            turns[entry.name] = _Turn(track, data, entry, url, rate, is_first_only=options.picture is not None)
-        results = race(turns, options.rounds, left_out)
-    if not results.get("ranges"):
+    """Return a row for each contender."""
+    with _serving(data, *link) as url:
+        turns = {entry.name: _Turn(track, data, entry, url, link[0]) for entry in entries}
+        results = race(turns, rounds, left_out)
+    if not results.get(LINK):
         raise CommandError("the link itself was not measured: see the log")
-    best: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        if not entry.is_local and results.get(entry.name):
-            row = _summarise(entry.name, results)
-            if entry.reader not in best or row["first"]["rate"] > best[entry.reader]["first"]["rate"]:
-                best[entry.reader] = row
-    return list(best.values())
+    return [_summarise(each.name, results) for each in entries if not each.is_local and results.get(each.name)]
 
 
 @contextlib.contextmanager
@@ -253,64 +163,53 @@ def _serving(folder: Path, rate: float, latency: float) -> Iterator[str]:
 class _Turn:
     """What a contender does in a round."""
 
-    def __init__(
-        self, track: Track, data: Path, entry: Entry, url: str, rate: float, *, is_first_only: bool = False
-    ) -> None:
-        self._is_first_only = is_first_only
+    def __init__(self, track: Track, data: Path, entry: Entry, url: str, rate: float) -> None:
         self._track, self._data, self._entry, self._url = track, data, entry, url
-        self._kept = data / "kept"
         starts = np.load(data / "starts.npy")
-        samples, self._needed = len(starts) - 1, int(starts[-1])  # bytes of an epoch
-        setting = dict(entry.settings[0])
-        setting.pop("shard", None)
-        if entry.name == "ranges":
-            setting["bytes"] = self._needed
-        elif entry.name.startswith(("tpucache", "local")):
+        self._samples, self._needed = len(starts) - 1, int(starts[-1])  # bytes of an epoch
+        self._setting = dict(entry.settings[0])
+        if entry.name == LINK:
+            self._setting["bytes"] = self._needed
+        elif entry.peer == "tpucache":
             cache = Cache.open(data / entry.place)
-            samples, bands = cache.manifest.samples, len(cache.manifest.layouts)
-            read = bands if "part" not in setting else bands_for(cache.manifest, SIZE // setting["part"])
-            lengths = cache.index.read_all()["length"].astype(np.int64).reshape(bands, -1)
-            self._needed = int(lengths[:read].sum())
+            self._samples = cache.manifest.samples
+            self._needed = int(cache.index.read_all()["length"].astype(np.int64).sum())
         elif (shards := data / entry.place / "shards").exists():
-            setting["shards"] = int(shards.read_text())
-        self._setting, self._samples = setting, samples
-        self._device = rate * 1e6 / _SPARE / self._needed * samples
+            self._setting["shards"] = int(shards.read_text())
+        self._device = rate * 1e6 / _SPARE / self._needed * self._samples
 
     def __call__(self) -> dict[str, Any]:
         with self._opened() as ask:
             first = ask("epoch")
-            if self._is_first_only:
-                return {"first": first}
-            second = ask("epoch") if self._entry.name != "ranges" else first
-        if self._entry.name == "ranges" or self._entry.is_local:
+            second = ask("epoch") if self._entry.name != LINK else first
+        if self._entry.name == LINK or self._entry.is_local:
             return {"first": first, "second": second, "paced": first}
         with self._opened() as ask:
-            paced = ask(f"paced {self._device}")
-        return {"first": first, "second": second, "paced": paced}
+            return {"first": first, "second": second, "paced": ask(f"paced {self._device}")}
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Callable[[str], dict[str, Any]]]:
-        shutil.rmtree(self._kept, ignore_errors=True)
-        self._kept.mkdir()
+        kept, source = self._data / "kept", self._data / self._entry.place
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir()
         os.sync()
-        read_whole([self._data / self._entry.place])
-        place = self._data / self._entry.place if self._entry.is_local else f"{self._url}/{self._entry.place}"
-        setting = {**self._setting, "url": str(place), "folder": str(self._kept)}
+        read_whole([source])
+        place = str(source) if self._entry.is_local else f"{self._url}/{self._entry.place}"
+        setting = {**self._setting, "url": place, "folder": str(kept)}
         with contextlib.closing(self._track.start(self._entry, setting)) as worker:
             worker.ask("memory")
 
             def ask(command: str) -> dict[str, Any]:
-                before, used = _sent(self._url), worker.cpu_seconds()
+                before = _sent(self._url)
                 words, _, argument = command.partition(" ")
-                answer = worker.ask(words, argument, patience=300.0)
-                read = _sent(self._url) - before
-                answer |= {"bytes": read, "needed": read / self._needed, "rate": read / answer["seconds"] / 1e6}
-                answer |= {"cpu_seconds": worker.cpu_seconds() - used}
-                images = self._samples if self._entry.name == "ranges" else answer["images"]
-                return answer | {"images_per_second": images / answer["seconds"]}
+                answer = worker.ask(words, argument, patience=_PATIENCE)
+                read, seconds = _sent(self._url) - before, answer["seconds"]
+                images = self._samples if self._entry.name == LINK else answer["images"]
+                rates = {"rate": read / seconds / 1e6, "images_per_second": images / seconds}
+                return answer | rates | {"needed": read / self._needed}
 
             yield ask
-        shutil.rmtree(self._kept, ignore_errors=True)
+        shutil.rmtree(kept, ignore_errors=True)
 
 
 def _sent(url: str) -> int:
@@ -320,103 +219,42 @@ def _sent(url: str) -> int:
 
 def _summarise(name: str, results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return the medians of a contender's rounds; shares are those within a round."""
-    turns, links, local = results[name], results["ranges"], results.get(name.replace("tpucache", "local"))
+    turns = results[name]
+
+    def figures(reader: str, epoch: str, figure: str) -> list[float]:
+        return [turn[epoch][figure] for turn in results.get(reader, ())]
+
     row: dict[str, Any] = {"name": name}
-    for epoch, figures in turns[0].items():
-        row[epoch] = {figure: float(statistics.median(turn[epoch][figure] for turn in turns)) for figure in figures}
-    row["share"] = ratio(_figures(turns, "first", "rate"), _figures(links, "first", "rate"))
-    row["waited"] = row["of_local"] = None
-    if "paced" in row:
-        row["waited"] = statistics.median(turn["paced"]["waited_seconds"] / turn["paced"]["seconds"] for turn in turns)
-    if name.startswith("tpucache") and local and "second" in row:
-        row["of_local"] = ratio(
-            _figures(turns, "second", "images_per_second"), _figures(local, "second", "images_per_second")
-        )
+    for epoch, found in turns[0].items():
+        row[epoch] = {figure: statistics.median(figures(name, epoch, figure)) for figure in found}
+    row["share"] = ratio(figures(name, "first", "rate"), figures(LINK, "first", "rate"))
+    local = figures(name.replace("tpucache", "local"), "second", "images_per_second")
+    row["of_local"] = ratio(figures(name, "second", "images_per_second"), local) if "tpucache" in name else None
+    row["waited"] = statistics.median(turn["paced"]["waited_seconds"] / turn["paced"]["seconds"] for turn in turns)
     return row
 
 
-def _figures(turns: list[dict[str, Any]], epoch: str, figure: str) -> list[float]:
-    return [turn[epoch][figure] for turn in turns]
-
-
-def to_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
+def to_rows(rows: Sequence[dict[str, Any]]) -> Rows:
     """Return the rows of a link's table, its heading first."""
-    table = [
-        [
-            "reader",
-            "first batch, s",
-            "after the loader was made",
-            "share of the link",
-            "read for each byte needed",
-            "images/s",
-            "2nd epoch, images/s",
-            "of a local cache",
-            "read in the 2nd",
-            "waited",
-            "CPU s a GB",
-        ]
+    heading = [
+        "reader",
+        "first batch, s",
+        "after the loader was made",
+        "share of the link",
+        "read for each byte needed",
     ]
+    table = [[*heading, "images/s", "2nd epoch, images/s", "of a local cache", "read in the 2nd", "waited"]]
     for row in rows:
-        first, second = row["first"], row.get("second")
-        if row["name"] == "ranges":
-            table.append(
-                ["ranges (the link)", "", "", f"{first['rate']:,.0f} MB/s", "", "", "", "", "", "", _cpu(first)]
-            )
+        first, second = row["first"], row["second"]
+        if row["name"] == LINK:
+            table.append([LINK, "", "", f"{first['rate']:,.0f} MB/s", *[""] * 6])
             continue
-        table.append(
-            [
-                row["name"],
-                f"{first['first_seconds']:.2f}",
-                f"{first['first_seconds'] - first['loader_seconds']:.2f}",
-                f"{row['share']:.2f}",
-                f"{first['needed']:.2f}",
-                f"{first['images_per_second']:,.0f}",
-                f"{second['images_per_second']:,.0f}" if second else "",
-                f"{row['of_local']:.2f}" if row["of_local"] else "",
-                f"{second['needed']:.2f}" if second else "",
-                f"{row['waited']:.1%}" if row["waited"] is not None else "",
-                _cpu(first),
-            ]
-        )
+        delays = first["first_seconds"], first["first_seconds"] - first["loader_seconds"], row["share"], first["needed"]
+        rates = (f"{epoch['images_per_second']:,.0f}" for epoch in (first, second))
+        local = f"{row['of_local']:.2f}" if row["of_local"] else ""
+        rest = [local, f"{second['needed']:.2f}", f"{row['waited']:.1%}"]
+        table.append([row["name"], *(f"{each:.2f}" for each in delays), *rates, *rest])
     return table
-
-
-def to_pictured_rows(links: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the rows of the picture's table, its heading first: images/s, and seconds to the first batch."""
-    table = [["reader", *(f"{link['rate']} MB/s, {link['latency']} ms" for link in links)]]
-    names = dict.fromkeys(row["name"] for link in links for row in link["rows"])
-    for name in names:
-        cells = []
-        for link in links:
-            found = next((row["first"] for row in link["rows"] if row["name"] == name), None)
-            cells.append("" if found is None else f"{found['images_per_second']:,.0f}")
-            if found is not None and name != "ranges":
-                cells[-1] += f" ({found['first_seconds']:.2f} s)"
-        table.append(["the link" if name == "ranges" else name, *cells])
-    return table
-
-
-def _cpu(epoch: dict[str, Any]) -> str:
-    return f"{epoch['cpu_seconds'] / max(1, epoch['bytes']) * 1e9:.2f}"
-
-
-def to_markdown(report: dict[str, Any], picture: str = "") -> str:
-    """Return the tables in Markdown, what was measured and how, and the versions; `picture` is where theirs is."""
-    parts = []
-
-    def is_ours(name: str) -> bool:
-        return name.startswith("tpucache")
-
-    if picture:
-        parts += [f"![Images a second in the first epoch, by bandwidth and by latency of the link]({picture})", ""]
-        parts += [as_markdown(to_pictured_rows(report["links"]), is_bold=is_ours)]
-    for link in report["links"] if not picture else ():
-        table = as_markdown(to_rows(link["rows"]), is_bold=is_ours)
-        parts += [f"{link['rate']} MB/s, {link['latency']} ms an answer:", "", table]
-    rounds = report["rounds"]
-    medians = f"Medians of {rounds} rounds" if rounds > 1 else "One round"
-    parts += [f"{medians}. {machine_line(report['machine'])}.", "", *as_notes(report)]
-    return "\n".join(parts) + "\n"
 
 
 def _link(text: str) -> tuple[int, int]:
@@ -430,21 +268,7 @@ def _parse() -> argparse.Namespace:
     add_race_options(parser, "build/bench")
     parser.add_argument("--gigabytes", type=float, default=2.0, help="of each cache, about (%(default)s)")
     parser.add_argument(
-        "--links",
-        type=_link,
-        nargs="+",
-        metavar="MBPS,MS",
-        help="links, as 150,20 (that and 1000,5; of the picture, five)",
+        "--links", type=_link, nargs="+", metavar="MBPS,MS", default=LINKS, help="links (150,20 and 1000,5)"
     )
-    names = sorted({word for entry in CONTENDERS for word in (entry.name, entry.name.split()[0])})
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=f"of: {', '.join(names)}")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="read first epochs only, and draw their rates")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="put the tables into a page, between their marks")
-    return parse_options(parser, {"gigabytes": 0.05})
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except CommandError as error:
-        sys.exit(str(error))
+    add_choice(parser, CONTENDERS)
+    return parse_options(parser, {"gigabytes": 0.01})

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from scripts.commands import CommandError
 Rows = Sequence[Sequence[str]]  # the heading first
 
 
-def as_text(rows: Rows, left: Sequence[int] = (0,)) -> str:
-    """Return a table for a terminal; the columns `left` are aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def as_text(rows: Rows) -> str:
+    """Return a table for a terminal; cells that begin with a letter are aligned to the left."""
+    widths, left = [max(map(len, column)) for column in zip(*rows, strict=True)], _left(rows)
     lines = (
         "  ".join(f"{cell:{'<' if at in left else '>'}{widths[at]}}" for at, cell in enumerate(row)).rstrip()
         for row in rows
@@ -25,29 +25,29 @@ def as_text(rows: Rows, left: Sequence[int] = (0,)) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def as_markdown(rows: Rows, left: Sequence[int] = (0,), is_bold: Callable[[str], bool] = lambda name: False) -> str:
+def as_markdown(rows: Rows, is_bold: Callable[[str], bool] = lambda name: False) -> str:
     """Return a table in Markdown; rows whose first cell `is_bold` accepts are bold."""
+    left = _left(rows)
     rule = ["---" if at in left else "---:" for at in range(len(rows[0]))]
     body = [[f"**{cell}**" if cell and is_bold(row[0]) else cell for cell in row] for row in rows[1:]]
     return "".join(f"| {' | '.join(row)} |\n" for row in [rows[0], rule, *body])
 
 
-def machine() -> dict[str, Any]:
+def _left(rows: Rows) -> set[int]:
+    """Return the columns that are aligned to the left: the first one, and those of words."""
+    return {
+        at for at, column in enumerate(zip(*rows, strict=True)) if not at or any(c[:1].isalpha() for c in column[1:])
+    }
+
+
+def machine() -> str:
     """Return what figures depend on."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "cpu": models[0] if models else platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-def machine_line(here: dict[str, Any]) -> str:
-    """Return `machine()` as a line of text."""
-    return f"{here['cpus']} CPUs ({here['cpu']}), {here['system']}, Python {here['python']}"
+    cpu = models[0] if models else platform.machine()
+    system = f"{platform.system()} {platform.release()}"
+    return f"{len(os.sched_getaffinity(0))} CPUs ({cpu}), {system}, Python {platform.python_version()}"
 
 
 def add_race_options(parser: argparse.ArgumentParser, work: str | None = None, seconds: float | None = None) -> None:
@@ -72,9 +72,25 @@ def parse_options(parser: argparse.ArgumentParser, least: dict[str, float] | Non
     return options
 
 
-def write_files(options: argparse.Namespace, figures: dict[str, Any], markdown: str) -> None:
-    """Write what `--json` and `--markdown` ask for."""
-    for path, text in ((options.json, json.dumps(figures, indent=2) + "\n"), (options.markdown, markdown)):
+Table = tuple[str, Rows]  # the line above it, and its rows
+
+
+def show(
+    options: argparse.Namespace,
+    figures: dict[str, Any],
+    tables: Sequence[Table],
+    notes: Sequence[str] = (),
+    is_bold: Callable[[str], bool] = lambda name: name.startswith("tpucache"),
+) -> None:
+    """Print tables and notes with the machine, and write what `--json` and `--markdown` ask for."""
+    notes = [*notes, f"{machine()}."]
+    print(*(f"{title}\n{as_text(rows)}".lstrip("\n") for title, rows in tables), *notes, sep="\n", flush=True)
+    parts = [f"{title}\n\n{as_markdown(rows, is_bold)}".lstrip("\n") for title, rows in tables]
+    listed = "".join(f"- {note}\n" for note in notes)
+    for path, text in (
+        (options.json, json.dumps(figures, indent=2) + "\n"),
+        (options.markdown, "\n".join([*parts, listed])),
+    ):
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -89,21 +105,8 @@ def replace_part(page: Path, name: str, text: str) -> None:
     page.write_text(f"{before}{start}\n\n{text.strip()}\n\n{stop}{after}", encoding="utf-8")
 
 
-def as_notes(report: dict[str, Any]) -> list[str]:
-    """Return a line of Markdown for each peer's versions, and for each that was left out."""
-    lines = [
-        f"- {peer}: {', '.join(f'{name} {version}' for name, version in versions.items())}"
-        for peer, versions in report["versions"].items()
-    ]
+def peer_notes(versions: Mapping[str, Mapping[str, str]], left_out: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a line for each peer's versions, and for each that was left out."""
+    lines = [f"{peer}: {', '.join(map(' '.join, found.items()))}" for peer, found in versions.items()]
     # Without the place of the log: pages have no folders of the machine that they were made on.
-    return lines + [f"- left out: {row['name']}: {row['reason'].partition(' (see ')[0]}" for row in report["left_out"]]
-
-
-def to_markdown(report: dict[str, Any], table: str, remark: str = "") -> str:
-    """Return a table of readers in Markdown, what was measured and how, with a remark to it, and the versions."""
-    measured = (
-        f"{report['images']:,} images of {report['size']}x{report['size']} uint8, shuffled batches of "
-        f"{report['batch']}, epochs of {report['passes']} passes, warm page cache; median of {report['rounds']} rounds "
-        f"of {report['seconds']:g} s that take turns. {remark}{machine_line(report['machine'])}."
-    )
-    return "\n".join([table, measured, "", *as_notes(report)]) + "\n"
+    return lines + [f"left out: {row['name']}: {row['reason'].partition(' (see ')[0]}" for row in left_out]

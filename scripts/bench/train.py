@@ -9,10 +9,12 @@ is on the device. Whether its idle figure is true is shown by `python -m scripts
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import torch
 from torch.nn import functional
 
 from scripts.bench.rounds import race, ratio, spread, spread_cell
-from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
+from scripts.bench.table import add_race_options, parse_options, show
 from tpucache import CachedDataset
 from tpucache.ondevice.modules import Normalise
 from tpucache.training.device import Device, open_device
@@ -69,10 +71,13 @@ def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, s
     return steps * settings.batch / (time.perf_counter() - began)
 
 
-def compare_rates(
-    dataset: CachedDataset, settings: TrainSettings, device: Device, rounds: int
-) -> tuple[dict[str, Any], list[list[str]]]:
-    """Return the figures of the harness and of a bare loop, and their table."""
+def main() -> None:
+    """Run the benchmark as the command line asks."""
+    options = _parse()
+    device, dataset = open_device(options.backend, options.cores), CachedDataset(options.cache, in_memory=True)
+    settings = TrainSettings(
+        model=options.model, batch_size=options.batch_size, epochs=options.epochs, lr=0.01, weight_decay=5e-4
+    )
     steps = max(2, harness(dataset, settings, device).steps)  # reads everything once
     paces: list[Pace] = []
 
@@ -80,38 +85,19 @@ def compare_rates(
         paces.append(harness(dataset, settings, device))
         return paces[-1].images_per_second
 
-    rates = race({"harness": ours, "bare loop": lambda: bare_rate(dataset, settings, device, steps)}, rounds)
+    turns: dict[str, Callable[[], float]] = {
+        "harness": ours,
+        "bare loop": functools.partial(bare_rate, dataset, settings, device, steps),
+    }
+    rates = race(turns, options.rounds)
+    share, idle = ratio(rates["harness"], rates["bare loop"]), statistics.median(pace.device_idle for pace in paces)
     rows = [["", "images/s", "min - max", "of the bare loop"]]
     for name, values in rates.items():
-        share = ratio(values, rates["bare loop"])
-        rows.append([name, f"{statistics.median(values):,.0f}", spread_cell(spread(values)), f"{share:.3f}"])
-    return {
-        **{name: statistics.median(values) for name, values in rates.items()},
-        "ratio": ratio(rates["harness"], rates["bare loop"]),
-        "pairs": [ours / bare for ours, bare in zip(rates["harness"], rates["bare loop"], strict=True)],
-        "step_ms": statistics.median(pace.step_seconds for pace in paces) * 1e3,
-        "waited": statistics.median(pace.waited for pace in paces),
-        "device_idle": statistics.median(pace.device_idle for pace in paces),
-        "compiles": max(pace.compiles for pace in paces),
-    }, rows
-
-
-def main() -> None:
-    """Run the benchmark as the command line asks."""
-    options = _parse()
-    device = open_device(options.backend, options.cores)
-    settings = TrainSettings(
-        model=options.model, batch_size=options.batch_size, epochs=options.epochs, lr=0.01, weight_decay=5e-4
-    )
-    found, rate_rows = compare_rates(CachedDataset(options.cache, in_memory=True), settings, device, options.rounds)
-    pairs = ", ".join(f"{pair:.3f}" for pair in found["pairs"])
-    notes = [
-        f"{found['step_ms']:.1f} ms a step; ratio {found['ratio']:.3f} (median of {options.rounds} pairs: {pairs})",
-        f"the device was idle for {found['device_idle']:.1%} of the time",
-    ]
-    print(as_text(rate_rows), *notes, sep="\n", flush=True)
-    listed = [f"- {note}" for note in notes]
-    write_files(options, found, "\n".join([as_markdown(rate_rows), *listed]) + "\n")
+        part = f"{ratio(values, rates['bare loop']):.3f}"
+        rows.append([name, f"{statistics.median(values):,.0f}", spread_cell(spread(values)), part])
+    step = statistics.median(pace.step_seconds for pace in paces) * 1e3
+    notes = [f"{step:.1f} ms a step; the device was idle for {idle:.1%} of the time; {options.rounds} rounds."]
+    show(options, {"ratio": share, "device_idle": idle, "rates": rates}, [("", rows)], notes)
 
 
 def _parse() -> argparse.Namespace:

@@ -4,19 +4,16 @@ Each of these is given the same photographs in each round, in another order each
 
 - seed: one process, whole decode by Pillow, Lanczos, a random flip, one torch.save a sample;
 - FFCV: its DatasetWriter with raw pixels, of images that its dataset decodes and resizes with Pillow;
-- pyvips: its thumbnail_buffer alone, one thread a process, nothing written;
 - Pillow: its scaled decode and Lanczos alone, nothing written;
 - presize: tpucache's own decode and resize alone, nothing written;
 - tpucache: build_cache, the clean images or variants too.
 
 What a user pays for each time is counted, what he pays for once is not: imports are done before the clock starts, and
-the processes of pyvips, Pillow and presize live and have worked. tpucache's first figure is of the whole of
-build_cache in a fresh process, the start of its workers included; "steady" is of the next one there, which finds them
-alive. Photographs are in the page cache; what another has written is on the disk before a turn, what is written within
-it need not be.
+the processes of Pillow and presize live and have worked. tpucache's first figure is of the whole of build_cache in a
+fresh process, the start of its workers included; "steady" is of the next one there, which finds them alive. Photographs
+are in the page cache; what another has written is on the disk before a turn, what is written within it need not be.
 
-Photographs that one of them refuses, as libvips does damaged ones that Pillow reads, are given to nobody. A turn is as
-many photographs as take about `--seconds`, so a small set is repeated and of a large one a share is taken,
+A turn is as many photographs as take about `--seconds`, so a small set is repeated and of a large one a share is taken,
 evenly. Ratios are taken within a round, then their median.
 
     python -m scripts.bench warmup photographs --work build/bench --markdown warmup.md
@@ -27,64 +24,71 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
-import math
 import shutil
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from PIL import Image
 
-from scripts.bench.rounds import LeftOut, Track, leaving_out, race
-from scripts.bench.table import (
-    Rows,
-    add_race_options,
-    as_markdown,
-    as_text,
-    machine,
-    machine_line,
-    parse_options,
-    write_files,
-)
-from scripts.bench.warmup_contenders import Builder, Ratio, Turn, compare, contest, summarise
+from scripts.bench.photos import link_photographs
+from scripts.bench.read import FFCV
+from scripts.bench.rounds import Contender, LeftOut, Track, leaving_out, race, ratio, read_whole, spread
+from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
 from scripts.bench.worker import Worker
-from scripts.commands import CommandError, say
-from tpucache import CachedDataset, Recipe, TpucacheError, build_cache
-from tpucache.warmup.sources import FolderSource
+from scripts.commands import say
+from tpucache import CachedDataset, Recipe, build_cache
 
 _FIRST_TURN: Final = 32  # photographs, to see how many a longer one takes
 _CLOSE: Final = 0.5  # a turn of this share of the wanted time is enough to estimate how many photographs fill it
+_FORMATS: Final = (".jpg", ".jpeg", ".png")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Images a second: of all that a turn takes, and of its work once the processes are alive."""
+
+    whole: float
+    steady: float
+
+
+def contest(jobs: int) -> list[Contender]:
+    """Return who takes part."""
+
+    def bare(name: str, role: str, processes: int = jobs) -> Contender:
+        return Contender(name, "bare", role, ({"jobs": processes, "variants": 0},))
+
+    def ours(name: str, processes: int, variants: int = 0) -> Contender:
+        return Contender(f"tpucache, {name}", "tpucache", "warmup", ({"jobs": processes, "variants": variants},))
+
+    return [
+        bare("seed", "seed", 1),
+        Contender("FFCV's writer", "ffcv", "warmup", ({"jobs": jobs, "variants": 0},), FFCV),
+        bare("Pillow alone", "pillow"),
+        bare("presize alone", "presize"),
+        ours("1 job", 1),
+        ours(f"{jobs} jobs", jobs),
+        ours(f"{jobs} jobs, 1 variant", jobs, 1),
+        ours(f"{jobs} jobs, 8 variants", jobs, 8),
+    ]
 
 
 class Field:
     """The contenders over the photographs of one source, each with the number of them that fills a turn."""
 
-    def __init__(self, track: Track, files: Sequence[Path], options: argparse.Namespace) -> None:
-        self._track, self._files, self._options = track, files, options
+    def __init__(self, track: Track, files: Sequence[Path], options: argparse.Namespace, work: Path) -> None:
+        self._track, self._files, self._options, self._work = track, files, options, work
         self._waiting: dict[str, Worker] = {}
-        self._counts: dict[str, int] = {}
-        self._work = options.work / "warmup"
-        self._lists = self._work / "lists"
-        self._lists.mkdir(parents=True, exist_ok=True)
+        self.counts: dict[str, int] = {}
 
-    def check(self, contender: Builder) -> list[str]:
-        """Take the photographs away that a contender refuses, and return their names. Raises CommandError."""
-        with contextlib.closing(self._start(contender)) as worker:
-            refused = worker.ask("check", self._list(len(self._files)))["refused"]
-        kept = [file for file in self._files if str(file) not in refused]
-        if not kept:
-            raise CommandError("refuses every photograph")
-        self._files = kept
-        return [Path(file).name for file in refused]
-
-    def enter(self, contender: Builder, stack: contextlib.ExitStack) -> None:
+    def enter(self, contender: Contender, stack: contextlib.ExitStack) -> None:
         """Start and warm a contender, and find out how many photographs fill a turn. Raises CommandError."""
         say(f"{contender.name}: warming up")
-        if not contender.fresh:
+        if not contender.is_ours:
             self._waiting[contender.name] = stack.enter_context(contextlib.closing(self._start(contender)))
         self._take(contender, _FIRST_TURN)  # the first call of anything is slow
         count = _FIRST_TURN
@@ -95,159 +99,111 @@ class Field:
                 break
             count = min(wanted, count * 8)
         passes = wanted / len(self._files)
-        self._counts[contender.name] = wanted if passes < 1 else round(passes) * len(self._files)
+        self.counts[contender.name] = wanted if passes < 1 else round(passes) * len(self._files)
 
-    def count(self, contender: Builder) -> int:
-        """Return how many photographs a turn of the contender takes."""
-        return self._counts[contender.name]
-
-    def turn(self, contender: Builder) -> Turn:
+    def turn(self, contender: Contender) -> Turn:
         """Let a contender work for a turn. Raises CommandError."""
-        return self._take(contender, self.count(contender))
+        return self._take(contender, self.counts[contender.name])
 
-    def _take(self, contender: Builder, count: int) -> Turn:
-        listed = self._list(count)
-        if not contender.fresh:
-            rate = self._waiting[contender.name].rate(listed)
+    def _take(self, contender: Contender, count: int) -> Turn:
+        photographs = link_photographs(self._files, count, self._work / f"{count}-photographs")
+        if not contender.is_ours:
+            rate = self._waiting[contender.name].rate(photographs)
             return Turn(rate, rate)
         with contextlib.closing(self._start(contender)) as worker:
-            return Turn(worker.rate(listed), worker.rate(listed))
+            return Turn(worker.rate(photographs), worker.rate(photographs))
 
-    def _start(self, contender: Builder) -> Worker:
+    def _start(self, contender: Contender) -> Worker:
         folder = self._work / "written" / contender.name.translate({ord(mark): "-" for mark in " ,'"})
         setting = {**contender.settings[0], "folder": str(folder), "size": self._options.size}
         return self._track.start(contender, setting, "warmup", contender.name)
 
-    def _list(self, count: int) -> Path:
-        """List this many photographs: some, evenly spread, or all of them repeatedly."""
-        path: Path = self._lists / f"{count}.json"
-        total = len(self._files)
-        places = (number * total // count if count < total else number % total for number in range(count))
-        path.write_text(json.dumps([str(self._files[place]) for place in places]))
-        return path
 
-
-def measure(
-    source: Path, contenders: Sequence[Builder], ratios: Sequence[Ratio], track: Track, options: argparse.Namespace
-) -> dict[str, Any]:
+def measure(source: Path, contenders: Sequence[Contender], track: Track, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one source as JSON values."""
-    files = [source / sample.path for sample in FolderSource(source).list().samples]
-    pixels = statistics.fmean(_pixels(file) for file in files)  # reads every header: all files are there, and images
-    for file in files:
-        file.read_bytes()  # into the page cache
-    say(f"{source}: {len(files):,} images of {pixels / 1e6:.1f} megapixels on average")
+    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in _FORMATS)
+    megapixels = statistics.fmean(_pixels(file) for file in files) / 1e6
+    read_whole(files)
     left_out: LeftOut = []
-    ready: dict[str, Builder] = {}
-    refused: list[str] = []
     with contextlib.ExitStack() as stack:
-        field = Field(track, files, options)
-        for contender in sorted(contenders, key=lambda contender: not contender.strict):
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.work)))
+        field = Field(track, files, options, work)
+        ready: list[Contender] = []
+        for contender in contenders:
             with leaving_out(contender.name, left_out):
-                refused += field.check(contender) if contender.strict else []
                 field.enter(contender, stack)
-                ready[contender.name] = contender
-        ways = {name: functools.partial(field.turn, contender) for name, contender in ready.items()}
-        turns = race(ways, options.rounds, left_out)
-    quality, versions = fidelity(source, options)
+                ready.append(contender)
+        turns = race({each.name: functools.partial(field.turn, each) for each in ready}, options.rounds, left_out)
+        psnr = fidelity(link_photographs(files, min(len(files), 64), work / "compared"), work, options)
     return {
         "source": source.name,
         "images": len(files),
-        "megapixels": pixels / 1e6,
-        "refused": refused,
+        "megapixels": megapixels,
         "left_out": left_out,
         "contenders": [
-            summarise(contender, field.count(contender), turns[contender.name])
-            for contender in contenders
-            if contender.name in turns
+            summarise(each, turns[each.name], turns.get(f"tpucache, {options.jobs} jobs"))
+            for each in ready
+            if each.name in turns
         ],
-        "ratios": [compare(ratio, turns, pixels) for ratio in ratios],
-        "psnr": quality,
-        "created_by": versions,
+        "psnr": psnr,
     }
 
 
-def fidelity(source: Path, options: argparse.Namespace) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return how far the records are from those of whole decodes, in dB, and the versions that made them."""
-    say("comparing the records with those of whole decodes")
+def summarise(contender: Contender, turns: Sequence[Turn], ours: Sequence[Turn] | None) -> dict[str, Any]:
+    """Return a contender's figures, and how many times faster ours are, in the median over the rounds."""
+    whole = spread([turn.whole for turn in turns])
+    pairs = [([turn.whole for turn in each], [turn.steady for turn in each]) for each in (ours or (), turns)]
+    return {
+        "name": contender.name,
+        "images_per_second": whole["median"],
+        **whole,
+        "steady": statistics.median(turn.steady for turn in turns),
+        "records_per_second": whole["median"] * (1 + contender.settings[0]["variants"]),
+        "times_slower": ratio(pairs[0][0], pairs[1][0]),
+        "steadily_slower": ratio(pairs[0][1], pairs[1][1]),
+    }
+
+
+def fidelity(photographs: Path, work: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Return how far records are from those of whole decodes, in dB."""
     caches = []
     for exact in (False, True):
-        cache = options.work / "warmup" / f"cache-{'exact' if exact else 'default'}"
-        shutil.rmtree(cache, ignore_errors=True)
-        build_cache(source, cache, Recipe(size=options.size, exact=exact), jobs=options.jobs)
+        cache = work / f"cache-{exact}"
+        build_cache(photographs, cache, Recipe(size=options.size, exact=exact), jobs=options.jobs)
         caches.append(CachedDataset(cache))
-    figures = [
-        _psnr(default[0].numpy(), exact[0].numpy())
-        for default, exact in ((caches[0][at], caches[1][at]) for at in range(len(caches[0])))
-    ]
-    versions = dict(caches[0].manifest.created_by)
+    figures = [_psnr(*(cache[at][0].numpy() for cache in caches)) for at in range(len(caches[0]))]
     for dataset in caches:
         shutil.rmtree(dataset.directory)
-    return {"min": min(figures), "median": statistics.median(figures)}, versions
+    return {"min": min(figures), "median": statistics.median(figures)}
 
 
-def rate_rows(figures: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of the table of rates, its heading first."""
-    rows = [["images/s", "median", "min - max", "steady", "records/s", "images a turn"]]
+def to_rows(figures: dict[str, Any], jobs: int) -> Rows:
+    """Return the rows of the table, its heading first."""
+    rows = [["images/s", "median", "min - max", "steady", "records/s", f"{jobs} jobs are faster", "steadily"]]
     for row in figures["contenders"]:
         extremes = f"{_short(row['min'])} - {_short(row['max'])}"
         rates = [_short(row["images_per_second"]), extremes, _short(row["steady"]), _short(row["records_per_second"])]
-        rows.append([row["name"], *rates, f"{row['images_per_turn']:,}"])
+        times = (row["times_slower"], row["steadily_slower"])
+        rows.append([row["name"], *rates, *(f"{each:.2f}" if each else "" for each in times)])
     return rows
-
-
-def ratio_rows(figures: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of the table of ratios, its heading first."""
-    rows = [["ratio", "whole", "steady", "goal", "met"]]
-    for ratio in figures["ratios"]:
-        whole, steady, goal = ratio["whole"], ratio["steady"], ratio["goal"]
-        met = "" if goal is None or whole is None else "yes" if whole >= goal else "steady" if steady >= goal else "no"
-        cells = ["" if number is None else f"{number:.2f}" for number in (whole, steady, goal)]
-        rows.append([ratio["name"], *cells, met])
-    return rows
-
-
-def _psnr_line(psnr: dict[str, float]) -> str:
-    if math.isinf(psnr["min"]):
-        return "PSNR against whole decodes: these are decoded whole anyway.\n"
-    return f"PSNR against whole decodes: median {psnr['median']:.1f} dB, min {psnr['min']:.1f} dB\n"
-
-
-def to_text(report: dict[str, Any], table: Callable[[Rows], str]) -> str:
-    """Return all tables, each made by `table`, with a line that describes the photographs."""
-    parts = []
-    for figures in report["sources"]:
-        parts += [
-            f"{figures['source']}: {figures['images']:,} images of {figures['megapixels']:.1f} megapixels on average, "
-            f"to {report['size']}x{report['size']}; median of {report['rounds']} rounds.\n",
-            table(rate_rows(figures)),
-            table(ratio_rows(figures)),
-            _psnr_line(figures["psnr"]),
-            *(f"given to nobody, as one refuses it: {name}\n" for name in figures["refused"]),
-            *(f"left out: {row['name']}: {row['reason']}\n" for row in figures["left_out"]),
-        ]
-    parts.append(f"{machine_line(report['machine'])}\n")
-    parts += [f"left out: {row['name']}: {row['reason']}\n" for row in report["left_out"]]
-    versions = {**report["versions"], "tpucache": report["sources"][-1]["created_by"]}
-    parts += [f"{name}: {', '.join(' '.join(pair) for pair in each.items())}\n" for name, each in versions.items()]
-    return "\n".join(parts)
 
 
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
-    contenders, ratios = contest(options.jobs)
-    report: dict[str, Any] = {"machine": machine()}
-    report |= {name: getattr(options, name) for name in ("jobs", "rounds", "size", "seconds")}
     track = Track(options.work)
     left_out: LeftOut = []
-    ready = track.admit(contenders, left_out)
-    try:
-        sources = [measure(source, ready, ratios, track, options) for source in options.sources]
-    except (TpucacheError, OSError) as error:
-        sys.exit(f"bench warmup: {error}")
-    report |= {"versions": track.versions, "left_out": left_out, "sources": sources}
-    print(to_text(report, as_text), end="")
-    write_files(options, report, to_text(report, as_markdown))
+    ready = track.admit(contest(options.jobs), left_out)
+    sources = [measure(source, ready, track, options) for source in options.sources]
+    tables, notes = [], [f"to {options.size}x{options.size} pixels; median of {options.rounds} rounds."]
+    for figures in sources:
+        name, psnr = figures["source"], figures["psnr"]
+        title = f"{name}: {figures['images']:,} images of {figures['megapixels']:.1f} megapixels on average:"
+        tables.append((title, to_rows(figures, options.jobs)))
+        notes.append(f"{name}, PSNR against whole decodes: median {psnr['median']:.1f} dB, min {psnr['min']:.1f} dB.")
+        left_out += figures["left_out"]
+    notes += peer_notes(track.versions, left_out)
+    show(options, {"sources": sources, "versions": track.versions}, tables, notes)
 
 
 def _parse() -> argparse.Namespace:

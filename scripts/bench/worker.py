@@ -26,13 +26,16 @@ Setting = dict[str, Any]
 class Worker:
     """The process of a module of `scripts.bench.peers`, run by the interpreter of the peer's environment."""
 
-    def __init__(self, python: Path, module: str, setting: Setting, log: Path) -> None:
+    def __init__(self, python: Path, role: tuple[str, str], setting: Setting, log: Path) -> None:
         self._log = log
-        command = [str(python), "-m", f"scripts.bench.peers.{module}", json.dumps(setting)]
+        command = [str(python), "-m", f"scripts.bench.peers.{role[0]}", role[1], json.dumps(setting)]
+        # Where the environment forbids bytecode, each process would compile all modules anew.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -56,10 +59,6 @@ class Worker:
         """Let it work for a turn, and return images a second. Raises CommandError."""
         turn = self.ask("go", argument)
         return float(turn["images"] / turn["seconds"])
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time of the process and those it started, as far as they run or were waited for."""
-        return _session_ticks(self._process.pid) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         """End the process and those it started."""

@@ -290,7 +290,7 @@ def main() -> int:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     rows, all_good = table(run_all(options.folder, options.only, options.device, options.jobs))
-    print(as_markdown(rows, left=(0, 1)), end="")
+    print(as_markdown(rows), end="")
     return int(not all_good)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from scripts.bench.table import as_markdown, as_text, machine, machine_line, replace_part
+from scripts.bench.table import as_markdown, as_text, machine, replace_part
 from scripts.commands import ROOT, CommandError, reason, say
 from scripts.environments import Environment, Environments
 
@@ -166,7 +166,7 @@ def main() -> None:
     print(*left_out, sep="\n")
     if options.page:
         count = sum(1 for _ in photos.glob("*/*"))
-        notes = f"{count:,} photographs. {machine_line(machine())}."
+        notes = f"{count:,} photographs. {machine()}."
         without_logs = [re.sub(r" \(see .*\)$", "", line) for line in left_out]  # they are on this machine alone
         replace_part(options.page, "first-result", "\n".join([as_markdown(rows), notes, "", *without_logs]))
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from patience import PATIENCE
+from PIL import Image
 
-from scripts.bench.rounds import leaving_out, race, ratio
+from scripts.bench.all import PAGE, PARTS, README, readme_table
+from scripts.bench.rounds import Contender, Track, leaving_out, race, ratio
 from scripts.bench.table import as_markdown, as_text
 from scripts.bench.worker import Worker
 from scripts.commands import ROOT, CommandError
@@ -50,12 +57,12 @@ def test_a_ratio_is_the_median_of_those_within_a_round():
 
 def test_tables_align_their_columns():
     rows = [["reader", "images/s", "setting"], ["ours", "1,000", "threads 2"], ["theirs", "9", ""]]
-    assert as_text(rows, left=(0, 2)) == (
+    assert as_text(rows) == (
         "reader  images/s  setting\n"
         "ours       1,000  threads 2\n"
         "theirs         9\n"
     )  # fmt: skip
-    assert as_markdown(rows, (0, 2), lambda name: name == "ours") == (
+    assert as_markdown(rows, lambda name: name == "ours") == (
         "| reader | images/s | setting |\n"
         "| --- | ---: | --- |\n"
         "| **ours** | **1,000** | **threads 2** |\n"
@@ -64,47 +71,48 @@ def test_tables_align_their_columns():
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A contender's module that prints what is no answer, doubles numbers, and ends at `fail`."""
-    package = tmp_path / "scripts" / "bench" / "peers"
-    package.mkdir(parents=True)
-    for folder in (package, *package.parents[:2]):
-        (folder / "__init__.py").touch()
-    (package / "protocol.py").write_text((ROOT / "scripts" / "bench" / "peers" / "protocol.py").read_text())
-    (package / "double.py").write_text(
-        "from scripts.bench.peers.protocol import serve\n"
-        "def double(number):\n"
-        "    print('a line of a library')\n"
-        "    return {'doubled': 2 * int(number)}\n"
-        "serve(lambda setting: {'double': double, 'setting': lambda _: setting})\n"
-    )
-    monkeypatch.setattr("scripts.bench.worker.ROOT", tmp_path)
-    return "double"
+def photographs(tmp_path: Path) -> Path:
+    for number in range(8):
+        path = tmp_path / "photographs" / f"class-{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((40, 30, 3), 30 * number, np.uint8)).save(path)
+    return tmp_path / "photographs"
 
 
-def test_a_worker_answers_each_command_and_ends_with_the_reason(module: str, tmp_path: Path):
-    worker = Worker(Path(sys.executable), module, {"size": 7}, tmp_path / "log")
+@pytest.mark.slow
+def test_a_worker_answers_each_command_and_ends_with_the_reason(photographs: Path, tmp_path: Path):
+    setting = {"folder": str(tmp_path / "written"), "size": 16, "jobs": 1, "variants": 0}
+    worker = Worker(Path(sys.executable), ("bare", "pillow"), setting, tmp_path / "log")
     try:
-        assert worker.ask("setting") == {"size": 7}
-        assert worker.ask("double", 21) == {"doubled": 42}
-        with pytest.raises(CommandError, match="ValueError: invalid literal for int"):
-            worker.ask("double", "nothing")
+        assert worker.ask("go", photographs / "class-0")["images"] == 4
+        assert worker.rate(photographs / "class-1") > 0
+        with pytest.raises(CommandError, match="FileNotFoundError"):
+            worker.ask("go", photographs / "class-2")
     finally:
         worker.close()
 
 
-def test_an_environment_is_made_anew_when_what_it_holds_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["", "warmup"])
+def test_both_ways_of_tpucache_give_all_crops_of_all_epochs(way: str, photographs: Path, tmp_path: Path):
+    task = {"photographs": str(photographs), "folder": str(tmp_path / "cache"), "side": 24, "size": 16, "batch": 3}
+    task |= {"epochs": 2, "workers": 1, "began": time.monotonic(), "way": way}
+    run = Track(tmp_path).ask_once(Contender("tpucache", "tpucache", "epochs"), task, PATIENCE)
+    assert run["images"] == 16
+    assert 0 < run["first_batch"] <= run["epoch_ends"][0] <= run["epoch_ends"][1]
+
+
+def test_an_environment_is_made_anew_when_what_it_holds_changes(tmp_path: Path):
     made: list[str] = []
 
-    def run_logged(command: list[object], log: Path) -> None:
+    def run(command: Sequence[str | Path], log: Path) -> None:
         if "venv" in command:
             made.append(str(command[-1]))
             (Path(str(command[-1])) / "lib" / "python3" / "site-packages").mkdir(parents=True)
 
-    monkeypatch.setattr("scripts.environments.run_logged", run_logged)
     listed = tmp_path / "pyproject.toml"
     listed.write_text("one")
-    environments = Environments(tmp_path / "env")
+    environments = Environments(tmp_path / "env", run=run)
     environment = Environment("peer", (("numpy==2",),), depends_on=(listed,))
     assert environments.prepare(environment) == tmp_path / "env" / "peer" / "bin" / "python"
     environments.prepare(environment)
@@ -115,12 +123,28 @@ def test_an_environment_is_made_anew_when_what_it_holds_changes(tmp_path: Path, 
     assert len(made) == 3
 
 
+def test_all_measured_parts_have_their_place_and_readme_s_table_their_figures():
+    marks = re.findall(r"^<!-- (/?[\w-]+) -->$", PAGE.read_text(), re.MULTILINE)
+    assert marks == [mark for name in marks[::2] for mark in (name, f"/{name}")]
+    assert {*marks[::2]} == {*PARTS} - {"bench", "train"}
+    assert README.read_text().count("<!-- figures -->") == 1
+    found: dict[str, Any] = {"bench": {"images_per_second": 104000.0, "ratio": 0.81, "idle": 0.0}}
+    found["read"] = {
+        "readers": [{"name": "ffcv raw 2", "times_slower": 2.0}, {"name": "litdata", "times_slower": None}]
+    }
+    heading, _, *rows = readme_table(found).splitlines()
+    assert heading == "| what | measured | printed by |"
+    assert "| 104,000 images/s, 0.81 of a plain copy in memory |" in rows[0]
+    assert "| FFCV 2.0 |" in rows[2]
+    assert len(rows) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "names"),
     [
-        ("bench", {"read", "formats", "finish", "warmup", "idle", "train", "loader", "photos"}),
-        ("checks", {"accuracy", "build", "offline", "stops"}),
+        ("bench", {"read", "finish", "warmup", "idle", "train", "loader", "photos"}),
+        ("checks", {"build", "offline", "stops"}),
     ],
 )
 def test_the_commands_of_a_package_are_listed_with_what_they_do(package: str, names: set[str]):

@@ -1,1 +1,4 @@
-"""The processes that a benchmark compares. The shared modules need numpy at most."""
+"""Those that benchmarks compare, a module each, run by the interpreter of its own environment.
+
+A module imports its library in the functions that use it, as not every role of it runs where all of them are.
+"""

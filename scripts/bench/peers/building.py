@@ -1,13 +1,11 @@
 """What the contenders of the warmup benchmark share. Needs the standard library alone.
 
-The setting has `folder` to write into, `size`, `jobs` and `variants`. There are two commands, where LIST is a JSON
-file, a list of photographs: `go LIST` works through them and answers with how many there were and the seconds they
-took, `check LIST` answers with those it refuses.
+The setting has `folder` to write into, `size`, `jobs` and `variants`. `go PHOTOGRAPHS`, a folder of them, works
+through it and answers with how many there were and the seconds they took.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -16,39 +14,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.peers.protocol import Commands, Setting, serve
+from scripts.bench.peers.protocol import Commands, Role, Setting
 
 Work = Callable[[Path], None]
 
 _CHUNK = 4  # files a process fetches at once: few, so that no process ends much later than another
 
 
-def run(start: Callable[[Setting], Work], refuses: Callable[[str], bool] = lambda file: False) -> None:
-    """Be a contender: `start(setting)` prepares what users pay for once, and returns what works through a list."""
+def builder(start: Callable[[Setting], Work]) -> Role:
+    """Return the role of `start(setting)`, which prepares what is paid for once, and returns what works on a folder."""
 
     def begin(setting: Setting) -> Commands:
         work, folder = start(setting), Path(setting["folder"])
 
-        def go(listed: str) -> dict[str, Any]:
-            path = Path(listed)
-            return {"images": len(read_list(path)), "seconds": _seconds(work, path, folder)}
+        def go(photographs: str) -> dict[str, Any]:
+            return {"images": len(files(photographs)), "seconds": _seconds(work, Path(photographs), folder)}
 
-        return {"go": go, "check": lambda listed: {"refused": list(filter(refuses, read_list(Path(listed))))}}
+        return {"go": go}
 
-    serve(begin)
-
-
-def read_list(listed: Path) -> list[str]:
-    """Return the photographs of a list, in order; one may be there several times."""
-    return list(json.loads(listed.read_bytes()))
+    return begin
 
 
-def _seconds(work: Work, listed: Path, folder: Path) -> float:
+def files(photographs: str | Path) -> list[str]:
+    """Return the files of a folder, in order."""
+    return sorted(str(path) for path in Path(photographs).iterdir())
+
+
+def _seconds(work: Work, photographs: Path, folder: Path) -> float:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.sync()  # what another one wrote is not written on our time
     began = time.perf_counter()
-    work(listed)
+    work(photographs)
     seconds = time.perf_counter() - began
     shutil.rmtree(folder)
     return seconds
@@ -58,8 +55,8 @@ def bare_loop(each: Callable[[str], int], jobs: int) -> Work:
     """Return what calls `each` on every photograph, in processes that stay from list to list."""
     pool = multiprocessing.get_context("fork").Pool(jobs)
 
-    def work(listed: Path) -> None:
-        for _ in pool.imap_unordered(each, read_list(listed), _CHUNK):
+    def work(photographs: Path) -> None:
+        for _ in pool.imap_unordered(each, files(photographs), _CHUNK):
             pass
 
     return work

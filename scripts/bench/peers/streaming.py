@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from scripts.bench.peers.protocol import Commands, Setting, serve
+from scripts.bench.peers.protocol import Commands, Role, Setting
 
 BATCH: Final = 256
 _MEMORY_BYTES: Final = 3 << 30
-SIZE: Final = 224  # of the images, in pixels
+MEGABYTES: Final = 64  # of a file that a contender writes
 
 Array = np.ndarray[Any, Any]
 #: The number of samples of each batch of an epoch, once all of it is in memory.
@@ -38,22 +38,21 @@ def records(data: Path) -> Iterator[tuple[bytes, int]]:
         yield found[int(starts[at]) : int(starts[at + 1])].tobytes(), label
 
 
-def run(
+def streamer(
     open_url: Callable[..., Callable[[], Epoch]],
-    write: Callable[[Path, Path, int], None] = lambda data, folder, megabytes: None,
-) -> None:
-    """Be a contender: `open_url(url, folder, **setting)` returns what begins an epoch."""
+    write: Callable[[Path, Path], None] = lambda data, folder: None,
+) -> Role:
+    """Return the role of `open_url(url, folder, **setting)`, which returns what begins an epoch."""
 
     def start(setting: Setting) -> Commands:
         data, url, folder = (setting.pop(name, "") for name in ("data", "url", "folder"))
-        shard = int(setting.pop("shard", 64))
 
         @functools.cache
         def opened() -> Callable[[], Epoch]:
             return open_url(url, Path(folder), **setting)
 
         def make(_: str) -> dict[str, Any]:
-            write(Path(data), Path(folder), shard)
+            write(Path(data), Path(folder))
             return {"written": folder}
 
         return {
@@ -63,7 +62,7 @@ def run(
             "paced": lambda rate: read(opened, float(rate)),
         }
 
-    serve(start)
+    return start
 
 
 def _use_memory(_: str) -> dict[str, Any]:

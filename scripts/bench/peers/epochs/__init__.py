@@ -1,1 +1,0 @@
-"""Three epochs of random crops and flips of photographs, a module each library."""

@@ -1,1 +1,0 @@
-"""What trains a network from random weights with each library's documented defaults."""

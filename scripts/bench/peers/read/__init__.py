@@ -1,1 +1,0 @@
-"""Ways of reading shuffled batches, a module each."""

@@ -1,1 +1,0 @@
-"""Ways of preparing photographs, a module each."""
