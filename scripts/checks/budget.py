@@ -56,7 +56,8 @@ class Source:
         self.name = path.relative_to(root).as_posix()
         self.text = path.read_text()
         self.tree = ast.parse(self.text)
-        self.docstrings = [*_docstrings(self.tree)]
+        self.nodes = [*ast.walk(self.tree)]
+        self.docstrings = [*_docstrings(self.nodes)]
 
     @property
     def folder(self) -> str:
@@ -78,7 +79,7 @@ class Source:
     def imported(self) -> dict[str, str]:
         """Return what each imported name stands for, dotted."""
         names: dict[str, str] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 names |= {each.asname or each.name.partition(".")[0]: each.name for each in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -88,7 +89,7 @@ class Source:
     def uses(self, what: str) -> bool:
         """Return whether the file imports a module, or uses a name of a module."""
         imported = self.imported
-        if any(each == what or each.startswith(f"{what}.") or each.endswith(f".{what}") for each in imported.values()):
+        if any(f".{what}." in f".{each}." for each in imported.values()):
             return True
         module, _, name = what.rpartition(".")
         return any(
@@ -96,7 +97,7 @@ class Source:
             and node.attr == name
             and isinstance(node.value, ast.Name)
             and imported.get(node.value.id) == module
-            for node in ast.walk(self.tree)
+            for node in self.nodes
         )
 
 
@@ -110,8 +111,8 @@ def _whole_strings(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tokenize.To
         depth += (name == "FSTRING_START") - (name == "FSTRING_END")
 
 
-def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    for node in ast.walk(tree):
+def _docstrings(nodes: Iterable[ast.AST]) -> Iterator[ast.Constant]:
+    for node in nodes:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             match node.body:
                 case [ast.Expr(ast.Constant(str()) as found), *_]:
@@ -191,7 +192,7 @@ def _private_names(source: Source) -> int:
             return False
         return _root(node.value, imported).startswith(("tpucache", "?"))
 
-    return sum(map(is_private, ast.walk(source.tree)))
+    return sum(map(is_private, source.nodes))
 
 
 def _replaced_names(source: Source) -> int:
@@ -205,7 +206,7 @@ def _replaced_names(source: Source) -> int:
                 return target.startswith("tpucache")
         return False
 
-    return sum(map(is_replaced, ast.walk(source.tree)))
+    return sum(map(is_replaced, source.nodes))
 
 
 def _root(node: ast.AST, imported: Mapping[str, str]) -> str:
@@ -223,7 +224,7 @@ def count_overriding(files: list[Source]) -> int:
         node.name: node
         for each in files
         if each.name.startswith("tpucache/")
-        for node in ast.walk(each.tree)
+        for node in each.nodes
         if isinstance(node, ast.ClassDef)
     }
 
