@@ -306,13 +306,11 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
         lambda place: train(place, "--weights", safetensors(place)),
     ),
     **{
-        f"timm: {name}": (f"timm{owner}", name, lambda place, words=words: train(place, *words))
-        for owner, name, words in (
-            ("", "is_model", ("--model", "timm:resnet18")),
-            ("", "create_model", ("--model", "timm:resnet18")),
-            ("", "get_pretrained_cfg", ("--model", "timm:resnet18", "--weights", "pretrained")),
-            (".optim", "list_optimizers", ("--optimizer", "timm:lamb")),
-            (".optim", "get_optimizer_info", ("--optimizer", "timm:lamb")),
+        f"timm: {name}": ("timm", name, lambda place, words=words: train(place, *words))
+        for name, words in (
+            ("is_model", ("--model", "timm:resnet18")),
+            ("create_model", ("--model", "timm:resnet18")),
+            ("get_pretrained_cfg", ("--model", "timm:resnet18", "--weights", "pretrained")),
         )
     },
     "datasets opens": ("datasets", "load_from_disk", build_saved),

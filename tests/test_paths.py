@@ -32,7 +32,7 @@ MODULES = (
     *("publish.rules", "publish.transfer", "report.bench", "report.doctor", "report.inspect"),
     *("report.page", "report.preview", "training.page"),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples"),
-    *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.run_options"),
+    *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),
     *("training.prediction", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
     *("warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
 )

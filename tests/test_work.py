@@ -337,7 +337,6 @@ EVERYTHING = {
     "clip": 1.0,
     "ema": 0.9,
     "smoothing": 0.1,
-    "class_weights": "balanced",
     "precision": "bf16",
 }
 
@@ -350,7 +349,7 @@ def test_a_step_reads_an_earlier_loss_from_the_device_and_nothing_else(
     from tpucache.ondevice.settings import AugmentSettings
     from tpucache.training.device import CpuDevice
     from tpucache.training.loop import train
-    from tpucache.training.run_options import RunOptions
+    from tpucache.training.options import RunOptions
     from tpucache.training.settings import TrainSettings
 
     counts: Counter[str] = Counter()

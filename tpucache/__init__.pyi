@@ -27,7 +27,6 @@ from tpucache.errors import (
 from tpucache.loading.dataset import CachedDataset as CachedDataset
 from tpucache.loading.find import find_cache as find_cache
 from tpucache.loading.loader import CachedLoader as CachedLoader
-from tpucache.loading.metrics import metric_scalars as metric_scalars, prometheus_text as prometheus_text
 from tpucache.loading.mixed import MixedLoader as MixedLoader
 from tpucache.recipe import Recipe as Recipe
 from tpucache.report.inspect import report_cache as report_cache

@@ -23,8 +23,6 @@ RANGE_TEST_CSV_NAME: Final = "lr_finder.csv"
 
 #: A file in the folder of a run of all folds; that folder also contains a folder for each fold.
 FOLDS_NAME: Final = "folds.json"
-#: The folder of the run on all samples, inside the folder of a run of all folds.
-REFIT_NAME: Final = "refit"
 OUT_OF_FOLD_NAME: Final = "out_of_fold.csv"
 
 #: The lock of the process that trains in the folder.

@@ -48,7 +48,7 @@ from tpucache.training.device import Device, open_device
 from tpucache.training.device.torch_device import CudaDevice
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 _BACKENDS: Final[Sequence[tuple[str, int]]] = (("torch", 1), ("xla", 1), ("xla", 8))

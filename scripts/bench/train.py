@@ -31,7 +31,7 @@ from tpucache.training.device import Device, open_device
 from tpucache.training.feed.idle import Pace
 from tpucache.training.learn.model import build_model
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 

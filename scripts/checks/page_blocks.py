@@ -302,7 +302,7 @@ PAGES: Final = {
             Part("## Train, on a TPU runtime", lambda place: None, libraries=("numpy", "torch")),
         ),
         before={"gs://my-bucket": "pip install '.[remote]'"},
-        replaced={"--stage /content/staged": ("--epochs 1 --stage /content/staged", _TRAINS)},
+        replaced={"train /content/copy": ("train /content/copy --epochs 1", _TRAINS)},
         left_out={
             "from google.colab import drive": "only Colab has this module",
         },

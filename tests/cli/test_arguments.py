@@ -18,7 +18,7 @@ from tpucache.cli.arguments import from_options
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import options_of
 from tpucache.publish.rules import Metadata, PublishOptions
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup.build_options import BuildOptions, WorkerOptions
 from tpucache.warmup.sources import TableOptions
@@ -102,7 +102,7 @@ def test_an_option_of_several_values_takes_each_of_its_uses():
 def test_every_field_with_a_plain_value_is_an_option(command, kind):
     ours = {"max_blocks", "augment", "stop", "account", "replay", "curves", "watchers", "on_epoch", "name", "following"}
     ours |= {"jobs"}  # of BuildOptions: the command has it among WorkerOptions
-    ours |= {"recipe", "chosen", "order_parts"}  # which `train` makes itself, as they say what the others are and why
+    ours |= {"chosen"}  # which `train` makes itself, as it says why
     assert {item.name for item in dataclasses.fields(kind)} - set(options_of(kind)) <= ours
 
 
@@ -157,7 +157,6 @@ NAMED = r"s3://bucket/there(/\*\.tfrec)? is a URL, .*`aws s3 cp --recursive`"
         ["relabel", "CACHE", URL],
         ["verify", "CACHE", "--repair", f"{URL}/*.tfrec"],
         ["train", "CACHE", "--run", URL],
-        ["train", "CACHE", "--run", "run", "--stage", URL],
         ["train", "CACHE", "--run", "run", "--backend", "torch", "--model", "cnn", "--weights", URL],
         ["predict", URL, "CACHE", "-o", "predictions.csv"],
         ["predict", "run", "CACHE", "-o", URL],
@@ -185,9 +184,3 @@ def test_a_url_in_python_is_refused_and_no_folder_is_called_so(photos, tmp_path,
         with pytest.raises(UsageError, match=NAMED):
             build_cache(source, "cache", Recipe(size=8), jobs=1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_ramp_of_the_rate_has_its_earlier_option_too():
-    parser = make_parser()
-    for option in ("--ramp", "--warmup"):
-        assert from_options(TrainSettings, parser.parse_args(["train", *LINES["train"], option, "0.2"])).ramp == 0.2

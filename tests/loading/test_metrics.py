@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 
 import pytest
 from patience import wait_for
 
-from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache, metric_scalars, prometheus_text
+from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache
 from tpucache.loading.metrics import LoaderMetrics
 from tpucache.loading.reading.record_reader import WaysRead
 
@@ -91,26 +90,3 @@ def test_quantiles_are_of_the_latest_waits(monkeypatch):
     assert found["wait_p50"] == pytest.approx(0.512, abs=0.05)
     assert found["wait_p99"] == pytest.approx(1.013, abs=0.05)
     assert found["records"]["memory"] == found["samples"] == 4 * 1074
-
-
-@pytest.mark.usefixtures("no_leases")
-def test_the_text_is_that_of_prometheus(cache):
-    loader = CachedLoader(CachedDataset(cache), 16)
-    for _ in loader:
-        pass
-    text = prometheus_text(loader.metrics(), {"job": 'a "b"\\\n'})
-    lines = text.splitlines()
-    assert 'tpucache_loader_records_file_total{job="a \\"b\\"\\\\\\n"} 48' in lines
-    assert "# TYPE tpucache_loader_samples_total counter" in lines
-    assert "# TYPE tpucache_loader_wait_p99 gauge" in lines
-    for kind, line in zip(lines[::2], lines[1::2], strict=True):
-        name = re.fullmatch(r"# TYPE ([a-z_0-9]+) (counter|gauge)", kind)[1]
-        assert re.fullmatch(name + r"\{job=\".*\"\} [0-9.e-]+", line)
-    assert "tpucache_loader_queue_size 3\n" in prometheus_text(loader.metrics())
-
-
-def test_scalars_have_tags_of_their_places(cache):
-    found = metric_scalars(CachedLoader(CachedDataset(cache), 16).metrics())
-    assert found["loader/records/map"] == 0
-    assert found["loader/queue/size"] == 3
-    assert all(isinstance(value, (int, float)) for value in found.values())

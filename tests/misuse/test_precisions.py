@@ -13,13 +13,6 @@ def test_float16_on_the_processor(lab):
     assert_refused(done, "fp16", "--precision float32 or bf16", status=2)
 
 
-def test_two_precisions_at_once(lab):
-    for other in ("float32", "fp16"):
-        done = lab.train(lab.shared.cache, lab.folder / "run", "--bf16", "--precision", other)
-        assert_refused(done, "bf16", "contradict", status=2)
-    assert len(done.err.strip().splitlines()) == 1
-
-
 def test_a_run_that_goes_on_in_another_precision(lab):
     run = lab.folder / "run"
     succeeded(lab.train(lab.shared.cache, run, "--precision", "bf16"))
@@ -27,6 +20,6 @@ def test_a_run_that_goes_on_in_another_precision(lab):
     assert_refused(
         lab.train(lab.shared.cache, run, "--precision", "float32", "--resume"), "bf16, now float32", status=2
     )
-    for words in (("--bf16", "--resume"), ("--resume",)):
+    for words in (("--precision", "bf16", "--resume"), ("--resume",)):
         succeeded(lab.train(lab.shared.cache, run, *words))
     assert files_of(run) == before

@@ -33,7 +33,7 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import open_device
 from tpucache.training.feed import feeder, idle
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 #: As many as make another batch for one host than for the other one.

@@ -22,7 +22,7 @@ from tpucache.training.device import open_device
 from tpucache.training.feed import idle
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 COMMON: dict[str, Any] = {
@@ -35,8 +35,8 @@ SETTINGS = {
 }
 NORMS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, lr=0.05, ema=0.9)
 STOPPED = (
-    "train {cache} --run {folder}/stopped --stage {folder}/staged --backend torch --device cpu --valid 0.3 "
-    "--model tiny_models:layer_norm --per-core --batch-size 8 --json"
+    "train {cache} --run {folder}/stopped --backend torch --device cpu --valid 0.3 "
+    "--model tiny_models:layer_norm --batch-size 16 --json"
 )
 VALID = [*range(0, 150, 5)]
 TRAIN = sorted({*range(150)} - {*VALID})  # 7 batches, and some that are left over

@@ -15,7 +15,7 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import Device
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(

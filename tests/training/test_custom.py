@@ -19,9 +19,9 @@ from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.prediction import predict
 from tpucache.training.predictor import Predictor
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.export import export_runs
 from tpucache.training.learn.model import build_model
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = pytest.mark.slow

@@ -8,18 +8,16 @@ import shutil
 import pytest
 import torch
 from stopping import differences, results
-from thorough import thorough
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training import lr_finder
-from tpucache.training.data import check_fit
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.predictor import Predictor
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import RangeTest
 
@@ -88,28 +86,6 @@ def test_what_is_frozen_keeps_its_weights_and_statistics_and_has_no_state(datase
     assert len(last["optimizer"]["state"]) == 2
 
 
-def test_the_others_wait_while_the_head_is_trained_alone_and_learn_afterwards(dataset, first, tmp_path):
-    settings = {"weights": str(first), "head_epochs": 1, "optimizer": "adamw", "clip": 1.0}
-    before = torch.load(first / "best.pt", weights_only=True)["model"]
-    run(tmp_path / "head", dataset, epochs=3, stop_after=1, **settings)
-    after = torch.load(tmp_path / "head" / "last.pt", weights_only=True)["learner"]["model"]
-    assert {name for name in before if not torch.equal(after[name], before[name])} == {"5.weight", "5.bias"}
-    report = run(tmp_path / "head", dataset, epochs=3, **settings)
-    after = torch.load(tmp_path / "head" / "last.pt", weights_only=True)["learner"]["model"]
-    assert not any(torch.equal(after[name], before[name]) for name in before)
-    assert report.finished
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop_after", [1, *thorough(2)])
-def test_training_the_head_first_is_continued_from_where_it_was_killed(dataset, first, tmp_path, stop_after):
-    settings = {"weights": str(first), "head_epochs": 2, "epochs": 4, "ema": 0.5}
-    run(tmp_path / "whole", dataset, **settings)
-    run(tmp_path / "killed", dataset, stop_after=stop_after, **settings)
-    run(tmp_path / "killed", dataset, **settings)
-    assert differences(results(tmp_path / "whole"), results(tmp_path / "killed")) == []
-
-
 @pytest.mark.slow
 def test_a_fine_tuning_that_was_killed_needs_the_first_weights_no_more(dataset, first, tmp_path):
     source = shutil.copytree(first, tmp_path / "source")
@@ -141,15 +117,3 @@ def test_a_range_test_begins_with_the_weights_too(dataset, first, tmp_path, monk
 def test_more_epochs_of_a_finished_run_are_a_new_run_from_its_weights(dataset, first):
     with pytest.raises(UsageError, match=f"epochs 1, now 2. The run is finished.*--run OTHER --weights {first}"):
         run(first, dataset, epochs=2)
-
-
-def test_gradient_checkpointing_is_refused_where_it_cannot_be(dataset, tmp_path):
-    settings = TrainSettings(model="cnn", grad_checkpointing=True)
-    with pytest.raises(UsageError, match="the model 'cnn' has no gradient checkpointing"):
-        train(tmp_path / "run", settings, dataset, None, CpuDevice())
-
-    class OnXla(CpuDevice):
-        name = "xla"
-
-    with pytest.raises(UsageError, match="does not run on --backend xla"):
-        check_fit(settings, make_task("classes", len(dataset.classes)), dataset, None, OnXla())

@@ -66,7 +66,9 @@ def test_the_model_that_is_returned_has_the_best_weights(cache):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["RMSprop", "adam", "SGD", lambda groups, lr: torch.optim.Adagrad(groups, lr=lr)])
+@pytest.mark.parametrize(
+    "optimizer", ["torch.optim:RMSprop", "sgd", lambda groups, lr: torch.optim.Adagrad(groups, lr=lr)]
+)
 def test_any_optimizer_takes_steps_at_the_rates_of_the_schedule(cache, optimizer):
     result = train(tiny_models.tiny, cache, None, SETTINGS, optimizer=optimizer, options=QUICK)
     assert len(result.report.losses) == 6
@@ -74,7 +76,7 @@ def test_any_optimizer_takes_steps_at_the_rates_of_the_schedule(cache, optimizer
 
 
 def test_what_is_no_optimizer_is_refused(cache):
-    with pytest.raises(UsageError, match=r"no optimizer 'nosuch': use .*adam"):
+    with pytest.raises(UsageError, match="no optimizer 'nosuch': use sgd"):
         train(tiny_models.tiny, cache, None, SETTINGS, optimizer="nosuch", options=QUICK)
     with pytest.raises(UsageError, match="the optimizer is a list"):
         train(tiny_models.tiny, cache, None, SETTINGS, optimizer=lambda *_, **__: [], options=QUICK)

@@ -36,10 +36,10 @@ from tpucache.training.folds import open_all_folds, train_folds
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.loop import train
+from tpucache.training.options import PredictOptions, RunOptions
 from tpucache.training.prediction import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.run.folds import read_folds, write_folds
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.units import seconds_text
 from tpucache.warmup import TableOptions, relabel_cache
@@ -202,37 +202,9 @@ def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_pat
     assert differences(files(tmp_path)[0], files(whole[0])[0]) == []
 
 
-def test_a_refit_is_a_run_on_all_samples_for_the_mean_best_epoch_also_when_it_was_killed(folded, whole, tmp_path):
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    dataset = CachedDataset(folded)
-
-    def refit(device):
-        folds = open_all_folds(run, dataset, dataset, resume=True)
-        return train_folds(folds, SETTINGS, device, RunOptions(replay=False, resume=True), refit=True)
-
-    Moment(device := CpuDevice(), 2, kill)
-    with pytest.raises(Killed):
-        refit(device)
-    assert not json.loads((run / "report.json").read_text())["refit_epochs"]
-    report = refit(CpuDevice())
-    epochs = round(np.mean([fold.best_epoch for fold in report.folds]))
-    assert report.refit_epochs == json.loads((run / "report.json").read_text())["refit_epochs"] == epochs
-    assert any(line.startswith("refit ") for line in report.lines())
-    alone = replace(SETTINGS, epochs=epochs, metric=())
-    train(tmp_path / "alone", alone, dataset, None, CpuDevice(), RunOptions(replay=False))
-    refitted, expected = (
-        torch.load(path / "best.pt", weights_only=True)["model"] for path in (run / "refit", tmp_path / "alone")
-    )
-    assert all(torch.equal(refitted[name], expected[name]) for name in expected)
-    before = (run / "refit" / "last.pt").stat().st_mtime_ns
-    assert refit(CpuDevice()) == report
-    assert (run / "refit" / "last.pt").stat().st_mtime_ns == before
-    assert Predictor([run], CpuDevice(), trust=TRUST).runs == 2  # the folds' models, as before
-
-
 def test_a_run_of_folds_predicts_the_mean_of_its_models_and_of_mirrored_images(folded, whole, tmp_path):
     dataset, run = CachedDataset(folded), whole[0]
-    predict(Predictor([run], CpuDevice(), flip=True, trust=TRUST), [dataset], tmp_path / "out.csv", 8)
+    predict(Predictor([run], CpuDevice(), TRUST, PredictOptions(flip_tta=True)), [dataset], tmp_path / "out.csv", 8)
     images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
     expected = []
     for folder in run.glob("fold-*"):
@@ -353,7 +325,7 @@ def test_maps_are_scored_over_all_folds_and_turned_back_when_mirrored(tmp_path):
         np.add.at(counts, (dataset[number]["mask"].numpy().ravel().astype(int), found), 1)
     assert report.out_of_fold == pytest.approx(mask_metrics(counts))
 
-    predictor = Predictor([tmp_path / "run"], CpuDevice(), flip=True)
+    predictor = Predictor([tmp_path / "run"], CpuDevice(), options=PredictOptions(flip_tta=True))
     images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
     maps, of_mirrored = (
         predictor.predict(DeviceBatch({"image": each}, torch.zeros(2))) for each in (images, images.flip(2))

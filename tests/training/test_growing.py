@@ -25,6 +25,7 @@ from tpucache.store.ahead import Lateness
 from tpucache.store.growing import GrowingCache
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
+from tpucache.training.learn.forward import IMAGENET
 from tpucache.training.loop import train
 from tpucache.warmup.growing import Maker, build_for_readers
 from tpucache.warmup.run import growing as growing_scheduler
@@ -88,7 +89,7 @@ def test_losses_weights_and_files_are_those_of_a_run_on_the_finished_cache(tmp_p
     valid, trained = np.arange(0, SAMPLES, 5), np.flatnonzero(np.arange(SAMPLES) % 5)
     first = train(tmp_path / "first", SETTINGS, dataset[trained], dataset[valid], CpuDevice(), QUIET)
     build.join(PATIENCE)
-    whole, same = CachedDataset(tmp_path / "cache"), replace(SETTINGS, normalise="imagenet")
+    whole, same = CachedDataset(tmp_path / "cache"), replace(SETTINGS, mean=IMAGENET[0], std=IMAGENET[1])
     second = train(tmp_path / "second", same, whole[trained], whole[valid], CpuDevice(), QUIET)
     assert first.losses == second.losses
     assert all(
@@ -153,7 +154,7 @@ def test_a_run_whose_disk_is_full_goes_on_and_saves_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, cache = Pictures(), tmp_path / "cache"
-    same = replace(SETTINGS, normalise="imagenet")
+    same = replace(SETTINGS, mean=IMAGENET[0], std=IMAGENET[1])
     dataset, build = growing(source, tmp_path / "whole")
     first = train(tmp_path / "first", same, dataset, None, CpuDevice(), QUIET)
     build.join(PATIENCE)

@@ -18,7 +18,7 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training import loop
 from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 QUICK = RunOptions(replay=False)

@@ -132,23 +132,6 @@ def test_rates_that_do_not_rise_are_refused(cache):
         range_test(learner_for(dataset), dataset, lowest=1.0, highest=0.1)
 
 
-def test_the_number_found_is_scaled_back_by_the_rule(cache, tmp_path):
-    dataset = CachedDataset(cache)
-    settings = TrainSettings(model="tiny_tasks:linear", batch_size=50)
-    plain = find_lr(tmp_path / "plain", settings, dataset, CpuDevice())
-    scaled = find_lr(
-        tmp_path / "scaled",
-        TrainSettings(model="tiny_tasks:linear", batch_size=50, scale="linear"),
-        dataset,
-        CpuDevice(),
-    )
-    assert scaled.peak_lr == pytest.approx(plain.lr)
-    assert scaled.lr == pytest.approx(plain.lr * 256 / 50)
-    rows = list(csv.DictReader((tmp_path / "plain" / "lr_finder.csv").read_text().splitlines()))
-    assert any(float(row["lr"]) == plain.lr for row in rows)
-    assert float(rows[0]["loss"]) == pytest.approx(float(rows[0]["smoothed"]))
-
-
 def test_train_takes_the_rate_that_it_finds(cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tpucache.training.lr_finder.save_range_test", lambda *_: None)  # takes a second
     words = ["train", cache, "--run", tmp_path / "run", "--backend", "eager", "--model", "tiny_tasks:linear"]

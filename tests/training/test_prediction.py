@@ -17,15 +17,15 @@ from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cac
 from tpucache.cli import main
 from tpucache.insight import read_predictions
 from tpucache.training.device import CpuDevice
+from tpucache.training.learn.forward import IMAGENET
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
-from tpucache.training.predict_options import PredictOptions
+from tpucache.training.options import PredictOptions, RunOptions
 from tpucache.training.prediction import PredictReport, _labels, predict
 from tpucache.training.predictor import Predictor, _keep_features
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.report import read_report, write_report
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup import TableOptions
 from tpucache.warmup.sources.table import TableSource
@@ -39,9 +39,9 @@ TRUST = ["tiny_models:tiny"]
 def folds(cache, tmp_path_factory):
     """Two runs of one epoch, which differ in their weights and in the statistics they normalise by."""
     folder = tmp_path_factory.mktemp("folds")
-    for seed, normalise in enumerate(("cache", "imagenet")):
+    for seed, mean in enumerate((None, IMAGENET[0])):
         settings = TrainSettings(
-            model="tiny_models:tiny", epochs=1, batch_size=8, lr=0.02, ema=0.5, seed=seed, normalise=normalise
+            model="tiny_models:tiny", epochs=1, batch_size=8, lr=0.02, ema=0.5, seed=seed, mean=mean
         )
         train(folder / str(seed), settings, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
     return folder / "0", folder / "1"
@@ -92,6 +92,7 @@ from tpucache import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.device import open_device
 from tpucache.training.prediction import predict_values
+from tpucache.training.options import PredictOptions
 from tpucache.training.predictor import Predictor
 
 cache, run, cores, output = sys.argv[1:]
@@ -102,7 +103,8 @@ for count in {counts}:
     dataset = CachedDataset(cache, 0, np.arange(count) * 7 % 150)
     found[str(count)] = predict_values(predictor, [dataset], 8, 2, Progress(count, "predict", "images"))
     compiles.append(device.counters().compiles)
-both, dataset = Predictor([Path(run)], device, flip=True, trust=["tiny_models:tiny"]), CachedDataset(cache)
+dataset = CachedDataset(cache)
+both = Predictor([Path(run)], device, ["tiny_models:tiny"], PredictOptions(flip_tta=True))
 found["flipped"] = predict_values(both, [dataset], 8, 2, Progress(len(dataset), "predict", "images"))
 np.savez(output, compiles=compiles, **found)
 """
@@ -193,7 +195,7 @@ def test_a_cache_of_other_classes_is_predicted_without_metrics(photos, folds, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("flip", [False, True])
 def test_logits_and_features_are_those_of_each_run(cache, folds, tmp_path, flip):
-    dataset, plain = CachedDataset(cache), Predictor(folds, CpuDevice(), trust=TRUST, flip=flip)
+    dataset, plain = CachedDataset(cache), Predictor(folds, CpuDevice(), TRUST, PredictOptions(flip_tta=flip))
     predict(plain, [dataset], tmp_path / "plain.csv", 8)
     options = PredictOptions(flip_tta=flip, logits=True, features=True)
     predictor = Predictor(folds, CpuDevice(), trust=TRUST, options=options)

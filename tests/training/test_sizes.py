@@ -27,8 +27,8 @@ from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import _losses
+from tpucache.training.options import RunOptions
 from tpucache.training.run.report import TrainReport
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import plan_sizes
 
@@ -39,7 +39,6 @@ GROWING = TrainSettings(
     lr=0.02,
     grow="32:0.5,64",
     valid_size=48,
-    fix_res=1,
     augment=AugmentSettings(flip=True, shift=2, mixup=0.2),
 )
 
@@ -55,22 +54,20 @@ def banded(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 shares = st.lists(st.floats(0.01, 0.99), min_size=0, max_size=3, unique=True).map(sorted)
 
 
-@given(st.integers(1, 40), shares, st.integers(0, 50))
-def test_each_size_has_its_share_of_the_epochs(epochs: int, shares: list[float], fixed: int) -> None:
+@given(st.integers(1, 40), shares)
+def test_each_size_has_its_share_of_the_epochs(epochs: int, shares: list[float]) -> None:
     sides = [32 * (number + 1) for number in range(len(shares) + 1)]
     grow = ",".join([*(f"{side}:{share:.4f}" for side, share in zip(sides, shares, strict=False)), str(sides[-1])])
     shares = [round(share, 4) for share in shares]
     if len(set(shares)) < len(shares):
         return
-    planned = plan_sizes(epochs, grow=grow, fix_res=fixed)
     plain = plan_sizes(epochs, grow=grow)
     assert plain.epochs == tuple(sorted(plain.epochs, key=lambda side: side or 0))
     assert plain.epochs[-1] in sides
     for side, share in zip(sides, shares, strict=False):
         assert sum(each <= side for each in plain.epochs if each) == round(share * epochs)
-    assert planned.valid == sides[-1]
-    assert planned.epochs[-fixed or epochs :] == (sides[-1],) * min(fixed, epochs)
-    assert planned.at(epochs + 7) == planned.epochs[-1]
+    assert plain.valid == sides[-1]
+    assert plain.at(epochs + 7) == plain.epochs[-1]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +98,7 @@ def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(banded: Pa
     task = Learner(GROWING, base, _task(base), CpuDevice())
     assert draw is not None
     for number, (images, _) in enumerate(parts(GROWING, base, epochs=4)):
-        size = (32, 32, 64, 48)[number // each]
+        size = (32, 32, 64, 64)[number // each]
         assert images.shape[1:] == dataset.in_resolution(size).packed().record_fields[0].shape
         task.resize(size)
         assert draw(number).shape == draw(0).shape
@@ -142,7 +139,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(banded: Path, tmp_pa
     found = train(tmp_path / "cut", GROWING, train_set, valid_set, CpuDevice(), replace(quick, resume=True))
     assert found.losses == whole.losses
     assert found.epochs == whole.epochs
-    assert [row["size"] for row in found.epochs] == [32, 32, 64, 48]
+    assert [row["size"] for row in found.epochs] == [32, 32, 64, 64]
     one, other = (
         torch.load(tmp_path / name / "last.pt", weights_only=True)["learner"]["model"] for name in ("whole", "cut")
     )
@@ -208,22 +205,17 @@ def test_folds_are_predicted_in_the_size_of_their_runs(banded: Path, tmp_path: P
 
 def test_a_range_test_has_one_size(banded: Path) -> None:
     dataset = CachedDataset(banded).select(range(40))
-    settings = replace(GROWING, epochs=8, valid_size=None, fix_res=0, grow="32:0.1,64")
+    settings = replace(GROWING, epochs=8, valid_size=None, grow="32:0.1,64")
     learner = Learner(settings, dataset.in_resolution(64), _task(dataset), CpuDevice())
     assert len(_losses(learner, dataset.in_resolution(64), [1e-4] * 12, StopRequest())) == 12
 
 
 def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(banded: Path, tmp_path: Path) -> None:
     dataset = CachedDataset(banded)
-    settings = replace(GROWING, valid_size=64, fix_res=0, grow="32:0.3,256:0.6,64")
+    settings = replace(GROWING, valid_size=64, grow="32:0.3,256:0.6,64")
     with pytest.raises(UsageError, match="not 256x256"):
         train(tmp_path / "run", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
     assert not (tmp_path / "run" / "last.pt").exists()
-
-
-def test_two_ways_to_say_a_size_are_refused(banded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(banded), "--run", str(tmp_path / "run"), "--size", "32", "--resolution", "32"]) == 2
-    assert "leave --resolution out" in capsys.readouterr().err
 
 
 def test_images_of_other_codecs_are_refused_with_what_to_do(
@@ -250,7 +242,7 @@ def test_the_size_of_the_evaluation_leaves_training_images_as_they_are(banded: P
     dataset = CachedDataset(banded)
     parts = dataset.select(range(100)), dataset.select(range(100, 140))
     # The channels' statistics are those of the images in the evaluation.
-    settings = replace(GROWING, epochs=1, grow=None, valid_size=None, fix_res=0, mean=(127.0,) * 3, std=(60.0,) * 3)
+    settings = replace(GROWING, epochs=1, grow=None, valid_size=None, mean=(127.0,) * 3, std=(60.0,) * 3)
 
     def trained(size: int | None) -> TrainReport:
         run, sized = tmp_path / f"run-{size}", replace(settings, valid_size=size)

@@ -239,9 +239,17 @@ def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSetti
 
 def add_reading(command: argparse.ArgumentParser) -> None:
     """Add the options --resolution, --threads, --in-memory and --stage to a command."""
+    add_resolution(command, "decode images to this size, and read only the frequencies that it needs")
+    add_memory(command)
+    command.add_argument(
+        "--stage", type=local_path, metavar="DIR", help="copy the cache to this folder first, such as /dev/shm"
+    )
+
+
+def add_memory(command: argparse.ArgumentParser) -> None:
+    """Add the options --threads and --in-memory to a command."""
     from tpucache.loading.options import ReadingOptions
 
-    add_resolution(command, "decode images to this size, and read only the frequencies that it needs")
     add_options(command, ReadingOptions)
     command.add_argument(
         "--in-memory",
@@ -249,9 +257,6 @@ def add_reading(command: argparse.ArgumentParser) -> None:
         default="auto",
         help="keep each record in memory once it is read; auto: if shards cannot be mapped, keep as many records as "
         "fit into half of the free memory",
-    )
-    command.add_argument(
-        "--stage", type=local_path, metavar="DIR", help="copy the cache to this folder first, such as /dev/shm"
     )
 
 

@@ -1,11 +1,11 @@
-"""A loader's metrics: as plain numbers, and in the formats of Prometheus and TensorBoard."""
+"""A loader's metrics, as plain numbers."""
 
 from __future__ import annotations
 
 import operator
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _KEPT_WAITS: Final = 1024
 _QUANTILES: Final = (50, 95, 99)
-#: The first parts of the names of metrics that only grow (counters). All other metrics are gauges.
-_COUNTERS: Final = ("batches", "samples", "seconds", "waited_seconds", "records", "bytes", "network")
 
 
 class LoaderMetrics:
@@ -80,39 +78,3 @@ class LoaderMetrics:
             if networks
             else None,
         }
-
-
-def metric_scalars(metrics: Mapping[str, Any], prefix: str = "loader") -> dict[str, float]:
-    """Flatten a loader's metrics to numbers with tags such as `loader/records/map`, for TensorBoard and similar tools.
-
-    `for tag, value in metric_scalars(loader.metrics()).items(): writer.add_scalar(tag, value, step)`.
-    """
-    return {"/".join((prefix, *names)): value for names, value in _flat(metrics)}
-
-
-def prometheus_text(metrics: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> str:
-    """Return a loader's metrics in Prometheus' text format, version 0.0.4, with these labels.
-
-    Serve it as `text/plain; version=0.0.4`, or write it to a file for the node exporter's textfile collector.
-    https://prometheus.io/docs/instrumenting/exposition_formats/
-    """
-    given = ",".join(f'{name}="{_escaped(value)}"' for name, value in (labels or {}).items())
-    lines = []
-    for names, value in _flat(metrics):
-        is_counter = names[0] in _COUNTERS
-        name = "_".join(("tpucache_loader", *names)) + ("_total" if is_counter else "")
-        lines.append(f"# TYPE {name} {'counter' if is_counter else 'gauge'}")
-        lines.append(f"{name}{{{given}}} {value}" if given else f"{name} {value}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _flat(metrics: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            yield from (((name, *rest), each) for rest, each in _flat(value))
-        elif value is not None:
-            yield (name,), value
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

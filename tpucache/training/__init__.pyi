@@ -21,14 +21,13 @@ from tpucache.training.learn.schedule import make_schedule as make_schedule
 from tpucache.training.learn.tasks.find import find_task as find_task, make_task as make_task
 from tpucache.training.learn.tasks.task import Task as Task
 from tpucache.training.lr_finder import find_lr as find_lr
-from tpucache.training.predict_options import PredictOptions as PredictOptions
+from tpucache.training.options import PredictOptions as PredictOptions
 from tpucache.training.prediction import PredictReport as PredictReport, predict as predict
 from tpucache.training.predictor import Predictor as Predictor
-from tpucache.training.recipes import recipe_settings as recipe_settings
 from tpucache.training.run.checkpoint import load_checkpoint as load_checkpoint, save_checkpoint as save_checkpoint
 from tpucache.training.run.folds import FoldsReport as FoldsReport
 from tpucache.training.run.history import Watcher as Watcher
 from tpucache.training.run.report import TrainReport as TrainReport
-from tpucache.training.run_options import RunOptions as RunOptions
+from tpucache.training.options import RunOptions as RunOptions
 from tpucache.training.settings import TrainSettings as TrainSettings
-from tpucache.training.watch.trackers import TensorBoard as TensorBoard
+from tpucache.training.watch.tensorboard import TensorBoard as TensorBoard

@@ -16,9 +16,7 @@ from tpucache.store.manifest import differ_in_values, label_options, mask_differ
 from tpucache.training.device import Device
 from tpucache.training.learn.defaults import decide_length, decide_precision, expect_least_share
 from tpucache.training.learn.forward import image_channels
-from tpucache.training.learn.model import DENSE_MODELS, MODELS
 from tpucache.training.learn.tasks.find import find_task
-from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size, own_size
@@ -166,7 +164,7 @@ def check_fit(
         if not len(dataset):
             raise UsageError(f"there are no {name} samples: give a cache or a selection that has samples")
         try:
-            _check_labels(task, dataset, is_learned=dataset is train_set)
+            task.check_dataset(dataset, is_learned=dataset is train_set)
         except UsageError as error:
             raise UsageError(f"{name} data: {error}") from error
     if valid_set is not None:
@@ -174,16 +172,6 @@ def check_fit(
         if device.processes.is_main:
             _warn_of_images(train_set, valid_set)
     _check_combination(settings, train_set)
-    if settings.head_epochs and device.processes.world_size > 1:
-        raise UsageError(
-            "--head-epochs is for one process, which may use all cores of XLA: leave --head-epochs out, or train in "
-            "one process"
-        )
-    if settings.grad_checkpointing and device.name == "xla":
-        raise UsageError(
-            "torch's gradient checkpointing does not run on --backend xla: leave --grad-checkpointing out, and split "
-            "batches by --accumulate to save memory"
-        )
     if settings.own_loss and valid_set is not None and device.name == "xla" and device.processes.world_size > 1:
         raise UsageError(
             f"--loss {settings.loss} returns one number for a batch, and each host of a pod evaluates only its own "
@@ -244,50 +232,8 @@ def _advice(train_set: CachedDataset) -> str:
     return f"Build the validation cache with `warmup SOURCE CACHE --like {train_set.directory}`"
 
 
-def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
-    """Raise UsageError for labels that do not fit the task or, with `is_learned`, leave nothing to learn."""
-    counts, size = None, 0
-    for labels in task.label_batches(dataset):
-        task.check(labels)
-        found = task.count(labels)
-        counts, size = found if counts is None else counts + found, size + labels.size
-    if is_learned and isinstance(task, Regression) and dataset.table.labels is not None:
-        check_precision(dataset.table.labels[dataset.positions])
-    if is_learned and counts is not None:
-        task.check_counts(counts, size)
-
-
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
-    if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
-        raise UsageError(
-            f"--class-weights change the task's own loss, not {own}: weight the classes in your function, and leave "
-            "--class-weights out"
-        )
-    is_random = settings.model in MODELS | DENSE_MODELS or settings.model.startswith("timm:")
-    if settings.head_epochs and settings.weights is None and is_random:
-        raise UsageError(
-            "--head-epochs trains the last layer while the other layers keep --weights, and without --weights they are "
-            "random: give --weights, or leave --head-epochs out"
-        )
-    if settings.head_epochs and isinstance(settings.epochs, int) and settings.head_epochs >= settings.epochs:
-        raise UsageError(
-            f"--head-epochs {settings.head_epochs} is not less than epochs, {settings.epochs}: to train only the "
-            "last layer in all epochs, name the other layers by --freeze"
-        )
-    if settings.mix_off and not settings.augment.mixes:
-        raise UsageError(
-            "--mix-off ends --mixup and --cutmix before the run ends, and neither is given: leave --mix-off out"
-        )
-    if settings.fix_res and settings.grow is None and settings.valid_size in (None, settings.size):
-        raise UsageError(
-            "--fix-res trains the last epochs in the evaluation's size, but all epochs use that size already: leave "
-            "--fix-res out, or give --valid-size"
-        )
-    if settings.balance and settings.class_weights != "none":
-        raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")
-    if settings.balance and settings.order != "full":
-        raise UsageError("--balance decides the order of the samples itself: leave --order out")
     if settings.balance:
         make_sampled_order(train_set, balance=True)
     if settings.loss and settings.train_step:
@@ -310,11 +256,10 @@ def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDatase
     given = [f"--{name}" for name, value in wanted.items() if value]
     if given and valid_set is None:
         raise UsageError(f"{given[0]} needs validation samples, and there are none: add --valid")
-    own = [metric for metric in settings.metric if ":" in metric]
-    if own and task.form != "values":
+    if settings.metric and task.form != "values":
         raise UsageError(
-            f"--metric {own[0]} needs a row of predictions for each sample, and the task {task.name!r} predicts a map "
-            f"for each sample: leave --metric {own[0]} out, and compute the metric from what `predict` writes"
+            f"--metric needs a row of predictions for each sample, and the task {task.name!r} predicts a map for each "
+            "sample: leave --metric out, and compute the metric from what `predict` writes"
         )
 
 

@@ -47,7 +47,7 @@ def decide_epochs(
     if left is None:
         raise UsageError("--epochs auto needs a time limit: give --time-limit, too, or a number of epochs")
     largest = max((size for size in settings.sizes.epochs if size is not None), default=None)
-    probe = replace(settings, epochs=1, size=largest, grow=None, fix_res=0, valid_size=settings.sizes.valid)
+    probe = replace(settings, epochs=1, size=largest, grow=None, valid_size=settings.sizes.valid)
     decided = decide_settings(probe, data.train_set, data.task, device, custom)
     learner = Learner(decided, data.train_set, data.task, device, begun.weights)
     with preserved(learner), device.fast_products():
@@ -82,7 +82,7 @@ def _step_seconds(learner: Learner, data: RunData, budget: float, stop: StopRequ
             if number == _COMPILING_STEPS:
                 device.wait()
                 began = time.monotonic()
-            learner.step(list(itertools.islice(stream, settings.accumulate)), constant(0, 1, 1e-6), number)
+            learner.step(list(itertools.islice(stream, settings.accumulate)), constant(1e-6), number)
             device.step_end()
             device.wait()
             done = number + 1 - _COMPILING_STEPS

@@ -60,7 +60,6 @@ def export_runs(
     folder: str | Path,
     kind: Kind,
     trust: Collection[str] = (),
-    weights: Sequence[float] = (),
 ) -> list[Path]:
     """Write the best weights of each run, and a card, to a folder; return the paths of the models' files.
 
@@ -70,8 +69,7 @@ def export_runs(
     deviation, classes, and the scale of a regression's labels.
 
     `manifest` belongs to a cache like the one that the runs were trained on. `trust` has the names of your own code
-    that may be imported. `weights` has each model's weight in the average of the models' predictions; without it all
-    models have the same weight.
+    that may be imported.
 
     Raises UsageError if a model takes more than images, names code that is not trusted, or the folder has other files;
     DependencyError without the libraries; TrainingError if there is no run or nothing can be written.
@@ -99,7 +97,7 @@ def export_runs(
                 "file": path.name,
                 "sha256": hashlib.sha256(data).hexdigest(),
                 "model": saved.settings.model,
-                "weight": weights[number] if weights else 1 / len(folders),
+                "weight": 1 / len(folders),
                 "mean": list(content["mean"]),
                 "std": list(content["std"]),
                 "labels": {name: list(values) for name, values in task.constants().items()},

@@ -22,11 +22,11 @@ from tpucache.training.learn.defaults import Custom
 from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer
 from tpucache.training.learn.tasks.regression import InLabelUnits, Regression
 from tpucache.training.loop import train as run_training
+from tpucache.training.options import RunOptions
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.history import Row
 from tpucache.training.run.report import TrainReport
 from tpucache.training.run.saved import SavedRun
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.notebook import notebook_watchers
 

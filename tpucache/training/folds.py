@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,14 @@ import numpy as np
 from tpucache.errors import UnfinishedError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import fold_splits
-from tpucache.runs import OUT_OF_FOLD_NAME, REFIT_NAME, fold_folder
+from tpucache.runs import OUT_OF_FOLD_NAME, fold_folder
 from tpucache.training.data import begin, prepare_data
 from tpucache.training.device import Device
 from tpucache.training.device.processes import current
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.prediction import predict_parts
 from tpucache.training.predictor import Predictor
 from tpucache.training.run.files import check_folds, continued_settings, hold_run, open_folds
@@ -31,14 +30,9 @@ from tpucache.training.run.folds import (
     read_report,
     write_report,
 )
-from tpucache.training.run.history import Watcher
 from tpucache.training.run.report import TrainReport
 from tpucache.training.run.report import read_report as read_run_report
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
-
-#: Returns a context with the watchers of the run in this folder; watchers are notified of losses and epochs.
-Watch = Callable[[Path], AbstractContextManager[Sequence[Watcher]]]
 
 
 @dataclass(frozen=True)
@@ -105,29 +99,13 @@ def _check_whole(train_set: CachedDataset, valid_set: CachedDataset) -> None:
         )
 
 
-@contextlib.contextmanager
-def no_watchers(_run: Path) -> Iterator[Sequence[Watcher]]:
-    """Return a context without watchers, whatever the run is."""
-    yield ()
-
-
 def train_folds(
-    folds: Folds,
-    settings: TrainSettings,
-    device: Device,
-    options: RunOptions | None = None,
-    watch: Watch = no_watchers,
-    *,
-    refit: bool = False,
+    folds: Folds, settings: TrainSettings, device: Device, options: RunOptions | None = None
 ) -> FoldsReport:
     """Train each fold's model in turn, let each model predict its fold, and write the predictions and a report.
 
-    With `refit` one more model is then trained on all samples, in the folder `refit` of the run. Its number of epochs
-    is the mean of the folds' best epochs, and it has no validation samples.
-
     Each fold is a run as `train` makes it. A resumed run continues in the fold that was interrupted; finished folds are
-    not trained again. `watch` returns the watchers of each fold's run. Several processes train each fold together.
-    Raises the errors of `train` and `predict`.
+    not trained again. Several processes train each fold together. Raises the errors of `train` and `predict`.
     """
     options, processes = options or RunOptions(), device.processes
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
@@ -138,8 +116,7 @@ def train_folds(
     with hold_run(folds.run, processes):
         processes.on_main(lambda: open_folds(folds.run, [fold.name for fold in folds.folds]))
         try:
-            fold_options = replace(options, stop=stop, account=account, following=int(refit))
-            has_trained = _train_all(folds, settings, device, fold_options, watch)
+            has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account))
             report = processes.on_main(lambda: read_report(folds.run))
             if has_trained or report is None or not report.finished:
                 # The first fold's run has counted the time before it, such as staging.
@@ -148,8 +125,6 @@ def train_folds(
                 account.add_earlier(*processes.on_main(lambda: _prediction_seconds(folds, earlier)))
                 _report(folds, device, account)
                 report = _predict_all(folds, settings, device, stop, account)
-            if refit and not report.refit_epochs:
-                report = _refit(folds, report, settings, device, replace(options, stop=stop, account=Account()), watch)
         except Stopped as stopped:
             raise stop.to_error(stopped) from None
         return report
@@ -163,7 +138,7 @@ def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> T
     return begin(settings, folds.folds[0].train_set, device, samples)
 
 
-def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:
+def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions) -> bool:
     """Train the folds whose runs are not finished; return whether a fold was trained.
 
     Check that finished folds belong to this run. Write the report of all folds before each fold, and when the run
@@ -177,22 +152,18 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
             if options.stop is not None:
                 options.stop.check(f"after {number} of {len(folds.folds)} folds")
         profile = None if options.profile is None else Path(options.profile) / fold.run.name
-        with watch(fold.run) as watchers:
-            this_fold = replace(options, resume=True, profile=profile, watchers=watchers)
-            this_fold = replace(
-                this_fold, **_progress_options(folds, number, None if is_finished else options.on_epoch)
-            )
-            this_fold = replace(this_fold, following=this_fold.following + options.following)  # the refit follows, too
-            try:
-                settings = _shared_settings(folds, settings, device)  # the first fold decides the number of epochs
-                train(fold.run, settings, fold.train_set, fold.valid_set, device, this_fold)
-            except UnfinishedError:
-                _report(folds, device)
-                raise
-            except KeyboardInterrupt:  # perhaps only this process is interrupted: do not wait
-                if device.processes.is_main:
-                    write_report(folds.run, _make_report(folds, device))
-                raise
+        named = _progress_options(folds, number, None if is_finished else options.on_epoch)
+        try:
+            settings = _shared_settings(folds, settings, device)  # the first fold decides the number of epochs
+            this_fold = replace(options, resume=True, profile=profile, **named)
+            train(fold.run, settings, fold.train_set, fold.valid_set, device, this_fold)
+        except UnfinishedError:
+            _report(folds, device)
+            raise
+        except KeyboardInterrupt:  # perhaps only this process is interrupted: do not wait
+            if device.processes.is_main:
+                write_report(folds.run, _make_report(folds, device))
+            raise
         if not is_finished:
             has_trained, options = True, replace(options, account=Account())
     return has_trained
@@ -207,28 +178,6 @@ def _progress_options(folds: Folds, number: int, on_epoch: Callable[[str], None]
     name, count = folds.folds[number].name, len(folds.folds)
     this_fold = None if on_epoch is None else lambda line: on_epoch(f"fold {name:<4} {line}")
     return {"name": f"fold {name} ({number + 1} of {count})", "following": count - number - 1, "on_epoch": this_fold}
-
-
-def _refit(
-    folds: Folds, report: FoldsReport, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch
-) -> FoldsReport:
-    """Train one model on all samples, with the settings that the first fold's run has decided.
-
-    The number of epochs is the mean of the folds' best epochs. Return the report with this number as `refit_epochs`.
-    """
-    first, run, epochs = folds.folds[0].run, folds.run / REFIT_NAME, report.mean_best_epoch
-    settings = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
-    # There is no validation, and there may be fewer epochs than in a fold.
-    head_epochs = min(settings.head_epochs, epochs - 1)
-    settings = replace(settings, epochs=epochs, head_epochs=head_epochs, metric=(), watch=None, patience=None)
-    shown = options.on_epoch
-    on_epoch = None if shown is None else lambda line: shown(f"refit {line}")
-    with watch(run) as watchers:
-        whole = replace(options, resume=True, name=REFIT_NAME, watchers=watchers, on_epoch=on_epoch)
-        train(run, settings, folds.train_set, None, device, whole)
-    report = replace(report, refit_epochs=epochs)
-    device.processes.on_main(lambda: write_report(folds.run, report))
-    return report
 
 
 def _predict_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -24,7 +25,9 @@ from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, Pac
 from tpucache.training.feed.residence import Residence
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.defaults import Custom, decide_settings
+from tpucache.training.learn.forward import IMAGENET
 from tpucache.training.learn.learner import Learner
+from tpucache.training.options import RunOptions
 from tpucache.training.run.files import (
     BackgroundWriter,
     continued_settings,
@@ -47,9 +50,9 @@ from tpucache.training.run.report import (
 )
 from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.run.weights import InitialWeights, initial_weights
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import AUTO, TrainSettings
 from tpucache.training.watch.curves import drawn_curves
+from tpucache.training.watch.tensorboard import TensorBoard
 from tpucache.training.watch.tracing import Tracer
 from tpucache.units import duration_text
 
@@ -83,7 +86,7 @@ def train(
     """
     run, options, processes = Path(run), options or RunOptions(), device.processes
     if not processes.is_main:
-        options = replace(options, watchers=(), curves=False, profile=None, on_epoch=None)
+        options = replace(options, watchers=(), tensorboard=False, curves=False, profile=None, on_epoch=None)
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
@@ -119,8 +122,12 @@ def train(
         note(f"{options.name}: {_describe(learner, data, plan)}")
         if getattr(device, "compiles", True):  # a plug-in's device may lack it
             note(f"{options.name}: compiling")
-        losses = Losses(state.losses, options.watchers, processes.mean, learner.advice, device.fetch)
-        with stop.on_signals():
+        watchers = options.watchers
+        with stop.on_signals(), contextlib.ExitStack() as stack:
+            if options.tensorboard:
+                board = stack.enter_context(TensorBoard(run / "tensorboard"))
+                watchers = [*watchers, board]
+            losses = Losses(state.losses, watchers, processes.mean, learner.advice, device.fetch)
             with (
                 device.fast_products(),
                 drawn_curves(run if options.curves else None, learner.schedule, state),
@@ -133,7 +140,7 @@ def train(
                         data,
                         plan,
                         state,
-                        options,
+                        replace(options, watchers=watchers),
                         stop,
                         losses,
                         account,
@@ -156,10 +163,10 @@ def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunD
     """
     if data.is_finished:
         write_info(run, learner, data)
-    if settings.normalise == "auto" and learner.settings.normalise == "imagenet":
+    if settings.mean is None and settings.std is None and learner.settings.mean == IMAGENET[0]:
         note(
             f"{name}: images are normalised by ImageNet's mean and deviation, because a cache that may still be being "
-            "built has none yet (--normalise cache waits for its own)"
+            "built has none yet (--mean and --std replace them)"
         )
 
 
@@ -238,14 +245,13 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
         stream = iter(feeder)
         account.begin("steps")
         account.take_out("waiting", lambda: feeder.waited_seconds)
-        _begin_epoch(run)
         meter.resume(_size(run, state.steps))
         try:
             while not plan.is_finished(state):
                 if plan.awaits_evaluation(state):
                     meter.pause()  # a sync point
                     _end_epoch(run, meter.end_epoch(), residence)
-                    meter.resume(_size(run, state.steps), is_new=_begin_epoch(run))
+                    meter.resume(_size(run, state.steps))
                 else:
                     execution = []  # frees the batches before the next ones are taken
                     execution = take_execution(stream, settings)
@@ -322,14 +328,6 @@ def _progress(run: _Loop) -> Progress:
 def _size(run: _Loop, step: int) -> int | None:
     """Return the image size in a step, in pixels; None is the size of the cache's images."""
     return run.learner.settings.sizes.at(step // run.plan.per_epoch)
-
-
-def _begin_epoch(run: _Loop) -> bool:
-    """Let the next epoch train the last layer alone, or all parameters, as the settings require.
-
-    Return whether that differs from the epoch before.
-    """
-    return run.learner.train_head(run.state.steps // run.plan.per_epoch < run.learner.settings.head_epochs)
 
 
 def _take_steps(run: _Loop, execution: Execution) -> None:

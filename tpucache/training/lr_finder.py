@@ -31,7 +31,7 @@ from tpucache.training.learn.learner import Learner, preserved
 from tpucache.training.learn.schedule import constant
 from tpucache.training.run.files import continued_settings, hold_run
 from tpucache.training.run.weights import initial_weights
-from tpucache.training.settings import TrainSettings, scale_lr
+from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
 
 _LAG: Final = 16  # a loss is read this many steps later, as in a run
@@ -68,7 +68,7 @@ def find_lr(
         found = range_test(learner, data.train_set, stop=stop)
         processes.on_main(lambda: _write(run, found))
     settings = replace(settings, optimizer=learner.settings.optimizer, clip=learner.settings.clip)
-    return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch, settings.scale or "none"))
+    return replace(settings, lr=found.suggestion)
 
 
 def _known_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings | None:
@@ -136,7 +136,7 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
     """Stop before the last of `rates` if the loss diverges."""
     settings, device, processes = learner.settings, learner.device, learner.device.processes
     # The losses are compared, so all steps have the image size of the first epoch.
-    settings = replace(settings, size=settings.sizes.at(0), grow=None, fix_res=0)
+    settings = replace(settings, size=settings.sizes.at(0), grow=None)
     stop.share(processes.largest_before())
     batches = parts(settings, learner.task.as_learned(train_set), pin_memory=device.pin_memory, processes=processes)
     pending: deque[Callable[[], torch.Tensor]] = deque()
@@ -149,7 +149,7 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
         for number, rate in enumerate(rates):
             stop.check(f"in the range test of the learning rate, after {number} of {len(rates)} steps")
             batch = list(itertools.islice(stream, settings.accumulate))
-            pending.append(device.fetch(learner.step(batch, constant(0, 1, rate), number)))
+            pending.append(device.fetch(learner.step(batch, constant(rate), number)))
             device.step_end()
             progress.advance(1)
             if len(pending) > _LAG and not _read(losses, pending.popleft(), processes):

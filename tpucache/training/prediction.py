@@ -31,8 +31,6 @@ from tpucache.training.predictor import Predictor, describe_difference
 from tpucache.training.sizes import in_size
 from tpucache.types import Array
 
-#: The tasks whose predictions can be averaged by rank.
-_RANKED: Final = ("classes", "multilabel")
 #: The arrays that are written next to the CSV, in their order in a row of predictions.
 _ARRAYS: Final = ("logits", "features")
 
@@ -45,7 +43,6 @@ class PredictReport:
     """What was predicted, and the task's metrics if the cache has labels of that task.
 
     `output` is the CSV, `runs` the number of models, and `variants` the variants of the cache that were averaged.
-    `views` is the number of views of each image that were averaged. `weights` are those of the models, and add up to 1.
     `logits` and `features` are the paths of the files with these arrays, None if they were not asked for.
     """
 
@@ -56,11 +53,6 @@ class PredictReport:
     variants: Sequence[int | str]
     metrics: dict[str, float]
     flip_tta: bool = False
-    crops: str = "none"
-    sizes: Sequence[int] = ()
-    average: str = "probability"
-    weights: Sequence[float] = ()
-    views: int = 1
     logits: str | None = None
     features: str | None = None
 
@@ -72,11 +64,8 @@ class PredictReport:
         """Return the report as lines of text."""
         parts = [f"{self.runs} models"] if self.runs > 1 else []
         parts += [f"{len(self.variants)} variants"] if len(self.variants) > 1 else []
-        parts += ["five crops"] if self.crops == "five" else []
-        parts += [f"{len(self.sizes)} sizes"] if len(self.sizes) > 1 else []
         parts += ["the mirrored images, too"] if self.flip_tta else []
-        how = " by rank" if self.average == "rank" else ""
-        averaged = f", averaged over {' and '.join(parts)}{how}" if parts else ""
+        averaged = f", averaged over {' and '.join(parts)}" if parts else ""
         summary = f"{self.samples:,} samples predicted{averaged}: {self.output}"
         others = [f"{name:<10} {path}" for name in _ARRAYS if (path := getattr(self, name)) is not None]
         return [summary, *others, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
@@ -102,8 +91,7 @@ class _Predictions:
 class _Work:
     """How predictions are made: batch size, threads, progress, and a function `check` that is called after each batch.
 
-    Class maps are written next to `output`. With `scored`, they are also compared with the samples' masks. With
-    `by_rank`, the ranks of runs are averaged instead of their values.
+    Class maps are written next to `output`. With `scored`, they are also compared with the samples' masks.
     """
 
     output: Path
@@ -112,7 +100,6 @@ class _Work:
     progress: Progress
     check: Callable[[], None] = lambda: None
     scored: bool = False
-    by_rank: bool = False
 
 
 def predict(
@@ -128,10 +115,6 @@ def predict(
     and a probability for each class or a value for each column. Class maps are PNG files in a folder next to the CSV,
     and `prediction` names them.
 
-    If the predictor averages ranks, a class's column is the sample's rank in that class, from 0 for the lowest to 1 for
-    the highest, averaged over the runs. `prediction` and all metrics but the AUC still follow from the mean
-    probabilities.
-
     If the predictor's options ask for logits and features, they are arrays next to the CSV, OUT_logits.npy and
     OUT_features.npy: float32 (samples, runs, numbers), averaged over views and variants.
 
@@ -141,12 +124,6 @@ def predict(
     """
     output, dataset, task = Path(output), datasets[0], predictor.task
     processes, options = predictor.device.processes, predictor.options
-    by_rank = options.average == "rank"
-    if by_rank and task.name not in _RANKED:
-        raise UsageError(
-            f"ranks are averaged for the tasks {' and '.join(_RANKED)}, and the runs have the task {task.name!r}: use "
-            "--average probability"
-        )
     processes.on_main(lambda: check_no_cache_file(output))
     processes.on_main(lambda: check_no_run_file(output))
     paths = {name: output.with_name(f"{output.stem}_{name}.npy") for name in _ARRAYS if getattr(options, name)}
@@ -162,7 +139,7 @@ def predict(
         )
     datasets = [predictor.prepare(each) for each in datasets]
     with Progress(len(dataset) * len(datasets), "predict", "images") as progress:
-        found = _PREDICT[task.form](predictor, datasets, _Work(output, batch_size, threads, progress, by_rank=by_rank))
+        found = _PREDICT[task.form](predictor, datasets, _Work(output, batch_size, threads, progress))
 
     def write() -> PredictReport:
         _write(output, dataset, _labels(dataset, task), found)
@@ -171,8 +148,6 @@ def predict(
         _tell_of_earlier(output, {output.name, *(path.name for path in paths.values()), *found.texts})
         variants = [each.variant for each in datasets]
         metrics = {} if found.scores is None else _metrics(predictor, dataset, found.scores)
-        if by_rank and "auc" in metrics:
-            metrics["auc"] = _metrics(predictor, dataset, found.values)["auc"]
         return PredictReport(
             str(output),
             len(dataset),
@@ -181,11 +156,6 @@ def predict(
             variants,
             metrics,
             options.flip_tta,
-            options.crops,
-            options.sizes,
-            options.average,
-            predictor.weights,
-            options.views,
             **{name: str(path) for name, path in paths.items()},
         )
 
@@ -225,7 +195,7 @@ def predict_parts(
         # The scores of maps are counts, to be added up: their order does not matter.
         scores = values if task.form == "values" else np.concatenate([each.scores for each in found])
         labels = dataset.labels.numpy()
-        own = compute_metrics(load_metrics(metric, task.metric_names, task), scores, labels)
+        own = compute_metrics(load_metrics(metric, task.metric_names), scores, labels)
         joined = _Predictions([texts[index] for index in order], found[0].names, values, scores)
         _write(output, dataset, _labels(dataset, task), joined)
         return {**task.metrics(scores, labels), **own}
@@ -237,17 +207,14 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
     """With several processes only the main process has the right values."""
     dataset, names = datasets[0], value_names(predictor)
     is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
-    by_run = work.by_rank or is_extended
-    rows = _mean_values(predictor, datasets, work, by_run=by_run)
+    rows = _mean_values(predictor, datasets, work, by_run=is_extended)
     outputs = predictor.task.outputs
     found, arrays = rows[:, :, :outputs], _arrays(predictor, rows[:, :, outputs:])
 
     predictor.device.processes.on_main(lambda: _check_finite(dataset, np.asarray(np.isfinite(found).all((1, 2)))))
-    weights = np.asarray(predictor.weights) if by_run else np.ones(1)
-    values = np.einsum("nro,r->no", found, weights).astype(np.float32)
+    values = found.mean(1).astype(np.float32)
     texts = [predictor.task.describe(row, names) for row in values]
-    shown = np.einsum("nro,r->no", _ranks(found), weights).astype(np.float32) if work.by_rank else values
-    return _Predictions(texts, names, shown, values, arrays)
+    return _Predictions(texts, names, values, values, arrays)
 
 
 def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
@@ -302,18 +269,6 @@ def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: 
             work.progress.advance(len(part))
     mean: Array = total / len(datasets)
     return mean
-
-
-def _ranks(values: Array) -> Array:
-    """Return the rank of each value among all samples, from 0 (lowest) to 1: float64 (samples, runs, outputs).
-
-    Each output of each run is ranked by itself. Equal values share their mean rank.
-    """
-    ranks = np.empty(values.shape)
-    for run, output in np.ndindex(values.shape[1], values.shape[2]):
-        _, inverse, counts = np.unique(values[:, run, output], return_inverse=True, return_counts=True)
-        ranks[:, run, output] = (np.cumsum(counts) - (counts + 1) / 2)[inverse.reshape(-1)]
-    return ranks / max(len(values) - 1, 1)
 
 
 def value_names(predictor: Predictor) -> list[str]:

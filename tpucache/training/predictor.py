@@ -1,4 +1,4 @@
-"""Trained models as one function: the mean of the predictions of several runs, and of several views of an image."""
+"""Trained models as one function: the mean of the predictions of several runs, and of mirrored images."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ from tpucache.errors import UsageError
 from tpucache.loading.dataset import COLUMNS, CachedDataset
 from tpucache.ondevice.modules import Normalise
 from tpucache.recipe import differing_images, image_settings
-from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
-from tpucache.store.manifest import Manifest, differ_in_values
+from tpucache.store.manifest import differ_in_values
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.learn.forward import outputs_of
 from tpucache.training.learn.learner import named_callable
-from tpucache.training.learn.tasks.find import find_watched
-from tpucache.training.predict_options import PredictOptions
+from tpucache.training.options import PredictOptions
 from tpucache.training.run.folds import run_folders
-from tpucache.training.run.report import read_report
 from tpucache.training.run.saved import SavedRun, load_run
 from tpucache.training.sizes import in_size
-from tpucache.training.tta import ImageViews
 
 PredictBatch = Callable[[DeviceBatch], torch.Tensor]
 
@@ -48,31 +44,22 @@ class Predictor:
         self,
         runs: Sequence[str | Path],
         device: Device,
-        flip: bool = False,
         trust: Collection[str] = (),
         options: PredictOptions | None = None,
     ) -> None:
-        """Load `best.pt` of each run, and of each fold of a run of folds; `flip` is short for `flip_tta` in `options`.
-
-        If runs are weighted by score, a run's weight is a validation metric of its best epoch: the metric that `watch`
-        or the task names. If less of it is better, the weight is 1 over the metric. A fold's metric comes from samples
-        that its model has not seen.
+        """Load `best.pt` of each run, and of each fold of a run of folds.
 
         A model or an evaluation step of the user's, `module:name`, is imported only if `trust` has its name, too:
         whoever wrote the file could name any code. Each model computes in the precision of its run, or in float32 on a
         device without that precision. With several processes only the main process reads the folders.
 
-        Raises TrainingError if there is no run; UsageError for runs that do not fit together, cannot be weighted,
-        cannot predict these views, or name code that is not trusted.
+        Raises TrainingError if there is no run; UsageError for runs that do not fit together, cannot be mirrored, or
+        name code that is not trusted.
         """
-        options = options or PredictOptions()
-        self.options = dataclasses.replace(options, flip_tta=flip or options.flip_tta)
-
-        def read() -> tuple[list[SavedRun], list[float] | None]:
-            saved = [load_run(folder) for run in runs for folder in run_folders(Path(run))]
-            return saved, None if self.options.run_weights == "equal" else [_score(run) for run in saved]
-
-        saved, scores = device.processes.on_main(read)
+        self.options = options or PredictOptions()
+        saved = device.processes.on_main(
+            lambda: [load_run(folder) for run in runs for folder in run_folders(Path(run))]
+        )
         if device.processes.is_main:
             _warn_of_repeated([run.folder for run in saved])
         for run in saved:
@@ -90,11 +77,9 @@ class Predictor:
                     f"{run.folder} and {first.folder} cannot be averaged: the two runs differ in "
                     f"{', '.join(differing)}. Predict with each run alone"
                 )
-        _check_views(self.options, self.fields)
+        if self.options.flip_tta:
+            _check_mirrored(self.fields)
         self.device, self.runs = device, len(saved)
-        #: The weight of each run; they add up to 1.
-        self.weights = [1 / len(saved)] * len(saved) if scores is None else _normalised(scores, first.folder)
-        self._is_weighted = scores is not None
         self.settings, self.task = first.settings, first.task
         self.classes = self.task.class_names(first.content["classes"])
         if (self.options.logits or self.options.features) and self.task.form == "maps":
@@ -114,16 +99,11 @@ class Predictor:
             own = slice(start, start + run.columns.width)
             self._predictions.append(_predictions(run, device, own, self.options))
             start += run.columns.width
-        self._views: dict[tuple[int, int], ImageViews] = {}
         device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
         """Return probabilities or values, float32 (batch, …), averaged over the runs and the views."""
-        found = self.predict_runs(batch)
-        if not self._is_weighted:
-            return found.mean(0)
-        total: torch.Tensor = sum(weight * each for weight, each in zip(self.weights, found, strict=True))
-        return total
+        return self.predict_runs(batch).mean(0)
 
     def predict_runs(self, batch: DeviceBatch) -> torch.Tensor:
         """Return the predictions of each run, float32 (runs, batch, …), averaged over the views.
@@ -137,46 +117,12 @@ class Predictor:
         return torch.stack(found)
 
     def _predict_views(self, batch: DeviceBatch, predictions: PredictBatch) -> torch.Tensor:
-        if self.options.resamples:
-
-            def of_images(images: torch.Tensor) -> torch.Tensor:
-                return predictions(dataclasses.replace(batch, fields={**batch.fields, IMAGE: images}))
-
-            return self._views_of(batch.images).mean(batch.images, of_images)
         found = predictions(batch)
         if not self.options.flip_tta:
             return found
         mirrored = predictions(_flip_batch(batch))
         # Maps (batch, outputs, height, width) are mirrored back; values describe the whole image.
         return (found + (mirrored.flip(3) if self.task.form == "maps" else mirrored)) / 2
-
-    def _views_of(self, images: torch.Tensor) -> ImageViews:
-        given = images.shape[1], images.shape[2]
-        if given not in self._views:
-            self._views[given] = ImageViews(self.options, self._learned, given, self.device.torch_device)
-            self.device.wait()  # otherwise the batch's graph would also contain the upload of the matrices
-        return self._views[given]
-
-    @property
-    def _learned(self) -> tuple[int, int]:
-        """The height and width of the images that the models were evaluated on."""
-        height, width, *_ = self.fields[IMAGE][1]
-        return height, width
-
-    def resolution(self, manifest: Manifest) -> int | None:
-        """Return the resolution in which to read a cache's images; None for their stored size.
-
-        It is the size of the run's evaluations. Crops and resized views may need more: if the images are square and can
-        be read in any size, and the task predicts no maps, it is the size that the largest view needs, up to the stored
-        size.
-        """
-        wanted = self.settings.sizes.valid
-        image = next((field for field in manifest.fields if field.name == IMAGE), None)
-        if not self.options.resamples or image is None or not CODECS[image.codec].has_frequencies:
-            return wanted
-        if self.task.form == "maps" or image.shape[0] != image.shape[1]:
-            return wanted
-        return min(image.shape[0], self.options.largest(self._learned))
 
     def may_have_seen(self, dataset: CachedDataset) -> list[Path]:
         """Return the folders of runs that learned from the dataset's cache, and were validated on other samples.
@@ -194,9 +140,8 @@ class Predictor:
     def prepare(self, dataset: CachedDataset) -> CachedDataset:
         """Return a cache's samples as the models take them, with the input columns of each run, encoded as in that run.
 
-        The cache may have no labels, or other classes. If the options ask for crops or resized views, its images may
-        have any size. Raises UsageError for a missing field, for one of another dtype or shape than the models learned
-        from, and for columns that cannot be encoded.
+        The cache may have no labels, or other classes. Raises UsageError for a missing field, for one of another dtype
+        or shape than the models learned from, and for columns that cannot be encoded.
         """
         self._check(dataset)
         self._tell_of_images(dataset)
@@ -209,8 +154,6 @@ class Predictor:
     def _check(self, dataset: CachedDataset) -> None:
         found = {field.name: (field.dtype, tuple(field.shape)) for field in dataset.manifest.fields}
         for name, kind in self.fields.items():
-            if self.options.resamples and name == IMAGE and name in found:  # images of any size can be resampled
-                found[name] = found[name][0], (*self._learned, found[name][1][2])
             if found.get(name) != kind:
                 other = "none" if name not in found else "{} {}".format(*found[name])
                 raise UsageError(
@@ -239,21 +182,12 @@ def _warn_of_repeated(folders: Sequence[Path]) -> None:
             _log.warning("%s is given %d times, and its predictions count as often in the average", folder, times)
 
 
-def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
-    names = options.view_names
-    if not names:
-        return
+def _check_mirrored(fields: Mapping[str, object]) -> None:
     if IMAGE not in fields:
-        raise UsageError(f"the models take no images: leave {' and '.join(names)} out")
+        raise UsageError("the models take no images: leave --flip-tta out")
     if points := [name for name in (BOXES, KEYPOINTS) if name in fields]:
         raise UsageError(
-            f"the models take {' and '.join(points)}, which are not moved with the image: leave {' and '.join(names)} "
-            "out"
-        )
-    if options.resamples and (others := [name for name in fields if name != IMAGE]):
-        raise UsageError(
-            f"the models also take {' and '.join(others)}, which would not fit a crop or another size: leave "
-            f"{' and '.join(name for name in names if name != '--flip-tta')} out"
+            f"the models take {' and '.join(points)}, which are not moved with the image: leave --flip-tta out"
         )
 
 
@@ -273,35 +207,6 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             parts.append(f"{verb} {', '.join(map(repr, names[:_NAMED]))}{more}")
     return f"the cache {' and '.join(parts)}" if parts else "the cache has the same classes in another order"
-
-
-def _score(run: SavedRun) -> float:
-    """Return a run's weight: the validation metric of its best epoch, or its reciprocal if lower is better.
-
-    Raises UsageError if there is no such metric, or it cannot be a weight.
-    """
-    watched = find_watched(run.task, run.settings)
-    report = read_report(run.folder)
-    row = report.epochs[report.best_epoch - 1] if report is not None and report.epochs else {}
-    value = row.get(f"valid_{watched.metric}")
-    if value is None:
-        raise UsageError(
-            f"{run.folder} has no validation score {watched.metric!r} to weight it by: train with --valid, or leave "
-            "--run-weights out"
-        )
-    if not 0 <= value < float("inf") or (value == 0 and not watched.more_is_better):
-        raise UsageError(
-            f"the {watched.metric} of {run.folder} is {value:g}, from which no weight can be computed: leave "
-            "--run-weights out"
-        )
-    return float(value) if watched.more_is_better else 1 / float(value)
-
-
-def _normalised(scores: Sequence[float], first: Path) -> list[float]:
-    total = sum(scores)
-    if not total > 0:
-        raise UsageError(f"all scores of {first} and the other runs are 0: leave --run-weights out")
-    return [score / total for score in scores]
 
 
 def _predictions(run: SavedRun, device: Device, columns: slice, options: PredictOptions) -> PredictBatch:

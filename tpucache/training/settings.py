@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from tpucache.errors import UsageError
 from tpucache.loading.options import threads_option
@@ -14,15 +14,10 @@ from tpucache.options import check_options, option
 from tpucache.plugins import PartTable
 from tpucache.training.sizes import ImageSizes, plan_sizes
 
-#: The optimizers that are set up for XLA and have default rates of their own. All others are torch's or timm's.
+#: The optimizers that are set up for XLA and have default rates of their own.
 OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
-ScaleRule = Literal["none", "linear", "sqrt"]
-Precision = Literal["auto", "mixed", "float32", "bf16", "fp16"]
-SCALE_RULES: Final = get_args(ScaleRule)
-
-#: The recipes that `--recipe` names.
-RecipeName = Literal["quick", "finetune", "scratch", "vit"]
+Precision = Literal["auto", "float32", "bf16", "fp16"]
 
 #: The value of `epochs` that means: as many as a time limit allows.
 AUTO: Final = "auto"
@@ -39,46 +34,40 @@ TASKS: Final = PartTable[Any](
 )
 
 #: Settings that may differ when a run is resumed, because they change no result.
-_FREE: Final = ("threads", "bf16", "recipe")  # precision replaces bf16; a recipe sets other settings
+_FREE: Final = ("threads",)
 
 #: Settings that are decided when a run begins, unless they are given.
 _DECIDED: Final = (
     "epochs",
     "batch_size",
-    "order_parts",
     "optimizer",
     "clip",
     "lr",
-    "scale",
     "weight_decay",
     "schedule",
-    "ramp",
     "precision",
-    "normalise",
     "mean",
     "std",
 )
 #: Values of a setting that mean: decide it when the run begins.
-_UNDECIDED: Final = (None, "auto", "mixed")
+_UNDECIDED: Final = (None, "auto")
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """The settings of one run. The same settings and data give the same run on every backend.
 
-    `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate for a batch
-    of 256, which `scale` adapts to the batch size. `ramp` is the share of the steps in which the rate rises (None: the
-    schedule's own). `clip` is the largest norm of all gradients together. `ema` is the decay of averaged weights, which
-    are evaluated in place of the model's. `weights` are read when a run begins, not when it is resumed. `mix_off` below
-    1 is a share of the epochs. `bf16` is short for the precision of that name. `train_step` and `eval_step` each name a
-    function as `module:callable`; `loss` and `metric` name such a function, or a loss or metric of the task.
+    `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the highest learning rate. `clip` is
+    the largest norm of all gradients together. `ema` is the decay of averaged weights, which are evaluated in place of
+    the model's. `weights` are read when a run begins, not when it is resumed. `optimizer`, `train_step`, `eval_step`
+    and each `metric` name a function as `module:callable`; `loss` names such a function, or a loss of the task.
 
     Settings that are left open are decided when a run begins, and the run's files have the decision. `epochs` follows
     from the number of samples; `batch_size` from the samples, the epochs and the cores; `optimizer` and `clip` from the
-    task and the model; `lr`, `scale`, `weight_decay` and `schedule` from the optimizer, the model's normalisation
-    layers, and whether there are `weights`; `precision` from the device; `normalise` from the origin of the weights.
-    `epochs="auto"` means as many as a time limit allows, at a pace that is measured first. Raises UsageError for values
-    that are not possible.
+    task and the model; `lr`, `weight_decay` and `schedule` from the optimizer, the model's normalisation layers, the
+    batch, and whether there are `weights`; `precision` from the device; `mean` and `std` from the origin of the
+    weights, or else from the cache. `epochs="auto"` means as many as a time limit allows, at a pace that is measured
+    first. Raises UsageError for values that are not possible.
     """
 
     model: str = option(
@@ -96,9 +85,6 @@ class TrainSettings:
     )
     freeze: tuple[str, ...] = option(
         (), "keep the weights of these modules or parameters as they are, such as 'layer[12]'", metavar="PATTERN"
-    )
-    head_epochs: int = option(
-        0, "train the last layer alone in the first N epochs; other layers keep --weights", metavar="N", minimum=0
     )
     layer_decay: float | None = option(
         None, "give each layer X times the learning rate of the layer after it, such as 0.75", metavar="X"
@@ -122,8 +108,8 @@ class TrainSettings:
     steps_per_execution: int = option(1, "compile K steps into one graph", metavar="K", minimum=1)
     optimizer: str | None = option(
         None,
-        "sgd: SGD with Nesterov momentum; adamw: AdamW; or another optimizer of torch.optim or timm, such as nadam, "
-        "torch:NAdam or timm:lamb; chosen by task and model if not given",
+        "sgd: SGD with Nesterov momentum; adamw: AdamW; or another one, module:name, such as torch.optim:NAdam; chosen "
+        "by task and model if not given",
         metavar="NAME",
     )
     schedule: ScheduleName | None = option(
@@ -131,18 +117,9 @@ class TrainSettings:
     )
     lr: float | None = option(
         None,
-        "peak learning rate; find: measure it with a learning-rate range test; chosen by optimizer, model and batch if "
-        "not given",
+        "highest learning rate; find: measure it with a learning-rate range test; chosen by optimizer, model and batch "
+        "if not given",
         metavar="X|find",
-    )
-    scale: ScaleRule | None = option(
-        None,
-        "how --lr, given for a batch of 256, is adapted to the batch size; none if --lr is given alone",
-    )
-    ramp: float | None = option(
-        None,
-        "share of the steps in which the learning rate rises; the schedule's own if not given",
-        metavar="SHARE",
     )
     weight_decay: float | None = option(
         None,
@@ -160,21 +137,10 @@ class TrainSettings:
     valid_size: int | None = option(
         None, "evaluate on images of this size; training's last size if not given", metavar="N", minimum=8
     )
-    fix_res: int = option(0, "train the last N epochs in the evaluation's size", metavar="N", minimum=0)
     smoothing: float = option(0.0, "label smoothing", metavar="X")
-    class_weights: Literal["none", "balanced"] = option(
-        "none", "balanced: weight the loss so that rare classes count as much as frequent ones"
-    )
     balance: bool = option(
         False, "train on each class equally often: samples of rare classes come several times in an epoch"
     )
-    order: Literal["full", "local"] = option(
-        "full",
-        "order of the training samples; local: each core shuffles samples of its own, so that with --resident the "
-        "cores exchange no samples",
-    )
-    #: The number of cores among which the order "local" divides the samples; None before the run begins.
-    order_parts: int | None = None
     clip: float | None = option(
         None,
         "clip the norm of all gradients together to this value; chosen by the task if --optimizer is not given either",
@@ -183,32 +149,21 @@ class TrainSettings:
     ema: float | None = option(
         None, "evaluate an exponential moving average of the weights with this decay, such as 0.999", metavar="DECAY"
     )
-    grad_checkpointing: bool = option(
-        False, "compute activations anew in the backward pass, which saves memory and takes longer; for models of timm"
-    )
-    bf16: bool = option(False, "short for --precision bf16")
     precision: Precision = option(
         "auto",
         "precision of matrix products and convolutions; fp16 scales the loss, and is for GPUs; auto: bf16 on a TPU and "
-        "on a GPU that has bf16, fp16 on other GPUs, elsewhere float32; mixed: as auto, but always bf16 on XLA",
-    )
-    normalise: Literal["auto", "cache", "imagenet", "model"] = option(
-        "auto",
-        "whose channel means and standard deviations normalise the images; auto: those of the run or timm model that "
-        "--weights come from, without --weights the cache's",
+        "on a GPU that has bf16, fp16 on other GPUs, elsewhere float32",
     )
     mean: tuple[float, ...] | None = option(
         None,
-        "normalise by these means, one for each channel, in the numbers of the pixels (0 to 255)",
+        "normalise by these means, one for each channel, in the numbers of the pixels (0 to 255); if not given, those "
+        "of the run or timm model that --weights come from, without --weights the cache's",
         metavar="R,G,B",
     )
     std: tuple[float, ...] | None = option(
         None, "normalise by these standard deviations, one for each channel, in the unit of --mean", metavar="R,G,B"
     )
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    mix_off: float = option(
-        0, "train the last N epochs without --mixup and --cutmix; below 1: this share of epochs", metavar="N", minimum=0
-    )
     loss: str | None = option(
         None,
         "focal; bce for classes; dice or dice-cross-entropy for masks; l1 or huber for a regression; or your own, "
@@ -217,10 +172,9 @@ class TrainSettings:
     )
     metric: tuple[str, ...] = option(
         (),
-        "an additional metric: quadratic_kappa, balanced_accuracy, mcc, top5, log_loss, mean_average_precision, mae, "
-        "r2, rmsle, f2 (or another beta, f2_samples, f2_micro), dice; or your own, module:name, a function of "
-        "(predictions, labels), arrays of all validation samples, that returns a number",
-        metavar="NAME",
+        "an additional metric of yours, a function of (predictions, labels), arrays of all validation samples, that "
+        "returns a number",
+        metavar="module:name",
     )
     watch: str | None = option(
         None,
@@ -241,8 +195,6 @@ class TrainSettings:
         "give the model these columns of the samples table, too, as its second argument; the model is your own",
         metavar="NAME,NAME",
     )
-    #: The recipe's name and the settings that `recipe_settings` took from it, as text.
-    recipe: str = ""
     seed: int = option(0, "seed of weights, order, split and augmentation", metavar="N", minimum=0)
     threads: int = threads_option()
 
@@ -250,7 +202,6 @@ class TrainSettings:
         check_options(self)
         for name in ("freeze", "metric"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is the same setting
-        object.__setattr__(self, "optimizer", self.optimizer and self.optimizer.lower())
         if self.epochs not in (None, AUTO) and not (type(self.epochs) is int and self.epochs >= 1):
             raise UsageError(f"epochs is at least 1, or {AUTO!r}, not {self.epochs!r}")
         object.__setattr__(self, "inputs", tuple(name for each in self.inputs for name in each.split(",")))
@@ -263,7 +214,7 @@ class TrainSettings:
             raise UsageError(f"std holds finite numbers above 0, not {self.std}")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"layer_decay is above 0 and at most 1, not {self.layer_decay}")
-        for name in ("ramp", "smoothing", "ema"):
+        for name in ("smoothing", "ema"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise UsageError(f"{name} is at least 0 and less than 1, not {value}")
@@ -272,7 +223,6 @@ class TrainSettings:
             if value is not None and not value > 0:
                 raise UsageError(f"{name} is above 0, not {value}")
         _ = self.sizes  # raises UsageError for impossible sizes
-        object.__setattr__(self, "precision", _precision(self.precision, self.bf16))
         if self.batch_size is not None and self.batch_size % self.accumulate:
             raise UsageError(
                 f"a batch of {self.batch_size} does not divide into {self.accumulate} equal parts: choose another "
@@ -283,17 +233,12 @@ class TrainSettings:
     def sizes(self) -> ImageSizes:
         """The size of the images in each epoch and in evaluations. Raises UsageError for impossible sizes."""
         epochs = self.epochs if isinstance(self.epochs, int) else 1
-        return plan_sizes(epochs, self.size, self.grow, self.valid_size, self.fix_res)
-
-    def augment_at(self, epoch: int) -> AugmentSettings:
-        """Return the augmentation of an epoch, counted from 0. The last `mix_off` epochs do not mix images."""
-        mixes = not isinstance(self.epochs, int) or epoch < self.epochs - whole_epochs(self.mix_off, self.epochs)
-        return self.augment if mixes or not self.augment.mixes else replace(self.augment, mixup=0.0, cutmix=0.0)
+        return plan_sizes(epochs, self.size, self.grow, self.valid_size)
 
     @property
     def own_loss(self) -> str | None:
         """The `module:callable` of the user's own loss; None for a loss of the task."""
-        return self.loss if self.loss is not None and ":" in self.loss else None
+        return self.loss if is_code(self.loss) else None
 
     @property
     def batch(self) -> int:
@@ -316,7 +261,7 @@ class TrainSettings:
         """The highest learning rate of the run. Raises UsageError before it is decided."""
         if self.lr is None:
             raise UsageError("the learning rate is decided when the run begins: give lr if you need it earlier")
-        return scale_lr(self.lr, self.batch, self.scale or "none")
+        return self.lr
 
     @property
     def part_size(self) -> int:
@@ -337,33 +282,16 @@ class TrainSettings:
         return asdict(self)
 
 
-def whole_epochs(count: float, epochs: int) -> int:
-    """Return `count` as a whole number of epochs; a count below 1 is a share of `epochs`."""
-    return round(count * epochs) if count < 1 else int(count)
-
-
-def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
-    """Return the learning rate for a global batch of `batch_size`, given the rate `lr` for `base` samples.
-
-    "linear" multiplies `lr` by `batch_size` / `base` (Goyal et al., arXiv:1706.02677), "sqrt" by the root of this ratio
-    (Krizhevsky, arXiv:1404.5997), and "none" returns `lr`. Raises UsageError for another rule.
-    """
-    if rule not in SCALE_RULES:
-        raise UsageError(f"there is no rule {rule!r} to scale the learning rate by: use {', '.join(SCALE_RULES)}")
-    times = batch_size / base
-    return lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[rule]
-
-
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
     """Return settings from the values that `TrainSettings.to_dict` returns; a missing value has its default.
 
-    Raises UsageError for settings of a later version of tpucache.
+    Raises UsageError for settings of another version of tpucache.
     """
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
         raise UsageError(
-            f"the run was made by a later version of tpucache, as its settings have {sorted(unknown)}: use that version"
+            f"the run was made by another version of tpucache, as its settings have {sorted(unknown)}: use that version"
         )
     return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
 
@@ -376,25 +304,27 @@ def unusual_settings(settings: TrainSettings) -> dict[str, Any]:
 
 def undecided(settings: TrainSettings) -> list[str]:
     """Return the names of the settings that are still to be decided when a run begins."""
-    names = [name for name in _DECIDED if name != "order_parts" or settings.order == "local"]
-    return [name for name in names if getattr(settings, name) in _UNDECIDED]
+    return [name for name in _DECIDED if getattr(settings, name) in _UNDECIDED]
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
-    """Return the settings; undecided settings get their values from `before`, the decided settings of a run."""
-    return replace(settings, **{name: getattr(before, name) for name in undecided(settings)})
+    """Return the settings; undecided settings get their values from `before`, the decided settings of a run.
+
+    An optimizer `module:name` is not among them: only the user may name code that is imported.
+    """
+    decided = {name: getattr(before, name) for name in undecided(settings)}
+    return replace(settings, **{name: value for name, value in decided.items() if not is_code(value)})
+
+
+def is_code(value: object) -> bool:
+    """Return whether a setting names code, as `module:name`."""
+    return isinstance(value, str) and ":" in value
 
 
 def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
     """Return each setting that changes results and differs between two runs, in the form `seed 0, now 1`."""
     old, new = _flat(before), _flat(now)
     return [f"{name} {old[name]}, now {new[name]}" for name in old if old[name] != new[name] and name not in _FREE]
-
-
-def _precision(given: Precision, bf16: bool) -> Precision:
-    if bf16 and given not in ("auto", "mixed", "bf16"):
-        raise UsageError(f"bf16 and the precision {given} contradict each other: leave one of them out")
-    return "bf16" if bf16 else given
 
 
 def _flat(settings: TrainSettings) -> dict[str, Any]:

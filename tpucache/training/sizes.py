@@ -39,13 +39,12 @@ class ImageSizes:
 
 @functools.lru_cache(maxsize=16)  # called in each step
 def plan_sizes(
-    epochs: int, size: int | None = None, grow: str | None = None, valid_size: int | None = None, fix_res: int = 0
+    epochs: int, size: int | None = None, grow: str | None = None, valid_size: int | None = None
 ) -> ImageSizes:
     """Return the image sizes of a run of `epochs` epochs.
 
     `grow` is a text such as "128:0.4,176:0.7,224": 128 pixels in the first 40 % of the epochs, then 176 until 70 %, and
-    224 until the end. `valid_size` is the size in evaluations. `fix_res` is the number of epochs at the end that have
-    the evaluation's size (Touvron et al., arXiv:1906.06423). Raises UsageError for sizes that are not possible.
+    224 until the end. `valid_size` is the size in evaluations. Raises UsageError for sizes that are not possible.
     """
     if size is not None and grow is not None:
         raise UsageError("--size and --grow both say how large images are: leave one of them out")
@@ -54,8 +53,6 @@ def plan_sizes(
         next(each for each, share in steps if epoch < round(share * epochs) or share == 1.0) for epoch in range(epochs)
     ]
     valid = valid_size if valid_size is not None else steps[-1][0]
-    if fix_res:
-        planned[max(0, epochs - fix_res) :] = [valid] * min(fix_res, epochs)
     return ImageSizes(tuple(planned), valid)
 
 

@@ -80,21 +80,16 @@ SEEN: Final[Mapping[str, Case]] = {
     "--valid": Case("fold=1"),
     "--export": Case("safetensors", file="{folder}/run/export/model-0.safetensors"),
     "--folds": Case(),
-    "--refit": Case(None, ("--folds",), "{folder}/run/refit/best.pt"),
-    "--profile": Case("{folder}/trace", ("--epochs", "4"), "{folder}/trace/trace.json"),
-    "--watch-with": Case("tensorboard", file="{folder}/run/tensorboard"),
-    "--recipe": Case("quick"),
     "--model": Case("cnn"),
     "--weights": Case("{begun}"),
     "--freeze": Case("1"),
-    "--head-epochs": Case("1"),
     "--layer-decay": Case("0.5"),
     "--mask-classes": Case("3", ("--task", "mask", "--model", f"{MODULE}:pixels"), other="2", cache="masks"),
     "--epochs": Case("3"),
     "--batch-size": Case("6"),
     "--accumulate": Case("2"),
     "--steps-per-execution": Case("2"),
-    "--optimizer": Case("nadam"),
+    "--optimizer": Case("torch.optim:NAdam"),
     "--schedule": Case("constant"),
     "--lr": Case("0.003"),
     "--weight-decay": Case("0.3"),
@@ -102,14 +97,10 @@ SEEN: Final[Mapping[str, Case]] = {
     "--grow": Case("32:0.5,64", ("--epochs", "4")),
     "--valid-size": Case("32", _HALF),
     "--smoothing": Case("0.2"),
-    "--class-weights": Case("balanced"),
     "--balance": Case(),
-    "--order": Case("local"),
     "--clip": Case("0.01"),
     "--ema": Case("0.9", _HALF),
     "--precision": Case("bf16"),
-    "--normalise": Case("imagenet"),
-    "--mix-off": Case("1", ("--mixup", "1")),
     "--loss": Case("focal"),
     "--metric": Case(f"{MODULE}:spread", _HALF),
     "--watch": Case("loss", _HALF),
@@ -137,18 +128,12 @@ SEEN: Final[Mapping[str, Case]] = {
     "--rand-augment": Case("2"),
     "--magnitude": Case("20", ("--rand-augment", "2")),
     "--trivial-augment": Case(),
-    "--resolution": Case("32"),
-    "--stage": Case("{folder}/staged", file="{folder}/staged"),
     "--cache-dir": Case("{folder}/kept", file="{folder}/kept"),
     # Help leaves these out.
-    "--scale": Case("linear"),
-    "--ramp": Case("0.7"),
-    "--warmup": Case("0.7"),
-    "--fix-res": Case("1", (*_HALF, "--valid-size", "32")),
-    "--bf16": Case(),
     "--mean": Case("120,110,100"),
     "--std": Case("20,30,40"),
     "--views": Case("2"),
+    "--profile": Case("{folder}/trace", ("--epochs", "4"), "{folder}/trace/trace.json"),
     "--tensorboard": Case(file="{folder}/run/tensorboard"),
 }
 #: Those that say how the work is carried out: what `train` of the loop is then given.
@@ -170,32 +155,20 @@ CARRIED_OUT: Final[Mapping[str, tuple[tuple[str, ...], Any]]] = {
 REFUSED: Final = (
     (("--zoom", "0.5"), "crop"),
     (("--magnitude", "20"), "rand_augment"),
-    (("--mix-off", "1"), "--mixup"),
-    (("--fix-res", "1"), "--valid-size"),
     (("--watch", "loss"), "--valid"),
     (("--patience", "1"), "--valid"),
-    (("--metric", "log_loss"), "--valid"),
+    (("--metric", f"{MODULE}:spread"), "--valid"),
     (("--mask-classes", "3"), "no masks"),
     (("--task", "multilabel"), "multilabel"),
     (("--freeze", "nothing"), "fits no parameter"),
-    (("--head-epochs", "1", "--model", "cnn"), "--weights"),
-    (("--head-epochs", "2"), "less than epochs"),
-    (("--head-epochs", "1", "--freeze", "4"), "that layer is frozen"),
     (("--cache-gb", "1"), "leave --cache-gb out"),
     (("--cores", "8"), "1 core"),
     (("--epochs", "auto"), "--time-limit"),
-    (("--grad-checkpointing",), "no gradient checkpointing"),
     (("--folds", "--valid", "0.5"), "--valid"),
-    (("--refit",), "--folds"),
-    (("--resolution", "32", "--size", "32"), "--resolution"),
     (("--loss", "focal", "--train-step", f"{MODULE}:train_step"), "--loss"),
-    (("--class-weights", "balanced", "--train-step", f"{MODULE}:train_step"), "--class-weights"),
-    (("--balance", "--class-weights", "balanced"), "--balance"),
     (("--backend", "xla", "--processes", "2"), "--processes"),
     (("--grow", "32:0.5,64", "--size", "32"), "--size"),
-    (("--bf16", "--precision", "float32"), "bf16"),
     (("--rand-augment", "1", "--trivial-augment"), "rand_augment"),
-    (("--normalise", "model"), "--normalise"),
     (("--inputs", "extra", "--mixup", "1"), "--inputs"),
     (("--weights", "pretrained"), "--weights"),
 )
@@ -276,7 +249,7 @@ def without(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 #: One that changes losses, those that the test below leaves out, and one of those that leave a file.
-USUAL: Final = ("--seed", "--folds", "--stage", "--cache-dir", "--resolution", "--export")
+USUAL: Final = ("--seed", "--folds", "--cache-dir", "--export")
 
 
 @pytest.mark.parametrize("name", [*USUAL, *thorough(*(name for name in SEEN if name not in USUAL))])
@@ -296,7 +269,7 @@ def test_an_option_changes_what_a_run_computes_or_leaves(name, places, without, 
 
 
 #: These are not among what `train` of the loop is given.
-ELSEWHERE: Final = ("--folds", "--refit", "--export", "--stage", "--cache-dir", "--resolution")
+ELSEWHERE: Final = ("--folds", "--export", "--cache-dir")
 
 
 @pytest.mark.parametrize("name", [name for name in SEEN if name not in ELSEWHERE])
@@ -305,7 +278,7 @@ def test_an_option_changes_what_the_loop_is_given(name, places, tmp_path, monkey
 
     def record(*given: Any) -> None:
         _, settings, train_set, valid_set, _, options = Given(*given)
-        seen.append([settings, len(train_set), valid_set is None, options.profile, len(options.watchers)])
+        seen.append([settings, len(train_set), valid_set is None, options.tensorboard, options.profile])
         raise UsageError("this is seen")
 
     monkeypatch.setattr("tpucache.training.loop.train", record)
@@ -342,20 +315,13 @@ def test_an_option_that_would_change_nothing_is_refused(words, named, places, tm
     assert not list((tmp_path / "run").rglob("*.pt"))
 
 
-def test_the_number_of_samples_for_each_core_is_a_batch(places, tmp_path):
-    for name, words in (("all", ()), ("each", ("--per-core", "--cores", "1"))):
-        assert train(places["classes"], tmp_path / name, "--batch-size", "6", *words) == 0
-    assert outcome(tmp_path / "all") == outcome(tmp_path / "each")
-
-
 def test_no_option_is_left_out_here():
     (commands,) = [action for action in make_parser()._actions if action.choices and "train" in action.choices]
     names = {name for action in commands.choices["train"]._actions for name in action.option_strings}
     long = {name for name in names if name.startswith("--") and not name.startswith("--no-")}
     refused = {word for words, _ in REFUSED for word in words if word.startswith("--")}
-    of_versions = {"--version"}  # tests/warmup/test_versions.py
     of_sources = {"--cache", "--build"}  # test_train_source.py
-    assert long - _PLAIN - {"--per-core", *of_sources, *of_versions} <= {*SEEN, *CARRIED_OUT, *refused}
+    assert long - _PLAIN - of_sources <= {*SEEN, *CARRIED_OUT, *refused}
     assert {*SEEN, *CARRIED_OUT} <= names
 
 

@@ -104,7 +104,7 @@ def test_where_several_runs_begin_at_once_all_is_built_first(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--stage", "copies"], "--stage is for a finished cache"),
+        (["--cache-dir", "copies"], "--cache-dir is for a cache at a URL"),
         (
             ["--build", "--dry-run"],
             "--build: there is no option --dry-run. It takes the options of `tpucache warmup --help-all`",

@@ -24,7 +24,7 @@ from tpucache.training.feed.idle import PaceMeter, ceiling
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 CPU = torch.device("cpu")

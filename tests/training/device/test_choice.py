@@ -16,7 +16,7 @@ from tpucache.training.device import DEVICES, CpuDevice, open_device
 from tpucache.training.device.choice import Choice, choose_backend
 from tpucache.training.device.torch_device import choose_device, find_devices, open_accelerator
 from tpucache.training.fitting import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 

@@ -14,7 +14,7 @@ from tpucache.training.feed.feeder import Feeder
 from tpucache.training.learn.forward import make_finish
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = [

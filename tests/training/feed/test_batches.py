@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from tpucache import CachedDataset
-from tpucache.ondevice.draws import CUT, SHARE, used_columns
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.feed.feeder import drawer, parts
-from tpucache.training.settings import TrainSettings, setting_differences, settings_from
+from tpucache.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(batch_size=16, balance=True, epochs=2)
 
@@ -41,33 +40,6 @@ def test_a_balanced_run_continues_at_any_step(cache: Path) -> None:
     rest = [images.clone() for images, _ in parts(SETTINGS, dataset, first_step=5, epochs=2)]
     assert 5 + len(rest) == len(whole)
     assert all(torch.equal(one, other) for one, other in itertools.zip_longest(rest, whole[5:]))
-
-
-def test_a_run_from_before_is_not_balanced_and_a_balanced_one_is_another() -> None:
-    values = SETTINGS.to_dict()
-    del values["balance"]
-    assert settings_from(values).balance is False
-    assert setting_differences(settings_from(values), SETTINGS) == ["balance False, now True"]
-
-
-def test_the_last_epochs_draw_no_mixing_and_all_else_as_before(cache: Path) -> None:
-    dataset = CachedDataset(cache)
-    augment = AugmentSettings(flip=True, mixup=0.4, cutmix=1.0)
-    mixing = TrainSettings(epochs=3, batch_size=50, augment=augment)
-    with_end = dataclasses.replace(mixing, mix_off=1)
-    before, after = drawer(mixing, dataset), drawer(with_end, dataset)
-    assert before is not None
-    assert after is not None
-    steps = mixing.steps_per_epoch(len(dataset))
-    for step in range(2 * steps):
-        np.testing.assert_array_equal(before(step), after(step))
-    for step in range(2 * steps, 3 * steps):
-        draws, used = after(step), used_columns(augment)
-        cut = [used.index(column) for column in range(CUT.start, CUT.stop)]
-        assert (draws[:, used.index(SHARE)] == 1).all()
-        assert (draws[:, cut] == draws[0, cut]).all()
-        others = [column for column in range(draws.shape[1]) if column not in (used.index(SHARE), *cut)]
-        np.testing.assert_array_equal(before(step)[:, others], draws[:, others])
 
 
 def test_a_batch_in_parts_shows_the_pictures_of_the_whole_one(cache: Path) -> None:

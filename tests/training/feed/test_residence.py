@@ -21,10 +21,9 @@ from tpucache.ondevice.slots import DeviceFullError, RecordSlots
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.tensors import DeviceBatch
-from tpucache.training.feed.feeder import Feeder, local_cores
+from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.residence import DeviceMemory, Residence
 from tpucache.training.interrupt import Stopped
-from tpucache.training.learn.defaults import decide_length
 from tpucache.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -152,21 +151,6 @@ def test_samples_to_validate_on_stay_and_give_the_same_metrics(
     assert reports[0].losses == reports[1].losses
     # Three chunks of training, and three to validate on, the last of which was uploaded when it was compiled.
     assert sorted(uploads.count(each) for each in {*uploads}) == [3, 3]
-
-
-def test_the_local_order_is_that_of_a_streaming_run_and_kept_on_another_number_of_cores(
-    cache: Path, tmp_path: Path
-) -> None:
-    dataset = CachedDataset(cache, "epoch").select(range(40))
-    settings = dataclasses.replace(SETTINGS, order="local", order_parts=4)
-    streaming, resident = (run(tmp_path, choice, dataset, settings) for choice in ("no", "yes"))
-    assert resident.losses == streaming.losses
-    assert streaming.losses != run(tmp_path / "full", "no", dataset).losses
-    with pytest.raises(UsageError, match="among 4 cores, which do not divide evenly among 3 processes"):
-        local_cores(settings, 3)
-    assert decide_length(dataclasses.replace(SETTINGS, order="local"), 40, 4, 2).order_parts == 8
-    with pytest.raises(UsageError, match="leave --order out"):
-        run(tmp_path / "both", "no", dataset, dataclasses.replace(SETTINGS, order="local", balance=True))
 
 
 def refuse(*_: Any) -> Any:

@@ -12,7 +12,7 @@ from tpucache import CachedDataset, TrainingError
 from tpucache.training.device import CpuDevice
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=2, batch_size=50, lr=0.01)  # three steps an epoch

@@ -11,10 +11,10 @@ from torch import nn
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.training.device import CpuDevice
-from tpucache.training.learn.forward import IMAGENET, channel_statistics
+from tpucache.training.learn.forward import decide_statistics
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import TrainSettings, settings_from
+from tpucache.training.options import RunOptions
+from tpucache.training.settings import TrainSettings
 
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=20, lr=0.01)
 
@@ -28,14 +28,15 @@ def dataset(tmp_path_factory):
 
 
 def statistics(dataset, **settings):
-    return channel_statistics(dataclasses.replace(LINEAR, **settings), dataset, nn.Identity())
+    decided = decide_statistics(dataclasses.replace(LINEAR, **settings), dataset, nn.Identity())
+    return [*decided.mean], [*decided.std]
 
 
 def test_a_mean_and_a_deviation_of_ones_own_replace_those_known(dataset):
     known = dataset.manifest.statistics
     assert statistics(dataset) == (list(known.mean), list(known.std))
     assert statistics(dataset, mean=(1, 2, 3)) == ([1, 2, 3], list(known.std))
-    assert statistics(dataset, std=[4, 5, 6.5], normalise="imagenet") == (list(IMAGENET[0]), [4, 5, 6.5])
+    assert statistics(dataset, std=[4, 5, 6.5]) == (list(known.mean), [4, 5, 6.5])
     assert statistics(dataset, mean=(0, 0, 0), std=(1, 1, 1)) == ([0, 0, 0], [1, 1, 1])
 
 
@@ -43,7 +44,6 @@ def test_a_mean_and_a_deviation_of_ones_own_replace_those_known(dataset):
     ("settings", "words"),
     [
         ({"mean": (1.0,)}, "--mean is one number for each of 3 channels, not 1"),
-        ({"normalise": "model"}, "no statistics, which models of timm have"),
         ({"std": (1.0,) * 4}, "--std is one number for each of 3 channels, not 4"),
         ({"mean": (0.485, 0.456, 0.406)}, "0 to 255.*multiply it by 255"),
         ({"mean": (1.0, float("nan"), 1.0)}, "finite"),
@@ -53,14 +53,6 @@ def test_a_mean_and_a_deviation_of_ones_own_replace_those_known(dataset):
 def test_statistics_that_cannot_be_meant_are_refused(dataset, settings, words):
     with pytest.raises(UsageError, match=words):
         statistics(dataset, **settings)
-
-
-def test_the_settings_of_an_earlier_run_have_no_statistics_of_their_own_and_one_view():
-    values = LINEAR.to_dict()
-    del values["mean"], values["std"]
-    for name in ("crop", "zoom", "tilt", "hue", "blur", "grey", "views"):
-        del values["augment"][name]
-    assert settings_from(values) == LINEAR
 
 
 @pytest.mark.slow

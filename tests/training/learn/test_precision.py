@@ -18,10 +18,10 @@ from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.predictor import Predictor
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.contents import load_last
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences
 
 CPU = torch.device("cpu")
@@ -64,21 +64,12 @@ def take(learner, batch, number=0, lr=0.01):
     return learner.step([batch], Rates(lr, 0.9), number)
 
 
-def test_bf16_is_short_for_its_precision_and_contradicts_the_others():
-    assert TrainSettings(bf16=True).precision == "bf16"
-    assert TrainSettings(bf16=True, precision="bf16").precision == "bf16"
-    for other in ("float32", "fp16"):
-        with pytest.raises(UsageError, match=f"bf16 and the precision {other} contradict"):
-            TrainSettings(bf16=True, precision=other)
-
-
 def test_a_run_keeps_the_precision_that_it_began_with():
     before = TrainSettings(precision="fp16")
     assert as_decided(TrainSettings(), before).precision == "fp16"
     assert setting_differences(before, as_decided(TrainSettings(precision="float32"), before)) == [
         "precision fp16, now float32"
     ]
-    assert setting_differences(TrainSettings(bf16=True), TrainSettings(precision="bf16")) == []
 
 
 def test_the_default_is_float32_but_on_a_gpu_bf16_or_where_it_has_none_fp16(cache, module):

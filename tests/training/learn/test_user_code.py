@@ -10,7 +10,7 @@ from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cac
 from tpucache.cli import main
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
-from tpucache.training.run_options import RunOptions
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=50, lr=0.01)
@@ -79,11 +79,8 @@ def test_a_command_prints_one_line_and_with_traceback_the_whole_way(cache, tmp_p
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"class_weights": "balanced", "loss": "tiny_tasks:doubled_loss"}, "--class-weights.*doubled_loss"),
-        ({"class_weights": "balanced", "train_step": "tiny_tasks:doubled_step"}, "--class-weights.*doubled_step"),
         ({"loss": "tiny_tasks:doubled_loss", "train_step": "tiny_tasks:doubled_step"}, "would not be used"),
         ({"mask_classes": 3}, "leave --mask-classes out"),
-        ({"class_weights": "balanced", "balance": True}, "both make up for rare classes"),
     ],
 )
 def test_a_setting_that_would_have_no_effect_is_refused(cache, tmp_path, settings, words):

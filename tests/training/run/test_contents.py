@@ -15,13 +15,13 @@ import torch
 from tpucache import CachedDataset, TrainingError, UsageError
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.page import report_run
 from tpucache.training.predictor import Predictor
 from tpucache.training.run import contents
 from tpucache.training.run.contents import load_last
 from tpucache.training.run.folds import read_folds
 from tpucache.training.run.report import read_account, read_report
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = pytest.mark.slow

@@ -18,10 +18,10 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.device.processes import ALONE
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
+from tpucache.training.options import RunOptions
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.files import hold_run
-from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import TrainSettings, settings_from
+from tpucache.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=16)
 OPTIONS = RunOptions(resume=True, replay=False)
@@ -79,14 +79,6 @@ def test_a_run_without_its_last_checkpoint_is_not_begun_anew(cache, tmp_path):
     assert (tmp_path / "best.pt").read_bytes() == best
 
 
-def test_settings_that_did_not_exist_yet_have_their_defaults(tmp_path):
-    values = TrainSettings(lr=0.3).to_dict()
-    del values["clip"], values["augment"]["flip"]
-    assert settings_from(values) == TrainSettings(lr=0.3)
-    with pytest.raises(UsageError, match=r"later version.*'unknown'"):
-        settings_from({**values, "unknown": 1})
-
-
 @pytest.mark.slow
 def test_an_evaluation_that_an_earlier_version_lost_is_made_up_for(cache, tmp_path):
     run_once(tmp_path / "whole", *fold(cache, 0))
@@ -119,7 +111,7 @@ def test_what_was_decided_of_rates_is_in_the_runs_files_and_its_report(cache, tm
         torch.load(tmp_path / "best.pt", weights_only=True)["settings"],
         torch.load(tmp_path / "last.pt", weights_only=True)["settings"],
     ):
-        assert None not in [settings[name] for name in ("lr", "scale", "weight_decay", "schedule")]
+        assert None not in [settings[name] for name in ("lr", "weight_decay", "schedule")]
     assert any(line.startswith("optimizer  sgd, lr 0.099, weight decay") for line in report.lines())
 
 

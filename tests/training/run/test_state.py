@@ -11,8 +11,8 @@ from tpucache import CachedDataset
 from tpucache.training.device import CpuDevice
 from tpucache.training.learn.tasks.classes import Classes
 from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.run.state import RunState, make_plan
-from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=4, batch_size=50)

@@ -164,8 +164,8 @@ def test_a_new_run_is_normalised_as_the_run_whose_weights_it_begins_with(tmp_pat
     def begun(channels=3, **changes):
         return initial_weights(tmp_path / "new", dataclasses.replace(settings, **changes), channels).settings
 
-    assert (begun().normalise, begun().mean, begun().std) == ("cache", (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
-    for given in ({"normalise": "imagenet"}, {"mean": (9.0, 9.0, 9.0)}, {"channels": 1}):
+    assert (begun().mean, begun().std) == ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    for given in ({"mean": (9.0, 9.0, 9.0)}, {"channels": 1}):
         assert begun(**given).mean == given.get("mean")
     for bad in (None, [1.0, 2.0], [1.0, float("nan"), 1.0], [0.0, 1.0, 1.0], "123"):
         torch.save({"model": WEIGHTS, "mean": [1.0, 2.0, 3.0], "std": bad}, tmp_path / "best.pt")

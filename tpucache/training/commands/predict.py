@@ -8,18 +8,17 @@ from typing import Any
 from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
+    add_memory,
     add_options,
-    add_reading,
     from_options,
     in_memory,
     keeping,
     local_path,
     positive,
-    staged,
 )
 from tpucache.cli.terminal import note, show
 from tpucache.training.commands.device import add_device, choose_backend, launched
-from tpucache.training.predict_options import PredictOptions
+from tpucache.training.options import PredictOptions
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -45,16 +44,13 @@ def predict(options: argparse.Namespace) -> int:
         from tpucache.training.export import check_export
 
         check_export(models, options.export)  # before hours of predicting
-    wanted = from_options(PredictOptions, options, sizes=options.sizes)
-    predictor = Predictor(options.runs, device, trust=options.trust, options=wanted)
+    wanted = from_options(PredictOptions, options)
+    predictor = Predictor(options.runs, device, options.trust, wanted)
     processes, memory = device.processes, in_memory(options)
     opened = open_cache(options.cache, **keeping(options))
-    if options.resolution is None:
-        options.resolution = predictor.resolution(opened.manifest)
-    if options.stage is not None:
-        opened = open_cache(processes.on_each_host(lambda: staged(options)))
+    size = predictor.settings.sizes.valid
     chosen = opened.manifest.variants if options.variants == "all" else options.variants
-    datasets = [CachedDataset(opened, variant, in_memory=memory, resolution=options.resolution) for variant in chosen]
+    datasets = [CachedDataset(opened, variant, in_memory=memory, resolution=size) for variant in chosen]
     if options.fold is not None:
         positions = fold_positions(datasets[0].table, options.fold)
         datasets = [dataset.select(positions) for dataset in datasets]
@@ -76,9 +72,7 @@ def predict(options: argparse.Namespace) -> int:
     if options.export is not None:
         from tpucache.training.export import export_runs
 
-        processes.on_main(
-            lambda: export_runs(options.runs, opened.manifest, models, options.export, options.trust, predictor.weights)
-        )
+        processes.on_main(lambda: export_runs(options.runs, opened.manifest, models, options.export, options.trust))
     if processes.is_main:
         show(options, report.to_dict(), report.lines())
     return 0
@@ -89,18 +83,13 @@ def variants(text: str) -> str | list[int]:
     return text if text == "all" else [int(number) for number in text.split(",")]
 
 
-def pixels(text: str) -> list[int]:
-    """Parse sizes such as 224,256."""
-    return [int(number) for number in text.split(",")]
-
-
 def add(commands: Any) -> None:
     """Add the command predict."""
     command = add_command(
         commands,
         predict,
         "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all",
-        ("--json", "--variants", "--fold", "--flip-tta", "--crops", "--average", "--sizes", "--export", "--batch-size"),
+        ("--json", "--variants", "--fold", "--flip-tta", "--export", "--batch-size"),
     )
     command.add_argument(
         "runs",
@@ -121,14 +110,6 @@ def add(commands: Any) -> None:
     command.add_argument("--fold", metavar="N", help="predict only the samples of this fold")
     add_options(command, PredictOptions)
     command.add_argument(
-        "--sizes",
-        metavar="N,N",
-        type=pixels,
-        default=[],
-        help="average over these sizes of the image, in pixels of its shorter side; default: the size of the "
-        "run's evaluation",
-    )
-    command.add_argument(
         "--export",
         choices=("onnx", "safetensors"),
         help="also write the models for other programs, with a description of preprocessing, to a folder next to the "
@@ -144,4 +125,4 @@ def add(commands: Any) -> None:
     )
     add_device(command)
     command.add_argument("--batch-size", type=positive, metavar="B", help="samples in one batch, on all cores together")
-    add_reading(command)
+    add_memory(command)

@@ -7,27 +7,22 @@ import functools
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache import signals
 from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
     add_config,
+    add_memory,
     add_options,
-    add_reading,
     at_least,
-    at_version,
     from_options,
-    given_options,
     in_memory,
     keeping,
     local_path,
-    positive,
     seconds,
-    staged,
 )
 from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
 from tpucache.cli.terminal import note, say_now, show
@@ -38,8 +33,8 @@ from tpucache.progress import note as show_note
 from tpucache.runs import INFO_NAME
 from tpucache.training.commands.device import add_device, choose_backend, launched
 from tpucache.training.feed.account import Account
-from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import AUTO, RecipeName, TrainSettings
+from tpucache.training.options import RunOptions
+from tpucache.training.settings import AUTO, TrainSettings
 from tpucache.units import size_text
 from tpucache.wings import call, is_there
 
@@ -47,7 +42,6 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.record_reader import InMemory
     from tpucache.store.manifest import Manifest
-    from tpucache.training.folds import Watch
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.folds import FoldsReport
     from tpucache.training.run.report import TrainReport
@@ -55,7 +49,7 @@ if TYPE_CHECKING:
 
 #: The options of train that --help lists.
 _BASIC: Final = (
-    *("--valid", "--folds", "--resume", "--time-limit", "--config", "--recipe", "--model", "--weights"),
+    *("--valid", "--folds", "--resume", "--time-limit", "--config", "--model", "--weights"),
     *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup"),
 )
 FIND: Final = "find"
@@ -102,19 +96,11 @@ def train(options: argparse.Namespace) -> int:
 def _check_options(options: argparse.Namespace) -> None:
     """Raise UsageError for options that exclude each other.
 
-    Set `options.source` to the source, if there is one, and `options.cache` to the version that --version names.
+    Set `options.source` to the source, if there is one.
     """
-    if options.refit and not options.folds:
-        raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
     if options.folds and options.valid is not None:
         raise UsageError("--folds validates on each fold in turn: leave --valid out")
-    if options.resolution is not None and (options.size or options.grow or options.valid_size):
-        raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
     options.source = _source(options)
-    if options.version is not None:
-        if options.source is not None:
-            raise UsageError(f"--version is for a finished cache, and {options.cache} is a source: leave --version out")
-        options.cache = at_version(options.cache, options.version)
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
@@ -149,21 +135,21 @@ def _run(
         open_device, options.backend, options.cores, options.device, compile=options.compile
     )
     # The device takes seconds to start, so it is opened last, unless several processes have to find each other by it.
-    opened = open_chosen() if may_be_several(options.backend) or options.per_core else None
+    opened = open_chosen() if may_be_several(options.backend) else None
     processes = ALONE if opened is None else opened.processes
-    cores = 1 if opened is None else opened.cores * processes.world_size
-    settings, memory = _settings(options, cores), in_memory(options)
+    others: dict[str, Any] = {"lr": None} if options.lr == FIND else {}
+    settings = from_options(TrainSettings, options, **others, augment=from_options(AugmentSettings, options))
+    memory = in_memory(options)
     with account.part("staging"):
         if options.source is not None and processes.world_size == 1:
             data = _open_source(options, memory, options.source)  # before the imports below, which take seconds
         else:
             from tpucache.loading.dataset import CachedDataset
 
-            check = functools.partial(stop.check, f"while copying to {options.stage}")
-            cache = processes.on_each_host(lambda: _finished_cache(options, memory) or staged(options, check))
-            data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
+            cache = processes.on_each_host(lambda: _finished_cache(options, memory) or options.cache)
+            data = CachedDataset(cache, in_memory=memory, **keeping(options))
     from tpucache.runs import RANGE_TEST_NAME
-    from tpucache.training.folds import no_watchers, open_all_folds, train_folds
+    from tpucache.training.folds import open_all_folds, train_folds
     from tpucache.training.loop import train as run_training
     from tpucache.training.lr_finder import find_lr
 
@@ -185,15 +171,12 @@ def _run(
             settings = find_lr(run, settings, train_set, device, options.resume, stop)
         if processes.is_main:
             note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
-    watch = _watchers(options, settings) if processes.is_main else no_watchers
     on_epoch = show_note if options.json else say_now
     shown: dict[str, Any] = {"curves": True, "on_epoch": on_epoch, "chosen": options.chosen}
     run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, **shown)
     if folds is not None:
-        return train_folds(folds, settings, device, run_options, watch, refit=options.refit), data.manifest
-    with watch(run) as watchers:
-        run_options = replace(run_options, watchers=watchers)
-        report = run_training(run, settings, train_set, valid_set, device, run_options)
+        return train_folds(folds, settings, device, run_options), data.manifest
+    report = run_training(run, settings, train_set, valid_set, device, run_options)
     if is_growing and data.is_finished:  # the check reads all records
         _warn_of_leaks(parts)
     return report, data.manifest
@@ -207,10 +190,10 @@ def _source(options: argparse.Namespace) -> SourceArguments | None:
     if not is_source(options.cache):
         refuse_without_source(options)
         return None
-    others = {"--stage": options.stage, "--resolution": options.resolution, "--cache-dir": options.cache_dir}
-    if given := [name for name, value in {**others, "--cache-gb": options.cache_gb}.items() if value is not None]:
+    others = {"--cache-dir": options.cache_dir, "--cache-gb": options.cache_gb}
+    if given := [name for name, value in others.items() if value is not None]:
         raise UsageError(
-            f"{given[0]} is for a finished cache, and {options.cache} is a source: run `tpucache warmup` first, or "
+            f"{given[0]} is for a cache at a URL, and {options.cache} is a source: run `tpucache warmup` first, or "
             f"leave {given[0]} out"
         )
     source = SourceArguments(options.cache, options.build, options.size)
@@ -272,35 +255,6 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
             )
 
 
-def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
-    from tpucache.training.watch.trackers import watch_with
-
-    names = [*options.watch_with, *(["tensorboard"] if options.tensorboard else [])]
-    return functools.partial(watch_with, names, settings.to_dict())
-
-
-def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
-    """`cores` is the number of cores of all processes; `lr` is None if a range test is to find it.
-
-    Raises UsageError for settings that are not possible.
-    """
-    others: dict[str, Any] = {}
-    if options.lr == FIND:
-        others["lr"] = None
-    if options.per_core and options.batch_size is None:
-        raise UsageError(
-            "--per-core changes the meaning of --batch-size: give --batch-size, too, or leave --per-core out"
-        )
-    if options.per_core:
-        others["batch_size"] = options.batch_size * cores
-    if options.recipe is None:
-        return from_options(TrainSettings, options, **others, augment=from_options(AugmentSettings, options))
-    from tpucache.training.recipes import recipe_settings
-
-    given = {**given_options(TrainSettings, options), **others}
-    return recipe_settings(options.recipe, given_options(AugmentSettings, options), **given)
-
-
 def rate(text: str) -> float | str:
     """Parse "find" or a number."""
     return text if text == FIND else float(text)
@@ -343,7 +297,7 @@ def _split(
     except ValueError:
         # Where only one of the two caches is at a URL, --cache-dir is for that one.
         kept = keeping(options) if is_url(valid) or isinstance(options.cache, Path) else {}
-        return augmented, CachedDataset(valid, in_memory=memory, resolution=data.resolution, **kept)
+        return augmented, CachedDataset(valid, in_memory=memory, **kept)
     split = stratified_split(data.labels.numpy(), fraction, options.seed)
     return augmented.select(split.train), data.select(split.valid)
 
@@ -370,9 +324,6 @@ def add(commands: Any) -> None:
         "a cache: its folder, kaggle:slug or URL; or a SOURCE as warmup takes it, whose cache the first epoch builds",
     )
     command.add_argument(
-        "--version", type=positive, metavar="N", help="train on this version of the cache; the newest if not given"
-    )
-    command.add_argument(
         "--run",
         "--run-dir",  # torchrun takes --run for its own option
         dest="run",
@@ -393,32 +344,10 @@ def add(commands: Any) -> None:
         "description of preprocessing",
     )
     command.add_argument("--folds", action="store_true", help="train one run in RUN for each fold of the cache")
-    command.add_argument(
-        "--refit",
-        action="store_true",
-        help="after --folds also train a model on all samples, in RUN/refit; its number of epochs is the mean of the "
-        "folds' best epochs",
-    )
     add_config(command, "RUN", _kept_settings)
     add_device(command)
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
-    command.add_argument(
-        "--watch-with",
-        action="append",
-        default=[],
-        choices=("tensorboard", "wandb", "mlflow"),
-        help="also show losses and metrics in this tracker, which must be installed; may be given several times",
-    )
-    command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
-    command.add_argument(
-        "--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, metavar="SHARE", help="another name of --ramp"
-    )
     group = command.add_argument_group("model, task and optimisation")
-    group.add_argument(
-        "--recipe",
-        choices=get_args(RecipeName),
-        help="take the settings of a recipe; other options replace the recipe's, and --no-NAME turns a switch off",
-    )
     add_options(
         group,
         TrainSettings,
@@ -426,8 +355,7 @@ def add(commands: Any) -> None:
         parsers={"epochs": epochs, "lr": rate, "mean": numbers, "std": numbers},
         can_be_off=True,
     )
-    group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples of each core")
     group = command.add_argument_group("augmentation", "computed on the device, anew for each batch")
     add_options(group, AugmentSettings, can_be_off=True)
     add_source(command, "a folder next to RUN")
-    add_reading(command)
+    add_memory(command)

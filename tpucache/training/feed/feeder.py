@@ -154,14 +154,11 @@ def parts(
     settings say how large the images of each epoch are.
     """
 
-    cores = local_cores(settings, processes.world_size)
-
     def open_loader(shown: CachedDataset) -> CachedLoader:
         return CachedLoader(
             shown,
             settings.part_size // processes.world_size,
-            shuffle="local" if settings.order == "local" else True,
-            cores=cores,
+            shuffle=True,
             seed=settings.seed,
             drop_last=True,
             threads=settings.threads,
@@ -188,22 +185,6 @@ def parts(
         skip = 0
 
 
-def local_cores(settings: TrainSettings, processes: int) -> int:
-    """Return the number of cores in each process over which the order "local" divides the samples; 1 for other orders.
-
-    Raises UsageError if the run's cores do not divide evenly among the processes.
-    """
-    parts = settings.order_parts or processes
-    if settings.order != "local":
-        return 1
-    if parts % processes:
-        raise UsageError(
-            f"the run's --order local divides its samples among {parts} cores, which do not divide evenly among "
-            f"{processes} processes: continue the run with another number of processes"
-        )
-    return parts // processes
-
-
 def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:
     """Return the next execution of `stream`: a list of steps, each a list of the batches that the step accumulates."""
     return [list(itertools.islice(stream, settings.accumulate)) for _ in range(settings.steps_per_execution)]
@@ -224,13 +205,11 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
 
     def draw_part(number: int) -> npt.NDArray[np.float32 | np.int16]:
         step, place = divmod(number, settings.accumulate)
-        epoch = step // steps_an_epoch
-        wanted = settings.sizes.at(epoch)
+        wanted = settings.sizes.at(step // steps_an_epoch)
         if wanted not in sides:
             height, width = in_size(train_set, wanted).manifest.fields[image].shape[:2]
             sides[wanted] = height, width
-        # Steps without mixing use the same graph, with other numbers.
-        drawn = draw(settings.augment_at(epoch), settings.seed, step, settings.batch, sides[wanted])
+        drawn = draw(settings.augment, settings.seed, step, settings.batch, sides[wanted])
         return pack(settings.augment, drawn[place * part : (place + 1) * part][own], sides[wanted])
 
     return draw_part

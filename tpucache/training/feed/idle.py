@@ -181,15 +181,14 @@ class PaceMeter:
         self._images += images
         self._count(steps=steps, images=images)
 
-    def resume(self, size: int | None = None, *, is_new: bool = False) -> None:
+    def resume(self, size: int | None = None) -> None:
         """Wait for the device and start the clock, unless the next executions may compile graphs.
 
-        They may compile if they are the first ones, if the image `size` has changed, and if `is_new` says that the next
-        steps have another graph.
+        They may compile if they are the first ones, and if the image `size` has changed.
         """
         if self._building is not None:
             self._building.begin(lambda: self._feeder.waited_seconds)
-        is_new, self._size = is_new or size != self._size, size
+        is_new, self._size = size != self._size, size
         if is_new and self._compiles_at_warm is not None:
             self._compiles += self._device.counters().compiles - self._compiles_at_warm
             self._compiles_at_warm, self._warm = None, WARMUP_EXECUTIONS

@@ -93,9 +93,8 @@ class Residence:
         """
         self._memory, self._resident, self._valid, self._keeps_valid = DeviceMemory(device), None, None, True
         ranks, size = device.processes.world_size, settings.part_size
-        own = ranks if settings.order == "local" else 1
         sizes = dict.fromkeys(settings.sizes.epochs)
-        planned = max(table_bytes(in_size(train_set, each), self._memory, size // ranks, own) for each in sizes)
+        planned = max(table_bytes(in_size(train_set, each), self._memory, size // ranks, 1) for each in sizes)
         if valid_set is not None:
             planned += table_bytes(valid_set, self._memory, size // ranks, ranks)
         is_finished = train_set.is_finished and (valid_set is None or valid_set.is_finished)

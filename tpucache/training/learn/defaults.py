@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -20,11 +20,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.training.device import Device
-from tpucache.training.learn.forward import decide_normalising, model_name
-from tpucache.training.learn.model import build_model, channels_of, checkpoint_gradients, is_made_here
+from tpucache.training.learn.forward import decide_statistics
+from tpucache.training.learn.model import build_model, channels_of, is_made_here
 from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer, optimizer_name
 from tpucache.training.learn.tasks.task import Task
-from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
+from tpucache.training.settings import AUTO, ScheduleName, TrainSettings
 
 #: A model's kind of normalisation layers, which decides its learning rate; with many layers the rate is lower.
 Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
@@ -67,11 +67,17 @@ _EPOCHS: Final = 5
 _SHOWN: Final = 8_000
 _MOST_EPOCHS: Final = 100
 
+#: The batch for which the table has its rates.
+_BASE: Final = 256
+
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
 
 #: Settings whose defaults are in the table, with their names in messages.
-_NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule", "ramp": "ramp"}
+_NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule"}
+
+#: How a rate scales with the batch size.
+ScaleRule = Literal["none", "linear", "sqrt"]
 
 #: Why a precision is a device's default: the ends of such messages.
 _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own"}
@@ -80,19 +86,26 @@ _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own
 class Defaults(NamedTuple):
     """The default learning rate and the settings that go with it.
 
-    `lr` is the highest rate of the schedule, for a batch of 256, and `scale` says how it scales with the batch size.
+    `rate` is the highest rate of the schedule, for a batch of 256, and `scale` says how it scales with the batch size.
     `of_small` has other rates, which are not scaled: pairs of the largest batch that has the rate, and the rate, the
-    smallest batch first. `ramp` is the share of the steps in which the rate rises; None is the schedule's own. `source`
-    says where the values come from, for messages.
+    smallest batch first. `source` says where the values come from, for messages.
     """
 
-    lr: float
+    rate: float
     scale: ScaleRule
     weight_decay: float
     schedule: ScheduleName
-    ramp: float | None
     source: str
     of_small: tuple[tuple[int, float], ...] = ()
+
+    def lr(self, batch_size: int) -> float:
+        """Return the rate for a batch: scaled as in arXiv:1706.02677 or by the root, arXiv:1404.5997, or its own."""
+        own = [lr for most, lr in self.of_small if batch_size <= most]
+        return own[0] if own else self.scaled(batch_size)
+
+    def scaled(self, batch_size: int) -> float:
+        times = batch_size / _BASE
+        return self.rate * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[self.scale]
 
 
 #: Rates of small batches, as in `Defaults.of_small`. Batches are small where runs are short, and short runs need the
@@ -103,27 +116,27 @@ _DEEP_SMALL: Final = ((2 * _LEAST_SHARE - 1, 0.00625),)
 
 #: The defaults by optimizer, kind of normalisation layers, and whether the run begins with given weights.
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE, _WIDE_SMALL),
-    ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
-    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP, _DEEP_SMALL),
-    ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
-    ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", None, "ViT's, arXiv:2010.11929"),
-    ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
-    ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", None, "VGG's, arXiv:1409.1556"),
-    ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", None, _TUNED),
-    ("adamw", "batch norm", False): Defaults(8.4e-3, "none", 0.05, "one-cycle", None, _FASTAI_TWICE),
-    ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
-    ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
-    ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
-    ("adamw", "layer norm", False): Defaults(1.4e-3, "none", 0.05, "one-cycle", None, _CONVNEXT),
-    ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
-    ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", None, "torch's own"),
-    ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", None, _TUNED),
+    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", _WIDE, _WIDE_SMALL),
+    ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", _TUNED),
+    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", _DEEP, _DEEP_SMALL),
+    ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", _TUNED),
+    ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", "ViT's, arXiv:2010.11929"),
+    ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", _TUNED),
+    ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", "VGG's, arXiv:1409.1556"),
+    ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", _TUNED),
+    ("adamw", "batch norm", False): Defaults(8.4e-3, "none", 0.05, "one-cycle", _FASTAI_TWICE),
+    ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", _TUNED),
+    ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", _FASTAI),
+    ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", _TUNED),
+    ("adamw", "layer norm", False): Defaults(1.4e-3, "none", 0.05, "one-cycle", _CONVNEXT),
+    ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", _TUNED),
+    ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", "torch's own"),
+    ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", _TUNED),
 }
 
 #: What a regression has instead if its gradients are clipped: they stay stable at a higher rate (docs/numbers.md).
 _OF_REGRESSION: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("adamw", "layer norm", False): Defaults(2.8e-3, "none", 0.05, "one-cycle", None, _CONVNEXT_CLIPPED),
+    ("adamw", "layer norm", False): Defaults(2.8e-3, "none", 0.05, "one-cycle", _CONVNEXT_CLIPPED),
 }
 
 
@@ -165,8 +178,6 @@ def decide_settings(
     torch.manual_seed(settings.seed)  # on the host, so that the weights are the same on every backend
     channels, columns = channels_of(dataset.manifest.fields), dataset.column_width
     model = device.processes.norms(build_model(settings.model, task.outputs, channels, columns, custom.build))
-    if settings.grad_checkpointing:
-        checkpoint_gradients(model, model_name(settings))
     there = len(dataset), device.cores, device.processes.world_size, least_share(settings, task, model)
     settings = decide_length(settings, *there)
     settings = decide_optimizer(settings, task, model, custom.make_optimizer)
@@ -174,7 +185,7 @@ def decide_settings(
     maker = None if isinstance(optimizer, str) else optimizer
     is_regression = task.name == "regression"
     settings = decide_precision(decide_rates(settings, model, maker, is_regression), device)
-    settings = decide_normalising(settings, dataset, model)
+    settings = decide_statistics(settings, dataset, model)
     return Decided(
         settings,
         model,
@@ -188,16 +199,14 @@ def decide_settings(
 def decide_length(
     settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1, least: int = _LEAST_SHARE
 ) -> TrainSettings:
-    """Return the settings with epochs and batch size, and with `order_parts` for the order "local".
+    """Return the settings with epochs and batch size. Given values are kept.
 
-    Given values are kept. A run has 5 epochs, or up to 100 if 5 epochs show fewer than 8,000 samples. A batch consists
-    of equal shares: one for each of the `cores` of each process, times `accumulate`. With fewer than 1,000 samples, and
-    if all epochs together show fewer than 16,000, a share has 8 samples. Otherwise the batch is the largest power of
-    two with which the run has 250 steps, at least 32, at most 128 samples for each core and at least 8 for each share.
-    It is smaller if the samples do not fill `steps_per_execution` such batches. Raises UsageError for too few samples.
+    A run has 5 epochs, or up to 100 if 5 epochs show fewer than 8,000 samples. A batch consists of equal shares: one
+    for each of the `cores` of each process, times `accumulate`. With fewer than 1,000 samples, and if all epochs
+    together show fewer than 16,000, a share has 8 samples. Otherwise the batch is the largest power of two with which
+    the run has 250 steps, at least 32, at most 128 samples for each core and at least 8 for each share. It is smaller
+    if the samples do not fill `steps_per_execution` such batches. Raises UsageError for too few samples.
     """
-    if settings.order == "local" and settings.order_parts is None:
-        settings = replace(settings, order_parts=cores * processes)
     if settings.epochs is None:
         epochs = math.ceil(_SHOWN / max(samples, 1))
         settings = replace(settings, epochs=min(max(epochs, _EPOCHS), _MOST_EPOCHS))
@@ -280,21 +289,17 @@ def decide_rates(
     make_optimizer: OptimizerMaker | None = None,
     is_regression: bool = False,
 ) -> TrainSettings:
-    """Return the settings with a learning rate, its scaling, a weight decay and a schedule; given values are kept.
+    """Return the settings with a learning rate, a weight decay and a schedule; given values are kept.
 
-    The settings must have an optimizer, unless `make_optimizer` makes it. A ramp is set if neither schedule nor ramp is
-    given. A given rate is scaled only if a scaling is given, too. Raises UsageError if no rate is given and
+    The settings must have an optimizer, unless `make_optimizer` makes it. Raises UsageError if no rate is given and
     `make_optimizer` has no default rate.
     """
-    if None not in (settings.lr, settings.scale, settings.weight_decay, settings.schedule):
-        return settings
     found = find_defaults(settings, model, make_optimizer, is_regression, needs_rate=settings.lr is None)
-    values: dict[str, Any] = {name: getattr(settings, name) for name in ("lr", "scale", "weight_decay", "schedule")}
-    values["scale"] = values["scale"] or (found.scale if settings.lr is None else "none")
-    if settings.schedule is None and settings.ramp is None:
-        values["ramp"] = found.ramp
     return replace(
-        settings, **{name: getattr(found, name) if value is None else value for name, value in values.items()}
+        settings,
+        lr=found.lr(settings.batch) if settings.lr is None else settings.lr,
+        weight_decay=found.weight_decay if settings.weight_decay is None else settings.weight_decay,
+        schedule=found.schedule if settings.schedule is None else settings.schedule,
     )
 
 
@@ -308,8 +313,6 @@ def find_defaults(
 ) -> Defaults:
     """Return the defaults for a run: a row of the tables, or those of the optimizer that `make_optimizer` makes.
 
-    For a small batch that has a rate of its own, `lr` is that rate, and is not scaled.
-
     Raises UsageError if neither the settings nor `make_optimizer` say which optimizer it is. If `needs_rate`, also
     raises it if the optimizer of `make_optimizer` has no default learning rate.
     """
@@ -321,11 +324,7 @@ def find_defaults(
         )
     key = settings.optimizer, find_family(model), settings.weights is not None
     is_clipped = is_regression and settings.clip is not None
-    found = _OF_REGRESSION.get(key, _TABLE[key]) if is_clipped else _TABLE[key]
-    if settings.batch_size is None or settings.scale not in (None, "none"):
-        return found
-    own = [lr for most, lr in found.of_small if settings.batch_size <= most]
-    return found._replace(lr=own[0], scale="none") if own else found
+    return _OF_REGRESSION.get(key, _TABLE[key]) if is_clipped else _TABLE[key]
 
 
 def find_family(model: nn.Module) -> Family:
@@ -353,10 +352,11 @@ def describe_rates(
     The settings must have values for them.
     """
     found = find_defaults(settings, model, make_optimizer, is_regression, needs_rate=False)
-    others = [text for name, text in _NAMES.items() if getattr(settings, name) != getattr(found, name)]
-    is_own = make_optimizer is not None and settings.optimizer in (None, *OPTIMIZERS)
-    name = optimizer_name(make_optimizer) if is_own and make_optimizer is not None else settings.optimizer
-    scaled = "" if settings.scale in (None, "none") else f" ({settings.lr:.3g} for a batch of 256, {settings.scale})"
+    usual = {"lr": found.lr(settings.batch), "weight_decay": found.weight_decay, "schedule": found.schedule}
+    others = [text for name, text in _NAMES.items() if getattr(settings, name) != usual[name]]
+    name = optimizer_name(make_optimizer) if settings.optimizer is None and make_optimizer else settings.optimizer
+    is_scaled = settings.lr == usual["lr"] == found.scaled(settings.batch) != found.rate
+    scaled = f" ({found.rate:.3g} for a batch of 256, {found.scale})" if is_scaled else ""
     values = f"{name}, lr {settings.peak_lr:.3g}{scaled}, weight decay {settings.weight_decay:g}, {settings.schedule}"
     if settings.clip is not None:
         values += f", gradients clipped to a norm of {settings.clip:g}"
@@ -369,15 +369,12 @@ def describe_rates(
 
 
 def decide_precision(settings: TrainSettings, device: Device) -> TrainSettings:
-    """Return the settings with a precision that the device has.
+    """Return the settings with a precision that the device has: its default, unless one is given.
 
-    "auto" becomes the device's default. "mixed" becomes "bf16" on XLA, and elsewhere the device's default. Raises
-    UsageError for a precision that the device does not have.
+    Raises UsageError for a precision that the device does not have.
     """
     if settings.precision == "auto":
         return replace(settings, precision=device.precisions[0])
-    if settings.precision == "mixed":  # only running XLA would tell whether it has a TPU
-        return replace(settings, precision="bf16" if device.name == "xla" else device.precisions[0])
     if settings.precision not in device.precisions:
         raise UsageError(
             f"the device {device.torch_device.type!r} does not train in {settings.precision}: give --precision "
@@ -407,7 +404,7 @@ def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
     if needs_rate and "lr" not in known:
         raise UsageError("an optimizer of your own has no default learning rate: give lr")
     decay = float(known.get("weight_decay", 0.0))
-    return Defaults(float(known.get("lr", 0.0)), "none", decay, "one-cycle", None, "the optimizer's own")
+    return Defaults(float(known.get("lr", 0.0)), "none", decay, "one-cycle", "the optimizer's own")
 
 
 def _kind_of_norm(module: nn.Module) -> Family | None:

@@ -140,47 +140,44 @@ def model_name(settings: TrainSettings) -> str:
     return f"the model {settings.model!r}"
 
 
-def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
-    """Return the settings with "model", "imagenet" or "cache" in place of "auto" in `normalise`.
+def decide_statistics(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
+    """Return the settings with a mean and a standard deviation for each channel, by which images are normalised.
 
-    It is "model" for a timm model if the setting `weights` is given, and the images have 8 bits and as many channels as
-    the mean and deviation in the model's `pretrained_cfg`. It is "imagenet" for 8-bit colour images of a cache of
-    `open_or_build`, because such a cache may have no mean and deviation yet. In all other cases, and if the settings
-    give both `mean` and `std`, it is "cache".
+    Given values are kept. Otherwise they are those of the images that timm trained the model on, if the setting
+    `weights` is given and they fit the images; ImageNet's for 8-bit colour images of a cache of `open_or_build`, which
+    may have no statistics yet; and else the cache's. A constant channel, such as opaque alpha, has a deviation of 0: it
+    counts as 1, so that the channel becomes 0. Raises UsageError if given values do not fit the images.
     """
-    if settings.normalise != "auto":
+    if IMAGE not in dataset.names:
+        if given := [f"--{name}" for name in ("mean", "std") if getattr(settings, name)]:
+            raise UsageError(f"the cache has no images to normalise: leave {given[0]} out")
+        return dataclasses.replace(settings, mean=(), std=())
+    channels = image_channels(dataset)
+    for name, values in (("mean", settings.mean), ("std", settings.std)):
+        if values is not None and len(values) != channels:
+            raise UsageError(f"--{name} is one number for each of {channels} channels, not {len(values)} numbers")
+    if settings.mean and all(0 < value < 1 for value in settings.mean) and _image_field(dataset).dtype == "|u1":
+        raise UsageError(f"--mean is {settings.mean}, but pixels are from 0 to 255: multiply it by 255")
+    if settings.mean is not None and settings.std is not None:
         return settings
-    is_given = settings.mean is not None and settings.std is not None
-    fits = IMAGE in dataset.names and not _misfit(_model_statistics(model), dataset)
-    is_models = settings.weights is not None and not is_given and fits
-    if not is_models and not is_given and dataset.cache.may_be_growing and not _misfit(IMAGENET, dataset):
-        return dataclasses.replace(settings, normalise="imagenet")
-    return dataclasses.replace(settings, normalise="model" if is_models else "cache")
+    mean, std = _known_statistics(settings, dataset, model)
+    return dataclasses.replace(
+        settings, mean=settings.mean or tuple(mean), std=settings.std or tuple(spread or 1.0 for spread in std)
+    )
+
+
+def _known_statistics(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> Statistics:
+    known = _model_statistics(model)
+    if settings.weights is not None and known is not None and _fits(known, dataset):
+        return known
+    if dataset.cache.may_be_growing and _fits(IMAGENET, dataset):
+        return IMAGENET
+    return dataset.manifest.statistics.mean, dataset.manifest.statistics.std
 
 
 def image_channels(dataset: CachedDataset) -> int:
     """Return the number of channels of a dataset's images, 0 without images."""
     return _image_field(dataset).shape[2] if IMAGE in dataset.names else 0
-
-
-def channel_statistics(
-    settings: TrainSettings, dataset: CachedDataset, model: nn.Module
-) -> tuple[list[float], list[float]]:
-    """Return the mean and standard deviation of each channel, in the unit of the pixels.
-
-    `mean` and `std` of the settings replace those that `normalise` chooses. A constant channel, such as opaque alpha,
-    has a deviation of 0: it counts as 1, so that the channel becomes 0. Raises UsageError if the statistics do not
-    fit the images.
-    """
-    mean, std = _known_statistics(settings, dataset, model)
-    for name, given, known in (("mean", settings.mean, mean), ("std", settings.std, std)):
-        if given is not None and IMAGE not in dataset.names:
-            raise UsageError(f"the cache has no images to normalise: leave --{name} out")
-        if given is not None and len(given) != len(known):
-            raise UsageError(f"--{name} is one number for each of {len(known)} channels, not {len(given)} numbers")
-    if settings.mean and all(0 < value < 1 for value in settings.mean) and _image_field(dataset).dtype == "|u1":
-        raise UsageError(f"--mean is {settings.mean}, but pixels are from 0 to 255: multiply it by 255")
-    return list(settings.mean or mean), [spread or 1.0 for spread in settings.std or std]
 
 
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
@@ -190,43 +187,20 @@ def describe_differences(settings: TrainSettings, dataset: CachedDataset, model:
     another number of channels than timm's.
     """
     known = _model_statistics(model)
-    if known is None or IMAGE not in dataset.names or _misfit(known, dataset):
+    if known is None or IMAGE not in dataset.names or not _fits(known, dataset):
         return ""
-    used, found = channel_statistics(settings, dataset, model), []
+    used: Statistics = settings.mean or (), settings.std or ()
+    found = []
     if any(not np.allclose(one, other, atol=_SAME) for one, other in zip(used, known, strict=True)):
         texts = [", ".join(f"{value:.1f}" for value in values) for values in (*known, *used)]
-        found.append(
-            f"mean {texts[0]} and std {texts[1]}, where the run has {texts[2]} and {texts[3]} (--normalise model takes "
-            "those of the weights)"
-        )
+        found.append(f"mean {texts[0]} and std {texts[1]}, where the run has {texts[2]} and {texts[3]}")
     if (interpolation := _pretrained(model).get("interpolation", "bicubic")) not in _LIKE_LANCZOS:
         found.append(f"resizing by {interpolation}, where warmup resizes by Lanczos")
     return f"the weights were trained with {'; with '.join(found)}" if found else ""
 
 
-def _known_statistics(
-    settings: TrainSettings, dataset: CachedDataset, model: nn.Module
-) -> tuple[Sequence[float], Sequence[float]]:
-    if IMAGE not in dataset.names:
-        return (), ()
-    if settings.normalise in ("auto", "cache"):
-        statistics = dataset.manifest.statistics
-        return statistics.mean, statistics.std
-    known = IMAGENET if settings.normalise == "imagenet" else _model_statistics(model)
-    whose = {"imagenet": "ImageNet", "model": f"the model {settings.model!r}"}[settings.normalise]
-    if reason := _misfit(known, dataset):
-        raise UsageError(f"{whose} has {reason}: use the cache's own statistics, --normalise cache")
-    return known or IMAGENET
-
-
-def _misfit(known: Statistics | None, dataset: CachedDataset) -> str:
-    """Return why statistics cannot be those of a dataset's images; "" if they can be."""
-    if known is None:
-        return "no statistics, which models of timm have"
-    channels = image_channels(dataset)
-    if len(known[0]) != channels:
-        return f"statistics of {len(known[0])} channels, and the cache's images have {channels}"
-    return "statistics of 8-bit images, and the cache has other images" if _image_field(dataset).is_deep else ""
+def _fits(known: Statistics, dataset: CachedDataset) -> bool:
+    return len(known[0]) == image_channels(dataset) and not _image_field(dataset).is_deep
 
 
 def _pretrained(model: nn.Module) -> Mapping[str, Any]:

@@ -25,7 +25,6 @@ from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import (
     FinishBatch,
     autocast,
-    channel_statistics,
     check_model,
     describe_differences,
     forward,
@@ -42,7 +41,6 @@ from tpucache.training.learn.optimizers import (
     buffers_of_steps,
     clip_gradients,
     freeze,
-    freeze_all_but_head,
     is_matched,
     load_optimizer,
     make_optimizer,
@@ -96,23 +94,17 @@ class Learner:
             self.matched = load_matching(model, weights, str(settings.weights))
             self.image_differences = describe_differences(settings, dataset, model)
         self._frozen_norms = freeze(model, settings.freeze)
-        # While only the last layer is trained: parameters that do not learn, and normalisation layers in evaluation
-        # mode.
-        self._waiting: list[nn.Parameter] = []
-        self._still_norms: list[nn.Module] = []
-        self.mean, self.std = channel_statistics(settings, dataset, model)
+        self.mean, self.std = [*(settings.mean or ())], [*(settings.std or ())]
         self._dataset = dataset
         self._finishing: dict[int | None, tuple[FinishBatch, Augment | None]] = {}
         for size in dict.fromkeys(settings.sizes.epochs):  # impossible sizes raise errors now, not after hours
             self.resize(size)
         self.resize(settings.sizes.at(0))
-        balance = None if settings.class_weights == "none" else balanced_weights(task, dataset)
-        self._weights = None if balance is None else balance.to(device.torch_device)
         self._steps = 0
         self._loss = named_callable(settings.own_loss)
         self.watched = find_watched(task, settings)
         #: The metrics of `--metric` by name.
-        self.metrics = load_metrics(settings.metric, (*MORE_IS_BETTER, "samples"), task)
+        self.metrics = load_metrics(settings.metric, (*MORE_IS_BETTER, "samples"))
         self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
         if self._eval_step is None:
             check_model(model, settings, task, dataset)
@@ -132,24 +124,6 @@ class Learner:
             finish = make_finish(shown, self.device)
             self._finishing[size] = finish, make_augment(self.settings, shown, self.mean, self.std, self.device)
         self._finish, self._augment = self._finishing[size]
-
-    def train_head(self, alone: bool) -> bool:
-        """From now on train only the last layer if `alone`, else all parameters that are not frozen.
-
-        Return whether this has changed what is trained.
-        """
-        if alone == bool(self._waiting):
-            return False
-        if alone:
-            learned = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            self._still_norms = freeze_all_but_head(self.model)
-            self._waiting = [parameter for parameter in learned if not parameter.requires_grad]
-        else:
-            for parameter in self._waiting:
-                parameter.requires_grad_(True)
-            self._waiting, self._still_norms = [], []
-        self._train_mode()
-        return True
 
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
         """Take one optimizer step on the parts `batches` of a batch; return their mean loss, a scalar on the device.
@@ -206,7 +180,7 @@ class Learner:
         """The function that returns the rates of a step, given the step's number in the run."""
         settings = self.settings
         steps = settings.passes * settings.steps_per_epoch(len(self._dataset))
-        return make_schedule(str(settings.schedule), steps, settings.peak_lr, settings.ramp)
+        return make_schedule(str(settings.schedule), steps, settings.peak_lr)
 
     @property
     def part_size(self) -> int:
@@ -310,7 +284,7 @@ class Learner:
     def _train_mode(self) -> None:
         """Switch to training mode; frozen normalisation layers keep evaluation mode, with their running statistics."""
         self.model.train()
-        for norm in (*self._frozen_norms, *self._still_norms):
+        for norm in self._frozen_norms:
             norm.eval()
 
     def _make_optimizer(self, *, use_matcher: bool = True) -> torch.optim.Optimizer:
@@ -348,7 +322,7 @@ class Learner:
             with user_code(model_name(self.settings), inputs):
                 outputs = forward(self.model, inputs).float()
         if self._loss is None:
-            return self.task.loss(outputs, targets, self._weights), self.task.share(targets)
+            return self.task.loss(outputs, targets), self.task.share(targets)
         values = {"outputs": outputs, TARGET: targets}
         return _call_loss(f"the loss {self.settings.loss!r}", self._loss, outputs, targets, values), None
 
@@ -411,15 +385,6 @@ def _call_loss(
     with user_code(name, values):
         loss = compute(first, second)
     return check_loss(loss, name)
-
-
-def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
-    """Return the weights that balance a dataset's classes, float32 (outputs,) on the host.
-
-    Raises UsageError for a task without classes.
-    """
-    counts = functools.reduce(np.add, (task.count(labels) for labels in task.label_batches(dataset)))
-    return task.weights("balanced", counts)
 
 
 def step_seed(seed: int, number: int, rank: int = 0) -> int:

@@ -8,9 +8,8 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-#: A function of outputs and targets (batch, outputs, …) and the classes' weights (outputs,) or None. It returns float32
-#: (batch,), or (batch, height, width).
-Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+#: A function of outputs and targets (batch, outputs, …). It returns float32 (batch,), or (batch, height, width).
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _SMOOTH: Final = 1.0  # pixels, so that Dice is 1 for a class that is neither in a mask nor predicted
 
@@ -18,76 +17,46 @@ _SMOOTH: Final = 1.0  # pixels, so that Dice is 1 for a class that is neither in
 OF_SAMPLES: Final = ("dice", "dice-cross-entropy")
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the cross-entropy of each sample or pixel, with each class multiplied by its weight."""
-    return functional.cross_entropy(outputs.float(), targets, weights, reduction="none")
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(outputs.float(), targets, reduction="none")
 
 
-def focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the focal loss of each sample or pixel: the cross-entropy times (1 - p)^2 (arXiv:1708.02002).
-
-    p is the predicted probability of the class. `weights` has a factor for each class.
-    """
+def focal(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy times (1 - p)^2, where p is the class's predicted probability (arXiv:1708.02002)."""
     log = outputs.float().log_softmax(1)
-    each = -targets * (1 - log.exp()).square() * log
-    return (each if weights is None else each * _per_class(weights, each)).sum(1)
+    return (-targets * (1 - log.exp()).square() * log).sum(1)
 
 
-def binary_cross_entropy(
-    outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return each sample's binary cross-entropy, the mean over classes.
-
-    `weights` has one weight for each class. It multiplies the loss of positive targets, like torch's `pos_weight`.
-    """
-    return functional.binary_cross_entropy_with_logits(
-        outputs.float(), targets, reduction="none", pos_weight=weights
-    ).mean(1)
+def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.binary_cross_entropy_with_logits(outputs.float(), targets, reduction="none").mean(1)
 
 
-def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return each sample's binary focal loss, the mean over its classes, as torchvision computes it without alpha.
-
-    For each class it is the binary cross-entropy times (1 - p)^2, where p is the predicted probability of the true
-    value. `weights` multiply the cross-entropy of positive targets, one weight for each class.
-    """
+def binary_focal(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return each sample's binary focal loss, the mean over its classes, as torchvision computes it without alpha."""
     outputs = outputs.float()
-    each = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none", pos_weight=weights)
-    wrong = (outputs.sigmoid() - targets).abs()
-    return (each * wrong.square()).mean(1)
+    each = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+    return (each * (outputs.sigmoid() - targets).square()).mean(1)
 
 
-def dice(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+def dice(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return each sample's Dice loss: the mean over classes of 1 - Dice (Milletari et al., arXiv:1606.04797).
 
     The Dice of a class is (2 common + 1) / (predicted + true + 1). Over all pixels, "predicted" is the sum of its
     predicted probabilities, "true" that of its targets, and "common" that of their products. A pixel whose targets are
-    all 0 has no class and is left out. `weights` has a factor for each class, which multiplies its 1 - Dice.
+    all 0 has no class and is left out.
     """
     has_class = targets.sum(1, keepdim=True)
     predicted, truth = (outputs.float().softmax(1) * has_class).flatten(2), targets.flatten(2)
     common, total = (predicted * truth).sum(2), (predicted + truth).sum(2)
-    each = 1 - (2 * common + _SMOOTH) / (total + _SMOOTH)
-    return (each if weights is None else each * weights).mean(1)
+    return (1 - (2 * common + _SMOOTH) / (total + _SMOOTH)).mean(1)
 
 
-def dice_cross_entropy(
-    outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
-) -> torch.Tensor:
+def dice_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return each sample's `dice` plus its mean cross-entropy over pixels (Isensee et al., arXiv:1809.10486)."""
-    pixels = cross_entropy(outputs, targets, weights).sum((1, 2)) / targets.sum((1, 2, 3)).clamp(min=1)
-    return dice(outputs, targets, weights) + pixels
+    pixels = cross_entropy(outputs, targets).sum((1, 2)) / targets.sum((1, 2, 3)).clamp(min=1)
+    return dice(outputs, targets) + pixels
 
 
 def error(compute: Callable[..., torch.Tensor]) -> Loss:
     """Return a loss for regression: `compute`, such as torch's `mse_loss`, averaged over the columns of a sample."""
-
-    def loss(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        each = compute(outputs.float(), targets, reduction="none")
-        return (each if weights is None else each * weights).mean(1)
-
-    return loss
-
-
-def _per_class(weights: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
-    return weights.view(1, -1, *[1] * (each.dim() - 2))
+    return lambda outputs, targets: compute(outputs.float(), targets, reduction="none").mean(1)

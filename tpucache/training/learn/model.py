@@ -201,26 +201,6 @@ def build_model(
     return model
 
 
-def checkpoint_gradients(model: nn.Module, name: str) -> None:
-    """Let a model recompute its activations in the backward pass, as models of timm and transformers can.
-
-    Raises UsageError for a model that cannot; `name` is its name in the message.
-    """
-    for method, arguments in (("set_grad_checkpointing", (True,)), ("gradient_checkpointing_enable", ())):
-        if callable(enable := getattr(model, method, None)):
-            try:
-                enable(*arguments)
-            except Exception as error:  # timm raises AssertionError
-                raise UsageError(
-                    f"{name} has no gradient checkpointing: {error}. Leave --grad-checkpointing out"
-                ) from error
-            return
-    raise UsageError(
-        f"{name} has no gradient checkpointing, which models of timm have: leave --grad-checkpointing out, split "
-        "batches by --accumulate, or give your model a method set_grad_checkpointing(enable)"
-    )
-
-
 def timm_name(model: str) -> str | None:
     """Return timm's name of a model `timm:NAME` or `timm:NAME?keywords`; None for other models."""
     return model.removeprefix(_TIMM).partition("?")[0] if model.startswith(_TIMM) else None

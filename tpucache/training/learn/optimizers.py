@@ -1,4 +1,4 @@
-"""Optimizers: groups of parameters and their rates; SGD and AdamW set up for XLA, and other optimizers by name."""
+"""Optimizers: groups of parameters and their rates; SGD and AdamW set up for XLA, and others by `module:name`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from tpucache.errors import DependencyError, TrainingError, UsageError, calling
+from tpucache.imports import load_callable
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.settings import OPTIMIZERS
 
@@ -29,12 +30,6 @@ _NAMED: Final = 10  # names in a message, at most
 
 #: A function of groups of parameters and `lr` that returns an optimizer.
 OptimizerMaker = Callable[..., torch.optim.Optimizer]
-
-#: Optimizers that our training step cannot use, and the reasons.
-_UNFIT: Final = {
-    "lbfgs": "needs a closure, which computes the loss several times in a step",
-    "sparseadam": "takes only sparse gradients",
-}
 
 _DECAY: Final = "asked_weight_decay"
 _RATE_ALONE: Final = "schedule_sets_rate_alone"
@@ -65,29 +60,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
         module
         for name, module in model.named_modules()
         if isinstance(module, _NormBase) and _is_frozen(name, module, patterns)
-    ]
-
-
-def freeze_all_but_head(model: nn.Module) -> list[nn.Module]:
-    """Freeze all parameters outside of the last layer; see `layer_numbers`.
-
-    Returns the normalisation layers to keep in evaluation mode, as `freeze` does. Raises UsageError if nothing is left
-    to learn.
-    """
-    layers = layer_numbers(model)
-    last = max(layers.values(), default=0)
-    learned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    head = {name for name in learned if layers[name] == last}
-    if not head or len(head) == len(learned):
-        what = "that layer is frozen" if not head else "no other layer learns"
-        raise UsageError(f"--head-epochs trains only the last layer of the model, and {what}: leave --head-epochs out")
-    for name, parameter in learned.items():
-        parameter.requires_grad_(name in head)
-    return [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, _NormBase)
-        and not any(f"{name}.{parameter}" in head for parameter, _ in module.named_parameters())
     ]
 
 
@@ -225,7 +197,7 @@ def make_optimizer(
     groups = parameter_groups(model, weight_decay, layer_decay, use_matcher=use_matcher)
     optimizer: torch.optim.Optimizer
     if not isinstance(kind, str):
-        more = {_RATE_ALONE: True, **({"capturable": True} if capturable and kind in _capturable() else {})}
+        more = {_RATE_ALONE: True, **({"capturable": True} if capturable and _is_capturable(kind) else {})}
         try:
             optimizer = kind([{**group, **more} for group in groups], lr=lr)
         except (UsageError, DependencyError):
@@ -259,72 +231,28 @@ def make_optimizer(
 
 
 def find_optimizer(name: str) -> str | OptimizerMaker:
-    """Return `name` itself if it is "sgd" or "adamw", or else a function that makes the optimizer.
-
-    `torch:NAME` is a class of torch.optim, and `timm:NAME` an optimizer of timm. A name without a library is looked up
-    in torch, then in timm. Upper and lower case are the same. Raises UsageError for an unknown optimizer or one that
-    the training step cannot use, and DependencyError for `timm:` without timm.
-    """
-    library, _, key = name.lower().rpartition(":")
-    if not library and key in OPTIMIZERS:
-        return key
-    if reason := _UNFIT.get(key):
-        raise UsageError(f"the optimizer {name} {reason}: use another optimizer")
-    found = None
-    if library in ("", "torch"):
-        found = _torch_optimizers().get(key)
-    if found is None and library in ("", "timm"):
-        found = _timm_optimizer(key, is_asked=bool(library))
-    if found is None:
+    """Return `name` itself if it is "sgd" or "adamw", or else the user's function or class, `module:name`."""
+    if name in OPTIMIZERS:
+        return name
+    if ":" not in name:
         raise UsageError(
-            f"there is no optimizer {name!r}: use {', '.join(OPTIMIZERS)}, an optimizer of torch.optim, "
-            f"{', '.join(sorted(_torch_optimizers()))}, or an optimizer of timm, such as timm:lamb"
+            f"there is no optimizer {name!r}: use {', '.join(OPTIMIZERS)}, or one by module:name, such as "
+            "torch.optim:NAdam or timm.optim:Lamb"
         )
-    return found
+    return load_callable(name)
+
+
+def _is_capturable(kind: OptimizerMaker) -> bool:
+    """Return whether this is an optimizer of torch that can keep its count of steps on an XLA device."""
+    if not isinstance(kind, type) or kind.__module__.partition(".")[0] != "torch":
+        return False
+    return "capturable" in inspect.signature(kind).parameters and kind is not torch.optim.Adadelta  # torch refuses it
 
 
 def optimizer_name(maker: OptimizerMaker) -> str:
     """Return, for messages, the name of the optimizer that `maker` makes."""
     made = maker.func if isinstance(maker, functools.partial) else maker
     return str(getattr(made, "__name__", "that was given"))
-
-
-def _torch_optimizers() -> dict[str, OptimizerMaker]:
-    base = torch.optim.Optimizer
-    known = {key.lower(): kind for key, kind in vars(torch.optim).items() if isinstance(kind, type)}
-    return {key: kind for key, kind in known.items() if issubclass(kind, base) and kind != base and key not in _UNFIT}
-
-
-def _timm_optimizer(key: str, is_asked: bool) -> OptimizerMaker | None:
-    """Return a function that makes timm's optimizer `key`; None if timm has none of this name, or is not installed.
-
-    If `is_asked`, because the user wrote `timm:`, raises DependencyError without timm. Raises UsageError for an
-    optimizer that needs second derivatives, and TrainingError if timm fails.
-    """
-    try:
-        from timm import optim
-    except ImportError as error:
-        if not is_asked:
-            return None
-        raise DependencyError(f"timm cannot be imported: {error}. Run `pip install timm`") from error
-    with calling("timm", TrainingError, "Install another version of timm, or choose an optimizer of torch"):
-        if key not in optim.list_optimizers():
-            return None
-        about = optim.get_optimizer_info(key)
-        if about.second_order:
-            raise UsageError(f"the optimizer timm:{key} needs second derivatives: use another optimizer")
-        maker: OptimizerMaker = optim.get_optimizer_class(key, bind_defaults=True)
-    return functools.partial(maker, momentum=0.9) if about.has_momentum else maker
-
-
-@functools.cache
-def _capturable() -> frozenset[OptimizerMaker]:
-    """Return torch's optimizers that can keep their count of steps on an XLA device."""
-    return frozenset(
-        kind
-        for key, kind in _torch_optimizers().items()
-        if "capturable" in inspect.signature(kind).parameters and key != "adadelta"  # torch refuses it for XLA
-    )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

@@ -25,11 +25,11 @@ class Rates(NamedTuple):
     momentum: float
 
 
-def make_schedule(name: str, steps: int, lr: float, ramp: float | None = None) -> Callable[[int], Rates]:
+def make_schedule(name: str, steps: int, lr: float) -> Callable[[int], Rates]:
     """Return the schedule with this name: a function that returns the rates of a step, 0 to `steps` - 1.
 
-    `lr` is the highest rate. `ramp` is the share of the steps in which the rate rises to it; by default 0.3 in
-    one-cycle, 0.05 in warmup-cosine, and 0 in constant. Raises UsageError for an unknown name and impossible values.
+    `lr` is the highest rate: in one-cycle it is reached after 0.3 of the steps, in warmup-cosine after 0.05. Raises
+    UsageError for an unknown name and impossible values.
     """
     if name not in SCHEDULES:
         raise UsageError(f"there is no schedule {name!r}: use {', '.join(SCHEDULES)}")
@@ -37,13 +37,8 @@ def make_schedule(name: str, steps: int, lr: float, ramp: float | None = None) -
         raise UsageError(
             f"a schedule needs at least one step and a finite rate above 0, not {steps} steps and rate {lr}"
         )
-    if ramp is not None and not 0 <= ramp < 1:
-        raise UsageError(f"the ramp is a fraction of the steps, at least 0 and below 1, not {ramp}")
-    if name == "one-cycle":
-        return lambda step: one_cycle(step, steps, lr, ramp=0.3 if ramp is None else ramp)
-    if name == "warmup-cosine":
-        return lambda step: warmup_cosine(step, steps, lr, ramp=0.05 if ramp is None else ramp)
-    return lambda step: constant(step, steps, lr, ramp=ramp or 0.0)
+    found = {"one-cycle": one_cycle, "warmup-cosine": warmup_cosine}.get(name)
+    return lambda step: constant(lr) if found is None else found(step, steps, lr)
 
 
 def one_cycle(
@@ -79,7 +74,6 @@ def warmup_cosine(
     *,
     ramp: float = 0.05,
     end_divisor: float = 1e4,
-    momentum: float = _MOMENTUM,
 ) -> Rates:
     """Return the rates of a linear rise to `peak_lr`, then half a cosine down to `peak_lr` / `end_divisor`.
 
@@ -88,15 +82,14 @@ def warmup_cosine(
     """
     rise = round(ramp * steps)
     if step < rise:
-        return _rates(peak_lr * (step + 1) / (rise + 1), momentum)
+        return _rates(peak_lr * (step + 1) / (rise + 1), _MOMENTUM)
     share = min(1.0, (step - rise) / max(1, steps - 1 - rise))
-    return _rates(_cosine(peak_lr, peak_lr / end_divisor, share), momentum)
+    return _rates(_cosine(peak_lr, peak_lr / end_divisor, share), _MOMENTUM)
 
 
-def constant(step: int, steps: int, lr: float, *, ramp: float = 0.0, momentum: float = _MOMENTUM) -> Rates:
-    """Return the rates of a step: `lr` and `momentum`. `lr` rises linearly over the first `ramp` of the steps."""
-    rise = round(ramp * steps)
-    return _rates(lr * min(1.0, (step + 1) / (rise + 1)), momentum)
+def constant(lr: float) -> Rates:
+    """Return the rates of each step: `lr`, and a momentum of 0.9."""
+    return _rates(lr, _MOMENTUM)
 
 
 def _rates(lr: float, momentum: float) -> Rates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,13 +13,6 @@ import torch
 import tpucache
 from tpucache.errors import TpucacheError, TrainingError, UsageError
 from tpucache.imports import load_callable
-from tpucache.training.learn.metrics import NamedMetric
-
-if TYPE_CHECKING:
-    from tpucache.training.learn.tasks.task import Task
-
-#: A task's metric, or the user's function of (predictions, labels).
-AnyMetric = NamedMetric | Callable[..., Any]
 
 #: Folders with code that is not the user's.
 _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for folder in package.__path__)
@@ -60,34 +53,31 @@ def describe_batch(inputs: Mapping[str, Any]) -> str:
 
 
 def short_name(metric: str) -> str:
-    """Return a metric's name in a run's history: the last part of `module:name`, or the task's own name."""
-    return metric.replace(":", ".").rpartition(".")[2] if ":" in metric else metric
+    """Return a metric's name in a run's history: the last part of `module:name`."""
+    return metric.replace(":", ".").rpartition(".")[2]
 
 
-def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, AnyMetric]:
-    """Return the metrics called `names`, each under its short name: metrics of the task, or functions of the user.
+def load_metrics(names: Sequence[str], taken: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """Return the user's metrics called `names`, each under its short name.
 
-    Raises UsageError if a short name occurs twice or is in `taken`, and for a metric that the task does not have.
+    Raises UsageError if a short name occurs twice or is in `taken`.
     """
-    found: dict[str, AnyMetric] = {}
+    found: dict[str, Callable[..., Any]] = {}
     for name in names:
         short = short_name(name)
         if short in (*taken, *found):
             raise UsageError(f"--metric {name}: there is a metric {short} already. Give the function another name")
-        found[short] = load_callable(name) if ":" in name else task.named_metric(name)
+        found[short] = load_callable(name)
     return found
 
 
-def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: Any) -> dict[str, float]:
-    """Return the values of metrics, given predictions and labels of all samples; the user's metrics get copies.
+def compute_metrics(metrics: Mapping[str, Callable[..., Any]], predictions: Any, labels: Any) -> dict[str, float]:
+    """Return the values of the user's metrics, given copies of the predictions and labels of all samples.
 
-    Raises TrainingError if a user's metric raises any error, and UsageError if it does not return a number.
+    Raises TrainingError if a metric raises any error, and UsageError if it does not return a number.
     """
     found: dict[str, float] = {}
     for name, metric in metrics.items():
-        if isinstance(metric, NamedMetric):
-            found |= metric.compute(predictions, labels)
-            continue
         with user_code(f"the metric {name!r}", {"predictions": predictions, "labels": labels}):
             value = _call_metric(metric, predictions, labels)
         array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import TrainingError
-from tpucache.runs import BEST_NAME, FOLDS_NAME, OUT_OF_FOLD_NAME, REFIT_NAME, REPORT_NAME, fold_folder
+from tpucache.runs import BEST_NAME, FOLDS_NAME, OUT_OF_FOLD_NAME, REPORT_NAME, fold_folder
 from tpucache.training.run.contents import read_values
 from tpucache.training.run.report import TrainReport, write_json
 
@@ -48,8 +48,7 @@ class FoldsReport:
     `mean` and `deviation` are those of the folds' metrics. `out_of_fold` has the metrics over all samples at once, each
     predicted by the model that has not seen it, and `output` is the CSV of these predictions. These four are empty
     until the last fold is finished. `seconds` are those of each part of the work, and `wall_seconds` is the total, over
-    all folds. `refit_epochs` is the number of epochs of a model that was then trained on all samples, 0 without such a
-    model; its run has its own report.
+    all folds.
     """
 
     backend: str
@@ -62,12 +61,6 @@ class FoldsReport:
     finished: bool
     seconds: Mapping[str, float]
     wall_seconds: float
-    refit_epochs: int = 0
-
-    @property
-    def mean_best_epoch(self) -> int:
-        """The mean of the folds' best epochs, rounded, at least 1."""
-        return max(1, round(float(np.mean([fold.best_epoch for fold in self.folds]))))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -83,10 +76,6 @@ class FoldsReport:
             spread = {name: f"{mean:.4f} ± {self.deviation[name]:.4f}" for name, mean in self.mean.items()}
             lines.append(f"mean      {'  '.join(f'{name} {text}' for name, text in spread.items())}")
             lines.append(f"all       {_shown(self.out_of_fold)}  out of fold: {self.output}")
-        if self.refit_epochs:
-            lines.append(
-                f"refit     on all samples for {self.refit_epochs} epochs, the mean of the best epochs: {REFIT_NAME}"
-            )
         return [*lines, f"time      {self.wall_seconds:,.1f} s"]
 
 

@@ -45,7 +45,7 @@ class TrainReport:
     cuda ("" if unknown). With several `processes`, `Pace.slowest` makes the pace, `host_peak_bytes` is the sum over all
     processes, `device_peak_bytes` is the largest, and all other fields are the main process's. `rates` says in words
     which learning rate, weight decay and schedule were used, and why. `batch`, `precision` and `chosen` say in words
-    which batch size, precision and backend were used, and why. `recipe` has the settings that a recipe has made.
+    which batch size, precision and backend were used, and why.
     `network` has the figures of NetworkUse if the training samples come from a URL, and is empty otherwise.
 
     `steps` is the number for the whole run; a run that stopped before and can continue is not `finished`. Of the
@@ -80,7 +80,6 @@ class TrainReport:
     chosen: str = ""
     network: Mapping[str, float] = field(default_factory=dict)
     learning_rates: Sequence[float] = ()
-    recipe: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -98,7 +97,6 @@ class TrainReport:
             *(epoch_line(row) for row in self.epochs if epochs),
             *([self._best_line()] if self.best_epoch else []),
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
-            *([f"recipe     {self.recipe}"] if self.recipe else []),
             *([f"optimizer  {self.rates}"] if self.rates else []),
             *([f"batch      {self.batch}"] if self.batch else []),
             *([f"precision  {self.precision}"] if self.precision else []),
@@ -243,7 +241,6 @@ def _merged_report(
         rates=learner.decided.rates,
         precision=learner.decided.precision,
         batch=learner.decided.batch,
-        recipe=settings.recipe,
         network={} if use is None else dict(use._asdict()),
         learning_rates=[learner.schedule(step).lr for step in range(len(state.losses))],
     )

@@ -77,11 +77,11 @@ def initial_weights(
     if manifest is not None and isinstance(content, Mapping):
         _warn_of_values(source, content.get("value_names"), manifest.value_names)
         _warn_of_images(source, content.get("images"), manifest)
-    is_open = settings.normalise == "auto" and settings.mean is None and settings.std is None
+    is_open = settings.mean is None and settings.std is None
     if is_open and path.name == BEST_NAME and isinstance(content, Mapping):
         mean, std = (finite_numbers(content.get(name), channels) for name in ("mean", "std"))
         if mean and std and min(std) > 0:
-            settings = replace(settings, normalise="cache", mean=mean, std=std)
+            settings = replace(settings, mean=mean, std=std)
     return InitialWeights(settings, weights)
 
 

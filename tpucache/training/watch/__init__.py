@@ -1,1 +1,1 @@
-"""Shows a run while it trains: curves, TensorBoard, Weights & Biases, MLflow, traces."""
+"""Shows a run while it trains: curves, TensorBoard, traces."""

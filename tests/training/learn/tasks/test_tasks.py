@@ -74,39 +74,6 @@ def test_many_labels_are_smoothed_towards_one_half():
     assert torch.equal(task.targets(torch.tensor([[1.0, 0.0]]), 0.25), torch.tensor([[0.875, 0.125]]))
 
 
-def test_weights_are_balanced_by_counts():
-    labels = np.array([0, 0, 0, 1, 1, 3])
-    task = make_task("classes", 4)
-    weights = task.weights("balanced", task.count(labels))
-    assert weights.tolist() == pytest.approx([6 / 12, 6 / 8, 1.0, 6 / 4])
-    many = np.array([[1, 0], [1, 0], [0, 0], [0, 0], [1, 0]], np.float32)
-    task = make_task("multilabel", 2)
-    assert task.weights("balanced", task.count(many)).tolist() == pytest.approx([2 / 3, 1.0])
-    assert task.count(many).tolist() == (task.count(many[:2]) + task.count(many[2:])).tolist()
-    mask = np.array([[[0, 0, 255], [0, 1, 255]]], np.uint8)
-    task = make_task("mask", 2)
-    assert task.weights("balanced", task.count(mask)).tolist() == pytest.approx([4 / 6, 4 / 2])
-
-
-def test_weighted_losses_are_those_of_the_formula():
-    weights = torch.tensor([0.5, 2.0, 1.0, 3.0])
-    scores, labels = example("classes")
-    each = functional.cross_entropy(scores, labels, reduction="none") * weights[labels]
-    task = make_task("classes", OUTPUTS)
-    torch.testing.assert_close(task.loss(scores, task.targets(labels), weights), each.mean())
-    scores, labels = example("mask")
-    each = functional.cross_entropy(scores, labels, reduction="none") * weights[labels]
-    task = make_task("mask", OUTPUTS)
-    torch.testing.assert_close(task.loss(scores, task.targets(labels), weights), each.mean())
-    scores, labels = example("regression")
-    task = make_task("regression", OUTPUTS)
-    torch.testing.assert_close(task.loss(scores, labels, weights), ((scores - labels) ** 2 * weights).mean())
-    scores, labels = example("multilabel")
-    task = make_task("multilabel", OUTPUTS)
-    expected = functional.binary_cross_entropy_with_logits(scores, labels, pos_weight=weights)
-    torch.testing.assert_close(task.loss(scores, labels, weights), expected)
-
-
 def test_predictions_are_what_outputs_mean():
     for name, expected in (("classes", lambda x: x.softmax(1)), ("mask", lambda x: x.softmax(1)),
                            ("multilabel", torch.sigmoid), ("regression", lambda x: x)):  # fmt: skip
@@ -194,19 +161,11 @@ def test_labels_that_fit_are_taken_and_outputs_that_do_not_are_refused(name):
 
 
 def test_settings_that_cannot_be_meant_are_refused():
-    labels = np.array([0, 1])
     for name, outputs in (("classes", 1), ("mask", 0), ("regression", 0), ("boxes", 3)):
         with pytest.raises(UsageError, match=name):
             make_task(name, outputs)
-    for wanted in ("heavy", [1.0], [1.0, -1.0], [1.0, float("nan")]):
-        with pytest.raises(UsageError, match="class weights"):
-            make_task("classes", 2).weights(wanted, labels)
-    with pytest.raises(UsageError, match="no classes"):
-        make_task("regression", 1).weights("balanced", labels)
     with pytest.raises(UsageError, match="smooth"):
         make_task("regression", 1).targets(torch.zeros(2, 1), 0.1)
-    with pytest.raises(UsageError, match="smoothing"):
-        make_task("classes", 2).targets(torch.zeros(2, dtype=torch.int64), 1.0)
 
 
 def test_the_labels_decide_the_task(cache, photos, tmp_path, monkeypatch):

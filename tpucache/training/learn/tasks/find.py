@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tpucache.errors import UsageError
 from tpucache.store.fields import BOXES, KEYPOINTS, MASK
@@ -13,16 +13,6 @@ from tpucache.training.settings import TASKS, TrainSettings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-
-
-class _TaskKind(Protocol):
-    """The class of a task. Calling it with the number of outputs makes the task."""
-
-    least_outputs: int
-
-    def count_outputs(self, dataset: CachedDataset, mask_classes: int | None) -> int: ...
-
-    def __call__(self, outputs: int) -> Task: ...
 
 
 def make_task(name: str, outputs: int) -> Task:
@@ -52,8 +42,6 @@ def find_watched(task: Task, settings: TrainSettings) -> Watched:
         raise UsageError(
             f"--watch is one of {', '.join(known)}, with :min or :max for a metric of your own, not {settings.watch!r}"
         )
-    if name in settings.metric and not direction:
-        return Watched(name, task.named_metric(name).more_is_better)
     return Watched(name, direction == "max" if direction else MORE_IS_BETTER.get(name, True))
 
 
@@ -90,8 +78,8 @@ def count_outputs(name: str, dataset: CachedDataset, mask_classes: int | None = 
     return _kind(name).count_outputs(dataset, mask_classes)
 
 
-def _kind(name: str) -> _TaskKind:
+def _kind(name: str) -> type[Task]:
     if name not in TASKS:
         raise UsageError(f"there is no task {name!r}: use {', '.join(TASKS)}")
-    kind: _TaskKind = TASKS[name]
+    kind: type[Task] = TASKS[name]
     return kind

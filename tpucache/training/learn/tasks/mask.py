@@ -12,16 +12,14 @@ import torch
 from tpucache.errors import UsageError
 from tpucache.store.fields import MASK
 from tpucache.training.learn.losses import OF_SAMPLES, cross_entropy, dice, dice_cross_entropy, focal
-from tpucache.training.learn.metrics import mask_dice, mask_metrics
+from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.learn.tasks.task import (
     Form,
-    TaskBase,
+    Task,
     Value,
     Watched,
     check_numbers,
-    check_outputs,
     check_shape,
-    class_weights,
     one_hot,
     smooth,
     unfit,
@@ -39,15 +37,10 @@ _MOST_IGNORED: Final = 0.99
 
 
 @dataclass(frozen=True)
-class Mask(TaskBase):
-    """One class for each pixel: labels (batch, height, width), 255 for a pixel without a class.
+class Mask(Task):
+    """One class for each pixel: labels (batch, height, width), 255 for a pixel without a class."""
 
-    The default loss is cross-entropy.
-    """
-
-    outputs: int
     name: str = "mask"
-    loss_name: str = ""
     form: ClassVar[Form] = "maps"
     least_outputs: ClassVar = 2
     watched: ClassVar = Watched("iou", True)
@@ -58,11 +51,9 @@ class Mask(TaskBase):
         "dice": dice,
         "dice-cross-entropy": dice_cross_entropy,
     }
-    named_metrics: ClassVar = {"dice": mask_dice}
 
-    @staticmethod
-    def count_outputs(dataset: CachedDataset, mask_classes: int | None) -> int:
-        """Return `mask_classes`. Raises UsageError if it is None or above 255, and for a cache without masks."""
+    @classmethod
+    def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:
         if MASK not in dataset.names:
             raise UsageError(
                 "the cache has no masks: warm it up from a .csv with --mask-col, and give their number of classes, "
@@ -78,86 +69,61 @@ class Mask(TaskBase):
         return mask_classes
 
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
-        """Return all fields but the mask."""
         return {name: value for name, value in fields.items() if name != MASK}
 
     def class_names(self, _classes: Sequence[str]) -> tuple[str, ...]:
-        """Return an empty tuple: a cache has no names for the classes of pixels."""
-        return ()
+        return ()  # a cache has no names for the classes of pixels
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
-        """Yield all masks in batches of some megabytes, without reading images.
-
-        If the dataset changes the variant in each epoch, the masks are those of the current variant.
-        """
+        # If the dataset changes the variant in each epoch, the masks are those of the current variant.
         return map(_without_channel, dataset.field_batches(MASK))
 
     def labels(self, fields: Mapping[str, torch.Tensor], _labels: torch.Tensor) -> torch.Tensor:
-        """Return the masks of a batch: (batch, height, width)."""
         return fields[MASK][..., 0]
 
     def check(self, labels: Array) -> None:
-        """Raise UsageError unless labels are whole numbers (n, height, width) from 0 to `outputs` - 1, or 255."""
         if labels.ndim != 3 or labels.dtype.kind not in "iu":
             raise unfit(self.name, "a class number for each pixel", labels)
         check_numbers(labels[labels != VOID], self.outputs)
 
-    def check_outputs(self, outputs: object, samples: int, source: str) -> None:
-        """Raise UsageError unless outputs are floating-point (samples, outputs, height, width)."""
-        check_outputs(outputs, (samples, self.outputs), source, of_pixels=True)
-
-    def count(self, labels: Array) -> Array:
-        """Return the number of pixels of each class: int64 (outputs,)."""
-        return np.bincount(labels[labels != VOID], minlength=self.outputs)
-
-    def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError if nearly all pixels have no class, or if some have none and all others have class 0."""
-        ignored = 1 - float(counts.sum()) / max(labels, 1)
-        if ignored >= _MOST_IGNORED or (ignored > 0 and not counts[1:].any()):
+    def check_dataset(self, dataset: CachedDataset, *, is_learned: bool) -> None:
+        """Also refuse learned masks whose pixels nearly all have no class, or have no class or class 0."""
+        counts, pixels = np.zeros(self.outputs, np.int64), 0
+        for labels in self.label_batches(dataset):
+            self.check(labels)
+            counts += np.bincount(labels[labels != VOID], minlength=self.outputs)
+            pixels += labels.size
+        ignored = 1 - float(counts.sum()) / max(pixels, 1)
+        if is_learned and (ignored >= _MOST_IGNORED or (ignored > 0 and not counts[1:].any())):
             raise UsageError(
                 f"{ignored:.1%} of the masks' pixels are {VOID}, which belongs to no class and is ignored, and the "
                 f"others have {np.count_nonzero(counts)} of {self.outputs} classes: there is nothing to learn. If the "
                 "masks are black and white, warm them up again with --mask-values scale"
             )
 
-    def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return a weight for each class, float32 (outputs,); None if `wanted` is None.
-
-        With "balanced" it is pixels / (classes * pixels of the class). A list is used as it is.
-        """
-        return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
-
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return, for each pixel, 1 for its class and 0 for others, smoothed; 0 for all classes if it has no class."""
         classes = one_hot(labels, self.outputs)
         return smooth(classes, smoothing, classes.sum(1, keepdim=True) / self.outputs)
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss, with each class multiplied by its weight.
-
-        The mean is over the pixels that have a class, or over samples for the losses in `OF_SAMPLES`.
-        """
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the pixels that have a class, or over samples for the losses in `OF_SAMPLES`."""
         check_shape(outputs, targets.shape)
-        each = self._loss(outputs, targets, weights)
+        each = self._loss(outputs, targets)
         return each.mean() if self.loss_name in OF_SAMPLES else each.sum() / targets.sum().clamp(min=1)
 
     def share(self, targets: torch.Tensor) -> torch.Tensor | None:
-        """Return the share of the pixels that have a class; None if the loss is a mean over samples."""
         return None if self.loss_name in OF_SAMPLES else targets.sum() / (targets.numel() // targets.shape[1])
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's loss; if it is a loss of pixels, the mean over the pixels that have a class."""
         targets = self.targets(labels)
         check_shape(outputs, targets.shape)
-        each = self._loss(outputs, targets, None)
+        each = self._loss(outputs, targets)
         return each if self.loss_name in OF_SAMPLES else each.sum((1, 2)) / targets.sum((1, 2, 3)).clamp(min=1)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return probabilities that add up to 1 in each pixel: float32 (batch, outputs, height, width)."""
         return outputs.float().softmax(1)
 
     def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's confusion matrix; see `confusion`."""
         return self.confusion(outputs, labels)
 
     def confusion(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -175,7 +141,6 @@ class Mask(TaskBase):
             return torch.where(self.is_finite(outputs).view(-1, 1, 1), counts, torch.nan)
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
-        """Return, for each sample, whether the largest output of every pixel is finite."""
         # Not by max: XLA's ignores NaN, and begins at the lowest finite number. Not by isneginf and isposinf either:
         # PyTorch/XLA lacks them, and would read the outputs back and compile a graph in each batch.
         has_none = (predictions == -torch.inf).all(1) | (predictions.isnan() | (predictions == torch.inf)).any(1)
@@ -187,7 +152,6 @@ class Mask(TaskBase):
         return total
 
     def metrics(self, scores: Array, _labels: Array) -> dict[str, float]:
-        """Return pixel accuracy and IoU from confusion matrices, or sums of them: (n, outputs, outputs)."""
         return mask_metrics(scores.astype(np.float64).sum(0))
 
     def errors(self, scores: Array, _labels: Array) -> Array:
@@ -204,7 +168,6 @@ class Mask(TaskBase):
         return {"confusion": scores.sum(0)}
 
     def describe(self, values: Array, _names: Sequence[str]) -> str:
-        """Raise UsageError: a map of classes has no text."""
         raise UsageError(f"a map of classes, {values.shape}, cannot be described by text: show it as an image")
 
 

@@ -16,14 +16,8 @@ from torch.nn import functional
 from tpucache.errors import UsageError
 from tpucache.redact import SEPARATOR
 from tpucache.training.learn.losses import error
-from tpucache.training.learn.metrics import mae, quadratic_kappa, r2, regression_metrics, rmsle
-from tpucache.training.learn.tasks.task import (
-    SampleTask,
-    Watched,
-    check_matrix,
-    check_shape,
-    class_weights,
-)
+from tpucache.training.learn.metrics import regression_metrics
+from tpucache.training.learn.tasks.task import Task, Watched, check_matrix
 from tpucache.types import Array
 
 if TYPE_CHECKING:
@@ -36,7 +30,7 @@ _SHOWN: Final = 80  # characters of a value in a message, at most
 
 
 @dataclass(frozen=True)
-class Regression(SampleTask):
+class Regression(Task):
     """One or several numbers for each sample: labels (batch, outputs). The default loss is the mean squared error.
 
     With `mean` and `std`, one number for each column, the model learns standardised labels: minus the mean, divided by
@@ -46,8 +40,6 @@ class Regression(SampleTask):
     name: str = "regression"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    loss_name: str = ""
-    least_outputs: ClassVar = 1
     watched: ClassVar = Watched("rmse", False)
     metric_names: ClassVar = ("rmse",)
     named_losses: ClassVar = {
@@ -55,11 +47,14 @@ class Regression(SampleTask):
         "l1": error(functional.l1_loss),
         "huber": error(functional.huber_loss),
     }
-    named_metrics: ClassVar = {"quadratic_kappa": quadratic_kappa, "mae": mae, "r2": r2, "rmsle": rmsle}
 
     def check(self, labels: Array) -> None:
-        """Raise UsageError unless labels are finite (n, outputs)."""
         check_matrix(self.name, labels, self.outputs)
+
+    def check_dataset(self, dataset: CachedDataset, *, is_learned: bool) -> None:
+        super().check_dataset(dataset, is_learned=is_learned)
+        if is_learned and dataset.table.labels is not None:
+            check_precision(dataset.table.labels[dataset.positions])
 
     def learned_from(self, labels: Array) -> Regression:
         """Return the task with the mean and the deviation of each column of training labels (n, outputs).
@@ -75,15 +70,12 @@ class Regression(SampleTask):
         return dataset.with_standardised_labels(self.mean, self.std) if self.mean else dataset
 
     def as_stored(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return standardised labels converted back to the unit of the samples table."""
         return self.predictions(labels)
 
     def constants(self) -> dict[str, list[float]]:
-        """Return `mean` and `std`; {} if labels are not standardised."""
         return {"mean": [*self.mean], "std": [*self.std]} if self.mean else {}
 
     def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Regression:
-        """Return the task with the values that `constants` returned. Raises UsageError if they do not fit."""
         if constants == {}:
             return replace(self, mean=(), std=())
         if not isinstance(constants, dict):
@@ -96,50 +88,20 @@ class Regression(SampleTask):
             )
         return replace(self, mean=mean, std=std)
 
-    def count(self, labels: Array) -> Array:
-        """Return an empty array: a regression has no classes to count."""
-        return np.empty(0, labels.dtype)
-
-    def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the list `wanted`, one weight for each column, as a tensor; None if it is None.
-
-        Raises UsageError for "balanced", because there are no classes, and for a list that does not fit.
-        """
-        if isinstance(wanted, str):
-            raise UsageError(f"regression has no classes whose weights could be {wanted}: leave class weights out")
-        return class_weights(wanted, self.outputs, counts, None)
-
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return labels as float32. They must be labels of the dataset that `as_learned` returned.
-
-        Raises UsageError for smoothing, which needs classes.
-        """
         if smoothing:
             raise UsageError("regression has no classes to smooth labels over: leave label smoothing out")
         return labels.float()
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss over samples and columns, with each column multiplied by its weight."""
-        check_shape(outputs, targets.shape)
-        return self._loss(outputs, targets, weights).mean()
-
-    def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's loss, the mean over its columns."""
-        check_shape(outputs, labels.shape)
-        return self._loss(outputs, self.targets(labels), None)
-
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs in the unit of the labels: float32 (batch, outputs)."""
         if not self.mean:
             return outputs.float()
         return outputs.float() * _tensor_on(self.std, outputs.device) + _tensor_on(self.mean, outputs.device)
 
     def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
-        """Return the root of the mean squared error."""
         return regression_metrics(scores, labels)
 
     def describe(self, values: Array, _names: Sequence[str]) -> str:
-        """Return the values as text."""
         return SEPARATOR.join(map(str, values))
 
 

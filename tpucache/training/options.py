@@ -1,4 +1,4 @@
-"""How a run is carried out, as opposed to what it computes. Importing this module does not import torch."""
+"""How a run is carried out, and what is predicted. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class RunOptions:
     )
     replay: bool = True
     curves: bool = False
+    tensorboard: bool = option(False, "also write losses and metrics for TensorBoard, to RUN/tensorboard")
     profile: str | Path | None = option(None, "write a trace of a few steps after the warm-up to DIR", metavar="DIR")
     watchers: Sequence[Watcher] = ()
     on_epoch: Callable[[str], None] | None = None
@@ -60,3 +61,14 @@ class RunOptions:
         checkpoint is due if `checkpoint_every` divides the number of any of these steps.
         """
         return self.checkpoint_every is not None and step % self.checkpoint_every < settings.steps_per_execution
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What is predicted, and from which views of the images. `logits` and `features` are averaged over the views."""
+
+    flip_tta: bool = option(False, "average with the predictions of images that are mirrored left to right")
+    logits: bool = option(
+        False, "also write each run's outputs before they become probabilities: out_logits.npy for out.csv"
+    )
+    features: bool = option(False, "also write the input of each run's last layer: out_features.npy for out.csv")
