@@ -11,7 +11,7 @@ import queue
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
@@ -25,9 +25,9 @@ from tpucache.loading.loader import CachedLoader, Finish
 from tpucache.native import gather
 from tpucache.store.arriving import NetworkUse
 
-_GATHER_BYTES: Final = 512 << 20
+_COPIED_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2
-_SENT_BATCHES: Final = 3
+_SENT_BATCHES: Final = 3  # together too large for the cache of a CPU core
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,11 @@ class BenchResult:
 
     `limit_images_per_second` is the rate at which this machine copies the same number of bytes in memory, and `ratio`
     the rate of reading divided by that rate. `idle` is the share of the time in which a simulated accelerator waits,
-    None without a device rate.
+    None without a device rate; it includes waiting for an upload.
 
-    `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured. With an
-    upload, the waiting in `idle` includes it. `bytes_per_image` is the mean size of a record on disk,
-    `batch_bytes_per_image` its size in a batch for the device. `reading` is the way of reading, "keep", "map" or
-    "stream", with `planned_bytes` of memory (see `ReadingPlan`); `in_memory` is True for "keep".
+    `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured.
+    `bytes_per_image` is the mean size of a record on disk, `batch_bytes_per_image` its size in a batch for the device.
+    `reading` is the way of reading, with `planned_bytes` of memory (see `ReadingPlan`).
     """
 
     images_per_second: float
@@ -56,10 +55,9 @@ class BenchResult:
     batch_bytes_per_image: int
     reading: Literal["keep", "map", "stream"]
     planned_bytes: int
-    upload_images_per_second: float | None = None
+    upload_images_per_second: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
         return asdict(self)
 
 
@@ -92,41 +90,37 @@ def run_bench(
 
     In each of `rounds` rounds, shuffled batches are read for `seconds`, then bytes are copied for `seconds`, by the
     same number of threads. With `finish` "device", packed images are not decoded: the device would do that. With
-    `device_rate`, a simulated accelerator takes this many images a second from a queue of two batches; it is idle for
-    the share of time in which the queue is empty. With `upload`, the rate of sending batches to a device is measured,
-    too, and each batch is sent before it enters the queue. `on_progress` is called with a line of text at the start.
+    `device_rate`, a simulated accelerator takes this many images a second; it is idle for the share of time in which
+    its queue is empty. With `upload`, the rate of sending batches to a device is measured, too, and each batch is sent
+    before it enters the queue. `on_progress` is called with a line of text at the start.
 
-    Raises UsageError when the cache is smaller than a batch, a batch does not divide over the cores, or the rate is not
-    above 0.
+    Raises UsageError when the cache is smaller than a batch, or a batch does not divide over the cores.
     """
-    check_device_rate(device_rate)
-    if upload is not None and batch_size % upload.cores:
+    upload_cores, pin_memory = (upload.cores, upload.pin_memory) if upload is not None else (1, False)
+    if batch_size % upload_cores:
         raise UsageError(
-            f"a batch of {batch_size} does not divide over {upload.cores} cores: give a multiple of that number as "
+            f"a batch of {batch_size} does not divide over {upload_cores} cores: give a multiple of that number as "
             "--batch-size"
         )
-    if len(dataset) < batch_size:
-        raise UsageError(
-            f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give a smaller --batch-size"
-        )
+    _check_size(dataset, batch_size)
     # Each round has a turn for reading, copying, sending, and the simulated device. One more turn warms up.
     turns = rounds * (2 + (upload is not None) + (device_rate is not None)) + 1
     on_progress(f"measuring for about {turns * seconds:.0f} s")
-    pin_memory = upload is not None and upload.pin_memory
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish, pin_memory)
-    dataset = loader.dataset
-    batch_bytes = sum(field.nbytes for field in dataset.record_fields)
-    reference = _Gather(batch_bytes, batch_size, threads)
-    plan = dataset.reading
+    batch_bytes = sum(field.nbytes for field in loader.dataset.record_fields)
+    copies = _copies(batch_bytes, batch_size, threads)
     read, limit, sent, idle = [], [], [], []
     for _ in range(rounds):
         read.append(count_rate(_batches(loader), batch_size, seconds))
-        limit.append(count_rate(reference.batches(), batch_size, seconds))
+        limit.append(count_rate(copies, batch_size, seconds))
         if upload is not None:
-            sent.append(count_rate(_sent_again(loader, upload), batch_size, seconds))
+            again = itertools.cycle(list(itertools.islice(_batches(loader), _SENT_BATCHES)))
+            sent.append(count_rate(map(upload.send, again), batch_size, seconds))
         if device_rate is not None:
             batches = _batches(loader) if upload is None else map(upload.send, _batches(loader))
             idle.append(simulate_device(batches, batch_size / device_rate, seconds))
+    copies.close()
+    plan = loader.dataset.reading
     return BenchResult(
         images_per_second=statistics.median(read),
         limit_images_per_second=statistics.median(limit),
@@ -135,7 +129,7 @@ def run_bench(
         threads=threads,
         batch_size=batch_size,
         finish=finish,
-        bytes_per_image=dataset.mean_record_bytes,
+        bytes_per_image=loader.dataset.mean_record_bytes,
         batch_bytes_per_image=batch_bytes,
         in_memory=plan.way == "keep",
         reading=plan.way,
@@ -144,10 +138,11 @@ def run_bench(
     )
 
 
-def check_device_rate(device_rate: float | None) -> None:
-    """Raise UsageError unless `device_rate` is a finite number above 0, or None."""
-    if device_rate is not None and not 0 < device_rate < math.inf:
-        raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
+def _check_size(dataset: CachedDataset, batch_size: int) -> None:
+    if len(dataset) < batch_size:
+        raise UsageError(
+            f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give a smaller --batch-size"
+        )
 
 
 def measure_reading(
@@ -157,13 +152,9 @@ def measure_reading(
     threads: int = 2,
     rounds: int = 3,
     seconds: float = 0.5,
-    finish: Finish = "device",
 ) -> float:
-    """Return the rate of reading in images a second: the median of `rounds` rounds of `seconds` each.
-
-    Batches are read as by `run_bench`.
-    """
-    loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
+    """Return the rate of reading for a device as `run_bench` measures it: images a second, the median of the rounds."""
+    loader = _warm_loader(dataset, batch_size, threads, seconds, "device")
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 
 
@@ -188,8 +179,7 @@ class NetworkBench:
     `images_per_second` is the rate over all `seconds`, and `first_seconds` the time to the first batch. `link_share` is
     the average rate in bytes as a share of the best second's rate. `bytes_for_each_needed` is the number of bytes that
     were fetched, divided by the bytes that the batches needed. `idle` is the share of the time after the first batch in
-    which a simulated accelerator waited, None without such an accelerator. `network` has the counts of bytes and
-    requests.
+    which a simulated accelerator waited, None without such an accelerator.
     """
 
     images_per_second: float
@@ -201,7 +191,6 @@ class NetworkBench:
     network: NetworkUse
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
         return {**asdict(self), "network": self.network._asdict()}
 
 
@@ -215,17 +204,11 @@ def bench_network(
     finish: Finish = "host",
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkBench:
-    """Measure how fast a cache at a URL is read with shuffle="block".
+    """Measure how fast a cache at a URL is read with shuffle="block", for `seconds` or to the end of the epoch.
 
-    Reading stops after `seconds`, or at the end of the epoch if that comes first. With `finish` "device", packed images
-    are not decoded. With `device_rate`, a simulated accelerator takes this many images a second. `on_progress` is
-    called with a line of text at the start. Raises UsageError when the cache is smaller than a batch, or is not at a
-    URL.
+    `finish` and `device_rate` are those of `run_bench`. Raises UsageError when the cache is smaller than a batch.
     """
-    if len(dataset) < batch_size:
-        raise UsageError(
-            f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give a smaller --batch-size"
-        )
+    _check_size(dataset, batch_size)
     on_progress(f"reading for {seconds:.0f} s at most")
     began = time.perf_counter()
     loader = CachedLoader(dataset, batch_size, shuffle="block", drop_last=True, threads=threads, finish=finish)
@@ -238,23 +221,17 @@ def bench_network(
             if times[-1] - began > seconds:
                 return
 
-    idle = None
-    if device_rate is None:
-        for _ in batches():
-            pass
-    else:
-        idle = simulate_device(batches(), batch_size / device_rate, seconds)
-    use = loader.dataset.network
+    waited = simulate_device(batches(), batch_size / (device_rate or math.inf), seconds)
+    use, taken = loader.dataset.network, times[-1] - began
     if use is None:
         raise UsageError(f"the cache {dataset.place} is not at a URL: use run_bench to measure it")
-    taken = times[-1] - began
     return NetworkBench(
         images_per_second=len(times) * batch_size / taken,
         seconds=taken,
         first_seconds=times[0] - began,
         link_share=use.bytes / taken / use.best_rate if use.bytes else 0.0,
         bytes_for_each_needed=use.bytes / use.needed_bytes if use.needed_bytes else 0.0,
-        idle=idle,
+        idle=None if device_rate is None else waited,
         network=use,
     )
 
@@ -299,48 +276,29 @@ def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float)
     return waited[0] / waited[1] if waited[1] else 1.0
 
 
-class _Gather:
-    """Measures the machine's limit: copies random rows of an array in memory into batches, without reading a cache.
+def _copies(record_bytes: int, batch_size: int, threads: int) -> Generator[npt.NDArray[np.uint8], None, None]:
+    """Yield batches of random rows of an array: the machine's limit. As in a loader, their memory is reused."""
+    rows = max(2 * batch_size, _COPIED_BYTES // record_bytes)
+    # np.zeros would map one page of zeros many times, so that reads would come from the CPU's cache
+    source = np.full((rows, record_bytes), 1, np.uint8)
+    targets = [np.empty((batch_size, record_bytes), np.uint8) for _ in range(threads + 1)]
+    rng = np.random.default_rng(0)
 
-    As in a loader, the memory of the batches is reused.
-    """
-
-    def __init__(self, record_bytes: int, batch_size: int, threads: int) -> None:
-        rows = max(2 * batch_size, _GATHER_BYTES // record_bytes)
-        # np.zeros would map one page of zeros many times, so that reads would come from the CPU's cache
-        self._source = np.full((rows, record_bytes), 1, np.uint8)
-        self._targets = [np.empty((batch_size, record_bytes), np.uint8) for _ in range(threads + 1)]
-        self._threads = threads
-        self._batch_size = batch_size
-
-    def batches(self) -> Iterator[npt.NDArray[np.uint8]]:
-        rng = np.random.default_rng(0)
-        with ThreadPoolExecutor(self._threads) as threads:
-            pending = [threads.submit(self._fill, target, rng) for target in self._targets]
-            for turn in itertools.count():
-                slot = turn % len(pending)
-                yield pending[slot].result()
-                pending[slot] = threads.submit(self._fill, self._targets[slot], rng)
-
-    def _fill(self, target: npt.NDArray[np.uint8], rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-        rows = rng.integers(len(self._source), size=self._batch_size)
-        gather(self._source, rows, target)
+    def fill(target: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        gather(source, rng.integers(rows, size=batch_size), target)
         return target
+
+    with ThreadPoolExecutor(threads) as pool:
+        pending = [pool.submit(fill, target) for target in targets]
+        for turn in itertools.count():
+            slot = turn % len(pending)
+            yield pending[slot].result()
+            pending[slot] = pool.submit(fill, targets[slot])
 
 
 def _batches(loader: CachedLoader) -> Iterator[Any]:
     while True:
         yield from loader
-
-
-def _sent_again(loader: CachedLoader, upload: BatchUpload) -> Iterator[object]:
-    """Yield what `upload.send` returns for a few batches, which are sent again and again, without reading.
-
-    The batches are together too large for the cache of a CPU core.
-    """
-    batches = list(itertools.islice(_batches(loader), _SENT_BATCHES))
-    for batch in itertools.cycle(batches):
-        yield upload.send(batch)
 
 
 def count_rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:

@@ -124,27 +124,9 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def describe_lines(manifest: Manifest) -> list[str]:
     """Return what a cache contains and how it was made, as lines of text."""
-    classes, statistics = manifest.classes, manifest.statistics
-    recipe = ", ".join(map(" ".join, recipe_texts(manifest).items()))
-    lines = [
-        f"samples      {manifest.samples:,}{f' in {len(classes)} classes' if classes else ''}",
-        f"labels       {label_text(manifest)}",
-        f"records      {records_text(manifest)}",
-        f"fields       {', '.join(' '.join(texts) for texts in _field_texts(manifest, 'x'))}",
-        f"bytes        {size_text(manifest.total_bytes)} in {_count(len(manifest.shards), 'shard')}",
-        printable(f"recipe       {f'{recipe}, else the defaults' if recipe else 'the defaults'}"),
-        printable(f"made by      {', '.join(map(' '.join, version_texts(manifest).items()))}"),
-    ]
-    if statistics.mean:
-        dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
-        scale = "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
-        lines.append(f"mean, std    {_numbers(statistics.mean)}; {_numbers(statistics.std)} ({scale})")
-    lines.append(f"fingerprint  {manifest.fingerprint}")
-    lines += _counted(zip(classes, statistics.class_counts, strict=False))
-    lines += [f"{name:12} {text}" for name, text in annotation_texts(manifest).items()]
-    if manifest.parents:
-        gone = f", {_count(len(manifest.deleted), 'sample')} deleted since" if manifest.deleted else ""
-        lines.append(f"version      {manifest.number}{gone}: `inspect --versions` lists all versions")
+    texts = _fact_texts(manifest)
+    counted = _counted(zip(manifest.classes, manifest.statistics.class_counts, strict=False))
+    lines = [*(f"{name:<12} {printable(text)}" for name, text in texts.items()), *counted]
     if manifest.skipped:
         lines.append(f"skipped      {len(manifest.skipped):,}")
         lines += [f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped]
@@ -154,24 +136,40 @@ def describe_lines(manifest: Manifest) -> list[str]:
     return lines
 
 
+def _fact_texts(manifest: Manifest) -> dict[str, str]:
+    classes, statistics = manifest.classes, manifest.statistics
+    recipe = ", ".join(map(" ".join, recipe_texts(manifest).items()))
+    fields = (
+        f"{field.name} {'x'.join(map(str, field.shape))} {np.dtype(field.dtype).name} {field.codec}"
+        for field in manifest.fields
+    )
+    texts = {
+        "samples": f"{manifest.samples:,}{f' in {len(classes)} classes' if classes else ''}",
+        "labels": label_text(manifest),
+        "records": records_text(manifest),
+        "fields": ", ".join(fields),
+        "bytes": f"{size_text(manifest.total_bytes)} in {_count(len(manifest.shards), 'shard')}",
+        "recipe": f"{recipe}, else the defaults" if recipe else "the defaults",
+        "made by": ", ".join(map(" ".join, version_texts(manifest).items())),
+    }
+    if statistics.mean:
+        dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
+        scale = "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
+        mean, std = (" ".join(f"{value:.1f}" for value in values) for values in (statistics.mean, statistics.std))
+        texts["mean, std"] = f"{mean}; {std} ({scale})"
+    texts |= {"fingerprint": manifest.fingerprint, **annotation_texts(manifest)}
+    if manifest.parents:
+        gone = f", {_count(len(manifest.deleted), 'sample')} deleted since" if manifest.deleted else ""
+        texts["version"] = f"{manifest.number}{gone}: `inspect --versions` lists all versions"
+    return texts
+
+
 def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _counted(pairs: Iterable[tuple[str, int]]) -> list[str]:
     return [f"  {count:>9,}  {printable(name)}" for name, count in pairs]
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.1f}" for value in values)
-
-
-def _field_texts(manifest: Manifest, times: str) -> list[tuple[str, str, str, str]]:
-    """Return the name, shape, dtype and codec of each field."""
-    return [
-        (field.name, times.join(map(str, field.shape)), np.dtype(field.dtype).name, field.codec)
-        for field in manifest.fields
-    ]
 
 
 def records_text(manifest: Manifest) -> str:
@@ -267,7 +265,8 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
         several = f", {_short(read.get('columns'))} a sample," if read.get("columns") != 1 else ""
         return f"numbers{several} from {_short(read.get('least'))} to {_short(read.get('most'))}"
     if kind == "none":
-        unused = [name for name in read.get("unused") or () if isinstance(name, str)]
+        given = read.get("unused")
+        unused = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
         names = f"column{'s' if len(unused) > 1 else ''} {', '.join(map(repr, unused[:_NAMED]))}"
         return f"unlabelled; {names} {'were' if len(unused) > 1 else 'was'} not used" if unused else "unlabelled"
     return "no classes"
@@ -305,7 +304,6 @@ def report_cache(
     """
     records = Records(cache)
     manifest = records.manifest
-    several = f"a clean variant and {manifest.augmented:,} augmented" if manifest.augmented else "one variant, clean"
     figures = [("samples", f"{manifest.samples:,}"), ("records", f"{manifest.records:,}")]
     if manifest.classes:
         figures.append(("classes", f"{len(manifest.classes):,}"))
@@ -324,8 +322,10 @@ def report_cache(
         _made(manifest),
         _disk(manifest),
     ]
-    text = f"Each sample has {several}. Fingerprint {manifest.fingerprint[:16]}."
-    return make_page("cache", [Part(records.name, text, figures, [each for each in sections if each is not None])])
+    return make_page(
+        "cache",
+        [Part(records.name, f"{records_text(manifest)}.", figures, [each for each in sections if each is not None])],
+    )
 
 
 def _samples(records: Records, samples: int, seed: int, variants: int) -> Section | None:
@@ -391,8 +391,8 @@ def _sizes(records: Records) -> Section | None:
     return _charted("Original sizes", note, chart("files", [line], [size_text(size) for size in scale], "{:,.0f}"))
 
 
-def _charted(title: str, note: str, drawn: Block | None, *others: Block) -> Section | None:
-    return None if drawn is None else Section(title, note, [drawn, *others])
+def _charted(title: str, note: str, drawn: Block | None) -> Section | None:
+    return None if drawn is None else Section(title, note, [drawn])
 
 
 def _channels(records: Records, seed: int) -> Section | None:
@@ -418,16 +418,7 @@ def _channels(records: Records, seed: int) -> Section | None:
     middle = 128 if is_byte else (low + high) / 2
     drawn = chart("values of the channels", lines, [f"{each:.6g}" for each in (low, middle, high)], "{:.1%}")
     which = "all" if len(chosen) == manifest.samples else f"{len(chosen):,} of the"
-    note = f"The curves show {which} clean records; mean and deviation are those of all records."
-    return _charted("Channels", note, drawn, _statistics(manifest, list(hues), is_byte=is_byte))
-
-
-def _statistics(manifest: Manifest, names: Sequence[str], *, is_byte: bool) -> Block:
-    heads, rows = ["channel", "mean", "std"], []
-    for name, mean, std in zip(names, manifest.statistics.mean, manifest.statistics.std, strict=False):
-        of_byte = [f"{mean / 255:.4f}", f"{std / 255:.4f}"] if is_byte else []
-        rows.append([name, f"{mean:.2f}", f"{std:.2f}", *of_byte])
-    return table([*heads, *(["mean / 255", "std / 255"] if is_byte else [])], rows, "tnnnn")
+    return _charted("Channels", f"The curves show {which} clean records.", drawn)
 
 
 def _skipped(manifest: Manifest) -> Section | None:
@@ -471,13 +462,11 @@ def _usage(records: Records) -> list[str]:
 
 
 def _made(manifest: Manifest) -> Section:
-    blocks = [facts((recipe_texts(manifest) or {"recipe": "the defaults"}).items())]
+    blocks = [facts(_fact_texts(manifest).items())]
     if pipeline := manifest.recipe.get("augmentation"):
         lines = json.dumps(pipeline, ensure_ascii=False, indent=1).splitlines()
         blocks.append(code(lines, "augmentation, step by step"))
-    blocks.append(facts(version_texts(manifest).items()))
-    note = "The settings that are not the defaults, and the versions of the libraries that made the cache."
-    return Section("How it was made", note, blocks)
+    return Section("How it was made", "", blocks)
 
 
 def _disk(manifest: Manifest) -> Section:
@@ -487,6 +476,4 @@ def _disk(manifest: Manifest) -> Section:
     ]
     folded = _folded(shards, f"{len(manifest.shards):,} shards")
     note = f"{len(manifest.shards):,} shards and {len(manifest.tables)} tables, {manifest.total_bytes:,} bytes."
-    fields = table(("field", "shape", "dtype", "codec"), _field_texts(manifest, " \u00d7 "), "tttt")
-    listed = table(("shard", "records", "size", "SHA-256"), shards, "cnnc", folded)
-    return Section("On disk", note, [fields, listed, facts([("fingerprint", manifest.fingerprint)])])
+    return Section("On disk", note, [table(("shard", "records", "size", "SHA-256"), shards, "cnnc", folded)])
