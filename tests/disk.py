@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
-from tpucache import system
+from tpucache import machine
 
 
 def disk_place() -> Path | None:
@@ -28,7 +28,7 @@ def disk_place() -> Path | None:
             with tempfile.TemporaryFile(dir=place) as file:
                 file.write(bytes(4096))
                 file.flush()
-                if system.is_in_page_cache(file.fileno(), 0):
+                if machine.is_in_page_cache(file.fileno(), 0):
                     return place
     return None
 
@@ -54,7 +54,7 @@ def tmp_path_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DiskF
         tempfile.TemporaryDirectory(prefix="tpucache-tests-", dir=place) as folder,
     ):
         if place is None:  # a stand-in for what the system does not say: all that tests write is in memory
-            patch.setattr(system, "is_in_page_cache", lambda *_: True)
+            patch.setattr(machine, "is_in_page_cache", lambda *_: True)
         yield DiskFolders(Path(folder), tmp_path_factory)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tpucache.warmup.run.scheduler import BuildProgress
+from tpucache.progress import BuildProgress
 
 
 class Stopped(Exception):

@@ -64,7 +64,7 @@ def test_comments_docstrings_and_layout_count_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "mechanism"),
     [
-        ("from tpucache.system import fcntl", "locks of files"),
+        ("from tpucache.machine import fcntl", "locks of files"),
         ("import fcntl", "locks of files"),
         ("import threading\nthreading.Thread()", "threads"),
         ("def f():\n    from concurrent.futures import ThreadPoolExecutor", "threads"),

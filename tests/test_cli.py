@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,20 +121,6 @@ def test_a_time_limit_ends_with_status_three_and_the_same_command_continues(phot
     assert out == ""
     assert "Run the same command again to continue" in err.splitlines()[-1]
     assert main(command) == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_with_status_three(number, monkeypatch, capsys):
-    monkeypatch.setattr("tpucache.store.manifest.Manifest.load", lambda _: os.kill(os.getpid(), number))
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
-    try:
-        assert main(["inspect", "anywhere"]) == 3
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "run the same command again" in line
 
 
 @pytest.mark.slow

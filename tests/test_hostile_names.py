@@ -18,7 +18,9 @@ from PIL import Image
 from tpucache import Recipe, build_cache
 from tpucache.insight import read_predictions
 from tpucache.insight.labels import suspects_table
-from tpucache.redact import (
+from tpucache.store.cache import Cache
+from tpucache.store.samples import IMAGE_COLUMNS
+from tpucache.text import (
     PREDICTION_COLUMNS,
     SEPARATOR,
     from_heading,
@@ -28,8 +30,6 @@ from tpucache.redact import (
     to_csv,
     to_heading,
 )
-from tpucache.store.cache import Cache
-from tpucache.store.samples import IMAGE_COLUMNS
 from tpucache.training.learn.tasks.classes import Multilabel
 from tpucache.training.prediction import _Predictions, _write
 from tpucache.warmup.build_options import SoftOptions

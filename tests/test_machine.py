@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
+from tpucache import CachedDataset, CachedLoader
 from tpucache.machine import (
     Cores,
     Memory,
@@ -256,3 +260,69 @@ def test_a_file_system_across_a_network_is_known_by_its_mount(place, kind, tmp_p
     mounts.write_text("\n".join(lines))
     assert network_file_system(tmp_path / place, mounts) == kind
     assert network_file_system(tmp_path / place, tmp_path / "none") is None
+
+
+#: What macOS lacks of what the package uses.
+MACOS = """
+import importlib.abc, os, sys, fcntl
+
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in ("torch", "lmdb", "PIL", "tqdm"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def refuse(event, arguments):
+    if event == "open" and str(arguments[0]).startswith(("/proc", "/sys")):
+        raise FileNotFoundError(2, "No such file or directory", arguments[0])
+
+for name in ("posix_fadvise", "memfd_create", "sched_getaffinity", "RWF_NOWAIT"):
+    for module in (os, sys.modules["posix"]):
+        delattr(module, name) if hasattr(module, name) else None
+del fcntl.F_OFD_SETLK
+sys.meta_path.insert(0, Hide())
+sys.addaudithook(refuse)
+
+from tpucache import CachedDataset, CachedLoader, verify_cache
+
+assert verify_cache(sys.argv[1]) == []
+for in_memory in ("auto", False):
+    data = CachedDataset(sys.argv[1], variant="epoch", in_memory=in_memory)
+    for images, labels in CachedLoader(data, 32, shuffle=True, seed=3, threads=2):
+        print(hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_a_cache_is_read_where_calls_of_linux_are_missing(cache: Path) -> None:
+    data = CachedDataset(cache, variant="epoch", in_memory=False)
+    batches = CachedLoader(data, 32, shuffle=True, seed=3, threads=2)
+    expected = [hashlib.sha256(each.numpy().tobytes() + of.numpy().tobytes()).hexdigest() for each, of in batches]
+    words = [sys.executable, "-c", f"import hashlib{MACOS}", cache]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.split() == expected * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted there")
+def test_freed_blocks_are_used_again_without_new_pages():
+    code = """
+import ctypes, resource
+from tpucache.machine import keep_freed_blocks
+
+libc = ctypes.CDLL(None)
+if not hasattr(libc, "gnu_get_libc_version"):
+    raise SystemExit(0)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [libc.malloc(20 << 20) for _ in range(4)]
+    for block in blocks:
+        ctypes.memset(block, 1, 20 << 20)
+        libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed_blocks()
+faults()
+assert faults() < 100
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import PATIENCE
 from thorough import thorough
 
-from tpucache import Recipe, build_cache, cli, process, signals, verify_cache
-from tpucache.errors import DependencyError, RecipeError, TpucacheError, calling
+from tpucache import Recipe, build_cache, cli, process, verify_cache
 from tpucache.progress import Progress
+from tpucache.training.interrupt import Stopped, StopRequest
 
 PROGRAM = [sys.executable, "-m", "tpucache"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -163,61 +168,125 @@ def test_a_signal_during_an_import_is_one_line_and_status_three(number: str, thr
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy" / "__init__.py").write_text(INTERRUPTED_IMPORT.format(number=number, thread=thread))
     done = run(["inspect", "cache"], tmp_path)
-    assert (done.returncode, done.stderr) == (3, f"python -m tpucache: {signals.INTERRUPTED}\n")
+    assert (done.returncode, done.stderr) == (3, f"python -m tpucache: {process.INTERRUPTED}\n")
 
 
-LEFT_OPEN = """
-import atexit, sys
-from tpucache.process import end_soon
+#: A source that sends its process a signal, in different ways: each is a name for `warmup MODULE:NAME`.
+STOPPING = """
+import os, signal, threading, time
 
-class Log:
-    def __init__(self, path):
-        self.file, self.me = open(path, "w"), self
+def stop():
+    os.kill(os.getpid(), int(os.environ["STOP_WITH"]))
+    time.sleep(60)
 
-atexit.register(end_soon)
-log = Log(sys.argv[1])
-log.file.write("kept")
+def converts():  # as libraries do that catch all
+    try:
+        stop()
+    except BaseException as error:
+        raise RuntimeError("a library made this of it") from error
+
+def waits():
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    stop()
+
+def cleans():
+    try:
+        stop()
+    finally:
+        stop()
 """
+
+
+@pytest.fixture
+def stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], list[str]]]:
+    """Return a function that returns a command which is sent a signal; handlers are those of a plain program."""
+    (tmp_path / "stopping_by_test.py").write_text(STOPPING)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    plain = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+    def command(name: str, number: int) -> list[str]:
+        monkeypatch.setenv("STOP_WITH", str(int(number)))
+        monkeypatch.setitem(ENVIRONMENT, "STOP_WITH", str(int(number)))
+        return ["warmup", f"stopping_by_test:{name}", str(tmp_path / "cache"), "--jobs", "1"]
+
+    for number, handler in plain.items():
+        signal.signal(number, handler)
+    yield command
+    left = {number: signal.getsignal(number) for number in plain}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert left == plain
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["stop", "converts", "cleans"])
+def test_a_signal_is_one_line_and_status_three(
+    name: str, number: int, stopping: Callable[[str, int], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(stopping(name, number)) == 3
+    assert capsys.readouterr().err == f"tpucache: {process.INTERRUPTED}\n"
+    assert not process.is_leaving()
 
 
 @pytest.mark.slow
-def test_files_that_users_code_leaves_open_are_written_at_the_end(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", LEFT_OPEN, tmp_path / "log"], env=ENVIRONMENT, check=True, timeout=PATIENCE)
-    assert (tmp_path / "log").read_text() == "kept"
-
-
-#: Leaves an object in a reference cycle, as Triton does, which at its end complains of objects that are still there.
-CYCLE = """
-import atexit, sys
-from tpucache import process
-
-class Attribute:
-    def __del__(self):
-        print("freed", flush=True)
-
-attribute = Attribute()
-attribute.own = attribute
-del attribute
-sys.modules.update(dict.fromkeys(sys.argv[1:], sys))
-atexit.register(process.end_soon)
-"""
-
-
-@pytest.mark.parametrize(("library", "printed"), [("triton", "freed\n"), ("another", "")])
-def test_objects_in_cycles_are_freed_at_the_end_only_where_triton_would_print_them(library: str, printed: str) -> None:
-    words = [sys.executable, "-c", CYCLE, library]
-    found = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert (found.stdout, found.stderr) == (printed, "")
-
-
-@pytest.mark.parametrize("kind", [DependencyError, RecipeError])
-def test_memory_that_is_short_while_a_library_is_imported_is_told_as_that(
-    kind: type[TpucacheError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_command_that_is_interrupted_does_not_wait_for_threads(
+    stopping: Callable[[str, int], list[str]], tmp_path: Path
 ) -> None:
-    def import_library(_: object) -> int:
-        with calling("albumentations", kind):
-            raise OSError(12, "Cannot allocate memory", "zoneinfo")
+    began = time.monotonic()
+    done = run(stopping("waits", signal.SIGINT), tmp_path)
+    assert (done.returncode, done.stderr) == (3, f"python -m tpucache: {process.INTERRUPTED}\n")
+    assert time.monotonic() - began < PATIENCE / 2
 
-    monkeypatch.setattr(cli, "_main", import_library)
-    assert cli.main([]) == 1
-    assert "tpucache: memory is short (" in capsys.readouterr().err
+
+def test_signals_that_the_program_handles_or_ignores_are_left_to_it(
+    stopping: Callable[[str, int], list[str]],
+) -> None:
+    taken: list[int] = []
+    own: list[Any] = [lambda number, _: taken.append(number), signal.SIG_IGN]
+    for handler in own:
+        signal.signal(signal.SIGINT, handler)
+        try:
+            with process.stoppable():
+                os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert taken == [signal.SIGINT]
+
+
+def test_a_command_in_another_thread_changes_no_handler(stopping: Callable[[str, int], list[str]]) -> None:
+    def look() -> Any:
+        with process.stoppable():
+            return signal.getsignal(signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(look).result() == signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_request_is_taken_once_and_a_second_signal_interrupts() -> None:
+    stop = StopRequest()
+    with stop.on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_due
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.is_due
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_waits_for_data_does_not_wait_any_more(number: int) -> None:
+    def wait() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(PATIENCE)
+
+    stop = StopRequest()
+    with pytest.raises(Stopped, match="interrupted while waiting for data"), stop.on_signals():
+        process.wait_for(wait)
+    assert type(stop.to_error(Stopped(""))) is KeyboardInterrupt
+    several = StopRequest()
+    several.share(lambda own: own)
+    with several.on_signals():  # the others wait for this process's part of the step
+        process.wait_for(lambda: os.kill(os.getpid(), number))
+        assert several.is_due

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from tpucache.errors import FormatError
-from tpucache.strict_json import (
+from tpucache.text import (
     AlwaysStored,
     AtMost,
     Between,

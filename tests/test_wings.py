@@ -15,7 +15,7 @@ from thorough import thorough
 
 from scripts.checks.wings import WINGS, copy_without
 from tpucache.cli import make_parser
-from tpucache.wings import COMMANDS, FUNCTIONS, PAGES
+from tpucache.plugins import COMMANDS, FUNCTIONS, PAGES
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ errors in `tpucache.errors`. `import tpucache` imports none of the modules that 
 when it is first used (PEP 562).
 """
 
-from tpucache.imports import lazy_names
+from tpucache.plugins import lazy_names
 from tpucache.version import __version__ as __version__
 
 # Errors are public in `tpucache.errors`; they can be imported from here, too.

@@ -1,12 +1,8 @@
 """The entry points of the command line: `python -m tpucache`, and `run` for the installed command `tpucache`."""
 
-# Signals are handled first: all imports that take time come later.
-from tpucache import signals
-
-if __name__ == "__main__":
-    signals.begin(is_own=True)
-
 import sys
+
+from tpucache import process
 
 
 def run() -> int:
@@ -15,7 +11,6 @@ def run() -> int:
     Like `python -m tpucache`, the command can import modules from the working folder, unless Python was started with a
     safe path (Python's option -P).
     """
-    signals.begin(is_own=True)
     if not sys.flags.safe_path:
         import contextlib
         from pathlib import Path
@@ -28,29 +23,25 @@ def run() -> int:
 def run_command() -> int:
     """Run the command in `sys.argv`, and return its exit status.
 
-    If memory runs out, even during imports, one line is printed instead of a traceback.
+    If memory runs out, or a signal arrives, even during imports, one line is printed instead of a traceback.
     """
-    import atexit
-
-    from tpucache import process
-
+    process.handle_signals()
     process.open_standard_files()
-    atexit.register(process.end_soon)  # called after all functions that are registered later
     try:
-        process.end_with_parent()
         process.prepare_memory()
         from tpucache.cli import main
 
         status = main()
     except SystemExit as leaving:  # argparse has printed its message
         status = int(leaving.code or 0)
-    except (MemoryError, ImportError, OSError) as error:
-        text = process.shortage(error)
-        if text is None:
+    except (KeyboardInterrupt, MemoryError, ImportError, OSError) as error:
+        if process.is_interrupted():
+            status = process.complain(process.INTERRUPTED, process.STOPPED)
+        elif text := process.shortage(error):
+            status = process.complain(text, 1)
+        else:
             raise
-        status = process.complain(text, 1)
-    signals.finish(status, process.flush_files)
-    return status
+    return process.end(status)
 
 
 if __name__ == "__main__":

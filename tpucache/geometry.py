@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.types import Array
+from tpucache.native import Array
 
 Fit = Literal["crop", "pad", "stretch"]
 Coordinates = Literal["displayed", "stored"]

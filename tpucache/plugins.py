@@ -1,20 +1,108 @@
-"""Codecs, sources, tasks and backends ("parts") that other installed packages add by entry points in their metadata.
-
-tpucache's own parts have priority: an entry point with the name of one of tpucache's parts is never used. A package's
-code is imported only when one of its parts is used.
-"""
+"""What is imported by name: parts of other packages, wings, the user's code, and public names on first use."""
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tpucache.errors import DependencyError, TpucacheError
-from tpucache.imports import load
+from tpucache.errors import DependencyError, TpucacheError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from tpucache.report.page import Page
+
+
+#: The arguments of `pip install` for modules whose package has another name, or is needed in one version.
+_PACKAGES: Final = {
+    "PIL": "pillow",
+    "albumentations": "albumentations==2.0.8",
+    "cv2": "opencv-python-headless",
+    "google": "protobuf",
+    "google_crc32c": "google-crc32c",
+    "yaml": "PyYAML",
+}
+
+
+def package_of(module: str) -> str:
+    """Return the argument of `pip install` for a module that cannot be imported."""
+    return _PACKAGES.get(module, module)
+
+
+def lazy_names(
+    package: str, file: str, hidden: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` for a package that imports its public names on first use (PEP 562).
+
+    `file` is the package's `__init__.py`. The stub file `__init__.pyi` next to it imports all public names, and so says
+    which module has which name. Names from the module `hidden` can be imported, too, but `__dir__` and `__all__` lack
+    them.
+    """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    homes = {
+        each.name: str(line.module) for line in stub.body if isinstance(line, ast.ImportFrom) for each in line.names
+    }
+    shown = sorted(name for name, home in homes.items() if home != hidden)
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = load(f"{homes[name]}:{name}")
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: shown, shown
+
+
+def load(reference: str) -> Any:
+    """Import the object of tpucache that `reference` names, `module:name`, and return it.
+
+    Raises DependencyError if the module's folder or file is not installed.
+    """
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if message := missing_part(reference):
+            raise DependencyError(message) from error
+        raise
+
+
+def missing_part(reference: str) -> str:
+    """Return a message if the folder or file of tpucache with the module of `reference` is not installed; otherwise "".
+
+    `reference` is `module` or `module:name`.
+    """
+    from importlib.util import find_spec
+
+    part = ".".join(reference.partition(":")[0].split(".")[:2])  # a folder or file of the package: tpucache.training
+    found = find_spec(part)
+    if found is not None and found.origin is not None:  # otherwise only a folder with compiled files is left
+        return ""
+    return f"{part} is missing, which is a part of tpucache: install the whole package again"
+
+
+def load_callable(name: str) -> Callable[..., Any]:
+    """Import and return the callable that `name` names: `module:name` or `module:name.attribute`.
+
+    Raises UsageError if it cannot be imported, or is not callable.
+    """
+    module_name, _, path = name.partition(":")
+    try:
+        target: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            target = getattr(target, part)
+    except Exception as error:  # importing a user's module may raise any error
+        raise UsageError(f"{name!r} cannot be imported as module:name: {error}") from error
+    if not callable(target):
+        raise UsageError(f"{name!r} is a {type(target).__name__}, not a callable: name a function or a class")
+    return target  # type: ignore[no-any-return]  # callable() narrows Any to nothing better
+
 
 #: The groups of entry points, each with the word by which messages call its parts.
 GROUPS: Final[Mapping[str, str]] = {
@@ -93,7 +181,7 @@ class PartTable(Mapping[str, Part]):
 
     def _load(self, entry: EntryPoint, *others: EntryPoint) -> Part:
         if others:
-            packages, kind = " and ".join(sorted(map(package_of, (entry, *others)))), GROUPS[self._group]
+            packages, kind = " and ".join(sorted(map(_package_of_entry, (entry, *others)))), GROUPS[self._group]
             raise DependencyError(f"{packages} both have the {kind} {entry.name!r}: uninstall one of them")
         try:
             return self._check(entry.name, entry.load())
@@ -102,7 +190,7 @@ class PartTable(Mapping[str, Part]):
 
     def _unusable(self, entry: EntryPoint, error: Exception) -> DependencyError:
         return DependencyError(
-            f"the {GROUPS[self._group]} {entry.name!r} of the package {package_of(entry)} cannot be used: "
+            f"the {GROUPS[self._group]} {entry.name!r} of the package {_package_of_entry(entry)} cannot be used: "
             f"{type(error).__name__}: {error}. Install another version of the package, or uninstall it"
         )
 
@@ -149,7 +237,7 @@ def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     return found
 
 
-def package_of(entry: EntryPoint) -> str:
+def _package_of_entry(entry: EntryPoint) -> str:
     """Return the name and version of the package that declares an entry point.
 
     If the package is unknown, return the entry point's value, such as `module:name`.
@@ -161,3 +249,67 @@ def package_versions(*groups: str) -> dict[str, str]:
     """Return the versions of all packages that have entry points in these groups, by the packages' names."""
     entries = [entry for group in groups for each in installed(group).values() for entry in each]
     return dict(sorted((entry.dist.name, entry.dist.version) for entry in entries if entry.dist))
+
+
+#: The commands, by the groups of `--help`. Each has a module, whose function `add` adds the command, and a line of
+#: help.
+COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "build": {
+        "warmup": ("tpucache.cli.warming", "Build a cache, or finish a build that was interrupted."),
+        "relabel": ("tpucache.cli.warming", "Give a cache other labels, folds or columns."),
+        "delete": ("tpucache.cli.warming", "Make a version of a cache without some samples, or undo that."),
+        "compact": ("tpucache.cli.warming", "Write a cache anew, without deleted samples and versions."),
+        "verify": ("tpucache.cli.warming", "Compare every byte of a cache with its manifest, or repair it."),
+    },
+    "look": {
+        "inspect": ("tpucache.cli.inspecting", "Show what a cache contains, its size, and how it was made."),
+        "preview": ("tpucache.cli.inspecting", "Draw a contact sheet: samples down, variants across."),
+        "report": ("tpucache.cli.inspecting", "Write a page about a cache, its findings, or a run."),
+        "bench": ("tpucache.cli.inspecting", "Measure how fast this machine reads a cache."),
+        "doctor": ("tpucache.cli.inspecting", "Show what this machine has for tpucache, and what to fix."),
+        "compare": ("tpucache.insight.commands", "Find pictures that caches have in common."),
+        "suspects": ("tpucache.insight.commands", "List the samples whose labels are the least probable."),
+    },
+    "train": {
+        "train": ("tpucache.training.commands.train", "Train a model on a cache, or on a source."),
+        "predict": ("tpucache.training.commands.predict", "Predict every sample of a cache by trained models."),
+    },
+    "share": {
+        "publish": ("tpucache.cli.publishing", "Publish a cache as a Kaggle Dataset."),
+        "fetch": ("tpucache.cli.publishing", "Copy a cache from a URL into a folder."),
+        "push": ("tpucache.cli.publishing", "Copy a cache to a URL."),
+        "cached": ("tpucache.cli.publishing", "List the caches that this machine keeps, or remove them."),
+    },
+}
+
+#: The functions that make pages for `report`. Each returns a `report.page.Page`.
+PAGES: Final[Mapping[str, str]] = {
+    "cache": "tpucache.report.inspect:report_cache",
+    "run": "tpucache.training.page:report_run",
+    "findings": "tpucache.insight.page:report_findings",
+}
+
+#: The functions of wings that others call, by name.
+FUNCTIONS: Final[Mapping[str, str]] = {
+    "hashes": "tpucache.insight.hashing:hashes",  # for publish --hashes and push --hashes
+    "folds": "tpucache.insight.commands:make_folds",  # for relabel --make-folds
+    "leak": "tpucache.insight.comparison:find_leak",  # for train
+    "upload": "tpucache.training.commands.device:open_upload",  # for bench --upload
+    "upload_rate": "tpucache.training.feed.upload:measure_xla",  # for doctor
+}
+
+
+def report_page(name: str, *arguments: Any, **named: Any) -> Page:
+    """Return the page made by the function at `name` in PAGES. Raises DependencyError if its wing is missing."""
+    page: Page = load(PAGES[name])(*arguments, **named)
+    return page
+
+
+def call(name: str, *arguments: Any, **named: Any) -> Any:
+    """Call the function at `name` in FUNCTIONS; return its result. Raises DependencyError if its wing is missing."""
+    return load(FUNCTIONS[name])(*arguments, **named)
+
+
+def is_there(name: str) -> bool:
+    """Return whether the wing with the function at `name` in FUNCTIONS is installed."""
+    return not missing_part(FUNCTIONS[name])

@@ -1,4 +1,4 @@
-"""The process of a command: its standard files, lack of memory, and its end.
+"""The process of a command: how it is stopped, its standard files, lack of memory, and its end.
 
 This module imports only Python's standard library and a few files of tpucache. So it works before numpy is imported,
 and also if numpy cannot be imported.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import io
 import json
 import mmap
@@ -16,19 +15,37 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar
 
-from tpucache.redact import printable_lines
-from tpucache.signals import LAUNCHED, PROG
-from tpucache.system import resource
+from tpucache.machine import resource
+from tpucache.text import printable_lines
 
+Result = TypeVar("Result")
+#: Called for a first signal in place of raising KeyboardInterrupt: returns the error to raise, or None.
+Request = Callable[[], BaseException | None]
+
+#: The program's name in messages: the way it was started.
+PROG: Final = (
+    "python -m tpucache" if "".join(sys.argv[:1]).endswith(os.path.join("tpucache", "__main__.py")) else "tpucache"
+)
+INTERRUPTED: Final = "interrupted: run the same command again to continue"
+#: The exit status of a command that was stopped before it was done.
+STOPPED: Final = 3
+#: An environment variable of processes that a command has started to share its work. It is JSON: the `folder` in which
+#: each process writes how it ended, the time when the command `began` by `time.monotonic`, and the number of the
+#: command's process, their `parent`.
+LAUNCHED: Final = "TPUCACHE_LAUNCHED"
 #: Files in the folder that LAUNCHED names: each process writes its exit status and message there.
 END_PATTERN: Final = "*.end.json"
 
-_PR_SET_PDEATHSIG: Final = 1
-_FILES: Final = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_DEFAULT: Final = (signal.default_int_handler, signal.SIG_DFL)
+_MOST_SECONDS: Final = 2.5  # that threads may take to end after an interrupted command
 #: Bytes of address space that the command line and numpy need; torch needs far more.
 _LEAST_BYTES: Final = 96 << 20
 #: Messages of the C library, the loader of shared libraries and torch about a lack of memory.
@@ -37,6 +54,113 @@ _NO_MEMORY: Final = re.compile(
     r"|failed to map segment|can't start new thread",
     re.IGNORECASE,
 )
+
+_state: Final = SimpleNamespace(request=None, is_interrupted=False, is_leaving=False, is_waiting=False)
+
+
+def handle_signals() -> dict[int, Any]:
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt from now on, and return the earlier handlers of those changed.
+
+    What is ignored stays ignored, and a program's own handlers stay. In other threads than the main one nothing
+    changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+    taken = {number: handler for number, handler in before.items() if handler in _DEFAULT}
+    for number in taken:
+        signal.signal(number, _on_signal)
+    return taken
+
+
+@contextlib.contextmanager
+def stoppable(request: Request | None = None) -> Iterator[None]:
+    """Handle signals as `handle_signals` does during the `with` block, but let the first one call `request`."""
+    taken = handle_signals()
+    before, _state.request = _state.request, request
+    try:
+        yield
+    finally:
+        _state.request = before
+        for number, handler in taken.items():
+            if signal.getsignal(number) == _on_signal:
+                signal.signal(number, handler)
+        if taken:
+            _state.is_interrupted = _state.is_leaving = False
+
+
+def _on_signal(_number: int, _frame: object) -> None:
+    request, _state.request = _state.request, None  # a second signal interrupts
+    error = KeyboardInterrupt() if request is None else request()
+    if error is not None:
+        _state.is_interrupted = _state.is_leaving = True
+        raise error
+
+
+def is_interrupted() -> bool:
+    """Return whether a signal has raised an error, even if a library has made another error of it."""
+    return bool(_state.is_interrupted)
+
+
+def is_leaving() -> bool:
+    """Return whether the command is about to end because of a signal; then no code should wait for a network."""
+    return bool(_state.is_leaving)
+
+
+def leave() -> None:
+    """Make `is_leaving` return True: a `Request` has stopped the command, which is about to end."""
+    _state.is_leaving = True
+
+
+def wait_for(function: Callable[[], Result]) -> Result:
+    """Call a function that only waits, so that it can be interrupted at any moment; `is_waiting` is True meanwhile."""
+    _state.is_waiting = True
+    try:
+        return function()
+    finally:
+        _state.is_waiting = False
+
+
+def is_waiting() -> bool:
+    """Return whether the main thread is in `wait_for`."""
+    return bool(_state.is_waiting)
+
+
+def start_processes(function: Callable[[], Result]) -> Result:
+    """Call a function that starts worker processes, and return its result.
+
+    A terminal sends SIGINT to all processes of a command. The workers, and the processes that they start, do not
+    receive it: each would print a traceback, and this process ends them anyway.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        return function()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals() -> None:
+    """Ignore SIGINT and SIGTERM from now on: the command is about to end."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def end(status: int) -> int:
+    """Prepare the end of the process, and return its exit status.
+
+    After an interrupt, threads that wait for a network get some seconds, and then the process is ended.
+    """
+    ignore_signals()
+    if is_leaving():
+        ending = threading.Timer(_MOST_SECONDS, os._exit, [status])
+        ending.daemon = True
+        ending.start()
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):  # the disk is full, or the file closed: that is not an error of the command
+        forget_output(sys.stderr)
+    return status
 
 
 def open_standard_files() -> None:
@@ -72,64 +196,28 @@ def complain(message: str, status: int) -> int:
     message = " ".join(message.split())
     if (shared := launched()) is None:
         tell(f"{PROG}: {message}")
-    else:
-        end = json.dumps({"status": status, "message": message, "time": time.time()})
-        _write_whole(Path(shared["folder"], END_PATTERN.replace("*", os.environ.get("RANK", "0"))), end)
+        return status
+    path = Path(shared["folder"], END_PATTERN.replace("*", os.environ.get("RANK", "0")))
+    with contextlib.suppress(OSError):
+        aside = path.with_suffix(".new")
+        aside.write_text(json.dumps({"status": status, "message": message, "time": time.time()}))
+        aside.replace(path)
     return status
 
 
 def launched() -> dict[str, Any] | None:
-    """Return the environment variable LAUNCHED, a JSON object, as a dictionary; `signals.LAUNCHED` explains its keys.
-
-    Returns None unless the parent of this process is a command that started several processes to share its work.
-    """
+    """Return the content of LAUNCHED; None unless the parent of this process is a command that started several."""
     shared = json.loads(os.environ.get(LAUNCHED, "{}"))
     return shared if shared.get("parent") == os.getppid() else None
 
 
-def end_with_parent() -> None:
-    """If a command has started this process (see `launched`), let Linux send it a SIGTERM when the command ends."""
-    if launched() is not None:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    with contextlib.suppress(OSError):
-        aside = path.with_suffix(".new")
-        aside.write_text(text)
-        aside.replace(path)
-
-
-def forget_output(name: str = "stdout") -> None:
-    """Discard the text that is still in the buffer of `sys.stdout`, or of `sys.stderr` if `name` is "stderr".
-
-    Otherwise Python would try to write the text again when the process ends, and the exit status would be 120.
-    """
-    file = getattr(sys, name)
+def forget_output(file: Any) -> None:
+    """Discard the text in the buffer of a standard file: writing it at the end would change the exit status to 120."""
     if type(file) is io.TextIOWrapper:
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, file.fileno())
             os.close(null)
-
-
-def end_soon() -> None:
-    """Let Python end without its last search for reference cycles, which takes up to a second once torch is imported.
-
-    First write the buffers of open files, as that search would do. Nothing else may be done after this call. If torch
-    has imported Triton, the search is made: otherwise Triton prints all objects that the search would have freed.
-    """
-    flush_files()
-    try:
-        sys.stderr.flush()
-    except (OSError, ValueError):  # the disk is full, or the file closed: that is not an error of the command
-        forget_output("stderr")
-    if "triton" not in sys.modules:
-        gc.freeze()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a signal while Python itself ends would cause a traceback
 
 
 def prepare_memory() -> None:
@@ -150,22 +238,24 @@ def prepare_memory() -> None:
 def shortage(error: BaseException) -> str | None:
     """Return a message that says what to do, if an error is due to a lack of memory; None for any other error."""
     seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, MemoryError) or getattr(seen, "errno", None) == errno.ENOMEM:
-            break
-        if isinstance(seen, (RuntimeError, ImportError, OSError)) and _NO_MEMORY.search(str(seen)):
-            break
+    while seen is not None and not _is_shortage(seen):
         seen = seen.__cause__ or seen.__context__
-    else:
+    if seen is None:
         return None
     limit = _limit()
     limited = "" if limit is None else f"this process may use {limit / 1e6:,.0f} MB of address space: "
     raised = "end other programs" if limit is None else "raise the limit (`ulimit -v unlimited`)"
     reason = " ".join(str(seen).split()) or "none is left"
     return (
-        f"memory is short ({reason:.200}): {limited}{raised}, or ask for less, such as --jobs 1, a smaller "
-        "--batch-size, --in-memory no; torch alone takes several GB of address space"
+        f"memory is short ({reason:.200}): {limited}{raised}, or ask for less, such as --jobs 1 or a smaller "
+        "--batch-size; torch alone takes several GB of address space"
     )
+
+
+def _is_shortage(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(error, (RuntimeError, ImportError, OSError)) and bool(_NO_MEMORY.search(str(error)))
 
 
 def _limit() -> int | None:
@@ -173,12 +263,3 @@ def _limit() -> int | None:
         return None
     limit: int = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
-
-
-def flush_files() -> None:
-    """Write the buffers of open files."""
-    with contextlib.suppress(MemoryError):  # the list of all objects is long
-        for each in gc.get_objects():
-            if type(each) in _FILES:
-                with contextlib.suppress(OSError, ValueError):  # read-only, or closed
-                    each.flush()

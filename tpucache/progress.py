@@ -7,21 +7,31 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from dataclasses import dataclass
+from typing import Any, Final, TextIO
 
-from tpucache.redact import printable
-from tpucache.units import SCALES, duration_text, rate_text, size_text
+from tpucache.text import SCALES, duration_text, printable, rate_text, size_text
 
-if TYPE_CHECKING:
-    from tpucache.warmup.run.scheduler import BuildProgress
-
+_BAR_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 10.0
 _COLUMNS: Final = 80  # of a terminal that does not report a width
 _ROWS: Final = 20  # for bars, one below another
-_LEAST_BAR: Final = 8  # columns of a bar
 
 #: Not empty if another process shows the progress and this one shows none.
 _hidden: list[bool] = []
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """The progress of a build: `samples` of `total` samples are finished, and `skipped` of them were skipped.
+
+    `bytes` is the size of the records that this run has built.
+    """
+
+    samples: int
+    total: int
+    skipped: int
+    bytes: int
 
 
 def hide() -> None:
@@ -44,13 +54,6 @@ def above_bars() -> Iterator[None]:
     module = sys.modules.get("tqdm")
     with contextlib.nullcontext() if module is None else module.tqdm.external_write_mode():
         yield
-
-
-def _columns(stream: TextIO | None) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS if stream is not None else _COLUMNS
-    except (OSError, ValueError):
-        return _COLUMNS
 
 
 class Progress:
@@ -77,7 +80,7 @@ class Progress:
         work took more than ten seconds.
         """
         self._is_brief = is_brief
-        self._stream = stream or sys.stderr  # None: standard error is closed
+        self._stream = None if _hidden else stream or sys.stderr  # None: nothing is shown
         self._total, self._label, self._unit = total, printable(label), unit
         self._done = self._initial = self._printed = initial
         self._start = self._began = self._shown = time.monotonic()
@@ -92,11 +95,11 @@ class Progress:
 
     def close(self) -> None:
         """Show the last state and end the bar."""
+        if self._done > self._printed and not (self._is_brief and self._shown == self._began):
+            self._show()
         if self._bar is not None:
             with contextlib.suppress(OSError):
                 self._bar.close()
-        elif not _hidden and self._done > self._printed and not (self._is_brief and self._shown == self._began):
-            self._print()
 
     def advance_to(self, done: int, note: str = "") -> None:
         """Set the count to `done` units; `note` is shown after the rate."""
@@ -106,11 +109,8 @@ class Progress:
         """Add `units` to the count; `note` is shown after the rate."""
         self._done += units
         self._note = printable(note)
-        if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.update(units)
-        elif not _hidden and time.monotonic() - self._shown >= _LINE_SECONDS:
-            self._print()
+        if time.monotonic() - self._shown >= (_LINE_SECONDS if self._bar is None else _BAR_SECONDS):
+            self._show()
 
     def restart_clock(self) -> None:
         """Compute the rate only from later units. The earlier units were slower, for example because of compiling."""
@@ -122,8 +122,7 @@ class Progress:
         seconds = time.monotonic() - self._start
         return (self._done - self._initial) / seconds if seconds > 0 else 0.0
 
-    def _parts(self) -> list[str]:
-        """Return four texts: the count, the rate, the time left and the note. A text is "" if its value is unknown."""
+    def _text(self) -> str:
         whole, rate = self._total if self._total is not None else self._done, self.rate
         scale, unit, rate_unit = 1.0, self._unit, ""
         if unit == "bytes":
@@ -131,78 +130,81 @@ class Progress:
             rate_unit = f" {unit}"
         done, total = (rate_text(count / scale) if scale != 1.0 else f"{count:,}" for count in (self._done, whole))
         left = (whole - self._done) / rate if rate else 0.0
-        return [
+        parts = (
             f"{done} {unit}" if self._total is None else f"{done} of {total} {unit}",
             f"{rate_text(rate / scale)}{rate_unit}/s" if rate else "",
             f"{duration_text(left)} left" if left > 0 else "",
             self._note,
-        ]
-
-    def _text(self, width: int) -> str:
-        """Return the state as text of at most `width` columns.
-
-        If the whole text is longer, the count is left out, then also the rate, then also words from the end of the
-        note. If nothing fits, return "".
-        """
-        done, rate, left, note = self._parts()
-        pieces = note.split(", ")
-        shorter = ((left, *pieces[:count]) for count in range(len(pieces), -1, -1))
-        for parts in ((done, rate, left, note), (rate, left, note), *shorter):
-            text = ", ".join(filter(None, parts))
-            if len(text) <= width:
-                return text
-        return ""
+        )
+        return ", ".join(filter(None, parts))
 
     def _make_bar(self) -> Any:
         # A terminal that cannot return to the beginning of a line is a log.
-        if _hidden or self._stream is None or not self._stream.isatty() or os.environ.get("TERM") == "dumb":
+        if self._stream is None or not self._stream.isatty() or os.environ.get("TERM") == "dumb":
             return None
         try:
             from tqdm import tqdm
         except ImportError:
             return None
-        progress = self
-
-        class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
-            @property
-            def format_dict(self) -> dict[str, Any]:
-                columns = _columns(progress._stream) - 1
-                head = len(progress._label) + (len(": 100% ") + _LEAST_BAR + 1 if progress._total else len(": "))
-                return {**super().format_dict, "ncols": columns, "text": progress._text(columns - head - 1)}
-
-        bar = "{percentage:3.0f}% {bar} " if self._total else ""
-        return Bar(
+        label, bar = (
+            self._label.replace("{", "{{").replace("}", "}}"),
+            "{percentage:3.0f}% {bar} " if self._total else "",
+        )
+        return tqdm(
             total=self._total,
             initial=self._done,
-            bar_format=f"{self._label.replace('{', '{{').replace('}', '}}')}: {bar}{{text}}",
-            ncols=_COLUMNS,  # format_dict replaces it by the current width
+            bar_format=f"{label}: {bar}{{desc}}",
+            ncols=self._columns(),
             nrows=_ROWS,
             leave=not self._is_brief,
             file=self._stream,
         )
 
-    def _print(self) -> None:
+    def _columns(self) -> int:
+        try:
+            return (os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS) - 1 if self._stream else _COLUMNS
+        except (OSError, ValueError):
+            return _COLUMNS - 1
+
+    def _show(self) -> None:
         self._shown, self._printed = time.monotonic(), self._done
-        if self._stream is not None:
-            with contextlib.suppress(OSError):
-                print(f"{self._label}: {', '.join(filter(None, self._parts()))}", file=self._stream, flush=True)
+        with contextlib.suppress(OSError):
+            if self._bar is not None:
+                self._bar.n, self._bar.ncols = self._done, self._columns()
+                self._bar.set_description_str(self._text())
+            elif self._stream is not None:
+                print(f"{self._label}: {self._text()}", file=self._stream, flush=True)
 
 
-class BuildBar:
-    """Shows the progress of a build or repair, from the first call of `show` on."""
+class LateProgress:
+    """Shows the progress of work whose total is known only once it has begun; with several stages, one bar for each."""
 
-    def __init__(self, label: str) -> None:
-        self._label = label
+    def __init__(self, label: str, unit: str = "samples") -> None:
+        self._label, self._unit = label, unit
         self._shown: Progress | None = None
 
-    def show(self, progress: BuildProgress) -> None:
-        """Show how many samples are done, the bytes that were written, and the number of skipped samples."""
-        if self._shown is None:
-            self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
-        skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
-        self._shown.advance_to(progress.samples, f"{size_text(progress.bytes)}{skipped}")
+    def __enter__(self) -> LateProgress:
+        return self
 
-    def close(self) -> None:
-        """Show the last state and end the bar."""
+    def __exit__(self, *_: object) -> None:
         if self._shown is not None:
             self._shown.close()
+
+    def show(self, done: int, total: int, note: str = "") -> None:
+        """Show that `done` of `total` units are done; `note` is shown after the rate."""
+        if self._shown is None:
+            self._shown = Progress(total, self._label, self._unit, initial=done)
+        self._shown.advance_to(done, note)
+
+    def show_stage(self, label: str, done: int, total: int) -> None:
+        """Show that `done` of `total` units of the stage `label` are done."""
+        if label != self._label and self._shown is not None:
+            self._shown.close()
+            self._shown = None
+        self._label = label
+        self.show(done, total)
+
+    def show_build(self, progress: BuildProgress) -> None:
+        """Show how many samples are done, the bytes that were written, and the number of skipped samples."""
+        skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
+        self.show(progress.samples, progress.total, f"{size_text(progress.bytes)}{skipped}")

@@ -19,7 +19,7 @@ from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA
 from tpucache.store.fields import IMAGE, Field, check_bands
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest
-from tpucache.strict_json import Between, misfit
+from tpucache.text import Between, misfit
 
 Mode = Literal["rgb", "grey", "keep"]
 MaskValues = Literal["keep", "scale"]

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from scripts.digits import write_digits
 from tpucache import BuildError, Recipe, build_cache
+from tpucache.progress import BuildProgress
 from tpucache.warmup.run.executors import Executor
-from tpucache.warmup.run.scheduler import BuildProgress
 
 WORKERS: Final = 2
 _PHOTOGRAPHS: Final = 400

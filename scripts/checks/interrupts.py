@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from tpucache import Recipe, build_cache, signals
+from tpucache import Recipe, build_cache, process
 
-LINE = f"python -m tpucache: {signals.INTERRUPTED}"
+LINE = f"python -m tpucache: {process.INTERRUPTED}"
 #: What commands say of their work on standard error.
 WORKING = ("bench: ", "verify: ", "warmup: ", "push: ", "to do: ")
 PHOTOGRAPHS, SIDE = 300, 96

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from scripts.commands import ROOT, say
-from tpucache.wings import COMMANDS
+from tpucache.plugins import COMMANDS
 
 #: The wings, and what names what they do for others: public names of `tpucache`, options, and fixtures of the tests.
 WINGS: Final[Mapping[str, tuple[str, ...]]] = {

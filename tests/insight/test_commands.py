@@ -19,7 +19,7 @@ from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
 from tpucache.errors import UsageError
 from tpucache.insight import hashes
-from tpucache.redact import to_cell
+from tpucache.text import to_cell
 from tpucache.warmup.relabel import set_columns
 
 pytestmark = pytest.mark.slow

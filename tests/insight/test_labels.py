@@ -9,7 +9,7 @@ import pytest
 
 from tpucache.errors import UsageError
 from tpucache.insight import read_predictions, suspects
-from tpucache.redact import from_cell, to_cell
+from tpucache.text import from_cell, to_cell
 
 
 def test_the_least_probable_labels_come_first_and_unlabelled_samples_not_at_all() -> None:

@@ -12,8 +12,8 @@ import pytest
 from tpucache import Manifest, StoreError, TpucacheError, verify_cache
 from tpucache.cli import main
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.redact import redact, url_secrets
 from tpucache.store.remote import url_folder as remote
+from tpucache.text import redact, url_secrets
 
 SECRETS = ("pa55word", "t0ken")
 

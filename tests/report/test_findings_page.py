@@ -11,7 +11,7 @@ import pytest
 
 from tpucache import CachedDataset, UsageError, report_findings
 from tpucache.cli import main
-from tpucache.redact import from_cell, to_cell
+from tpucache.text import from_cell, to_cell
 
 
 def rows_of(page):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import tpucache
 from tpucache import DependencyError, TpucacheError, report_cache
-from tpucache.redact import printable
 from tpucache.report.page import Line, Part, Section, bars, chart, fill, make_page, matrix
+from tpucache.text import printable
 
 TEMPLATES = sorted(Path(tpucache.__file__).parent.glob("*/templates/*"))
 #: What the card of a published cache has in its code blocks: names that are checked, and in which nothing is escaped.

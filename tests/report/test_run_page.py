@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tpucache import CachedDataset, TrainingError, report_run
-from tpucache.redact import printable
+from tpucache.text import printable
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_answers import SlowAnswers
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import DamageError
 from tpucache.store import ahead, files, samples
 from tpucache.store.ahead import (
@@ -275,7 +275,7 @@ def test_time_of_computing_is_no_lateness(many: Path, monkeypatch: pytest.Monkey
         return real(directory)
 
     monkeypatch.setattr(Manifest, "load", load)
-    monkeypatch.setattr(system, "waits", lambda: 7)  # another process that has the core makes no waits, either
+    monkeypatch.setattr(machine, "waits", lambda: 7)  # another process that has the core makes no waits, either
     assert not Cache.open(many).reader.is_late
 
 
@@ -296,8 +296,8 @@ def test_where_storage_is_late_records_are_asked_for_whatever_a_few_of_them_say(
     many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(system, "read_ahead", lambda number, offset, length: asked.append(offset))
-    monkeypatch.setattr(system, "is_in_page_cache", lambda *_: True)
+    monkeypatch.setattr(machine, "read_ahead", lambda number, offset, length: asked.append(offset))
+    monkeypatch.setattr(machine, "is_in_page_cache", lambda *_: True)
     cache = Cache.open(many)
     rows = cache.index.read_all()
     asked.clear()
@@ -312,7 +312,7 @@ def test_an_index_and_a_samples_table_are_asked_for_whole_when_they_are_opened(
     many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(system, "read_ahead", lambda number, offset, length: asked.append((offset, length)))
+    monkeypatch.setattr(machine, "read_ahead", lambda number, offset, length: asked.append((offset, length)))
     cache = Cache.open(many)
     assert len(cache.samples) > 1
     assert len(cache.index) == 40
@@ -323,7 +323,7 @@ def test_of_a_large_samples_table_the_next_bytes_are_asked_for_while_it_is_read(
     many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(system, "read_ahead", lambda number, offset, length: asked.append((offset, offset + length)))
+    monkeypatch.setattr(machine, "read_ahead", lambda number, offset, length: asked.append((offset, offset + length)))
     monkeypatch.setattr(samples, "_CHUNK_BYTES", 100)
     for module in (samples, files):
         monkeypatch.setattr(module, "MOST_ASKED", 300)
@@ -337,7 +337,7 @@ def test_storage_that_takes_no_hints_is_read(many: Path, monkeypatch: pytest.Mon
     def refuse(*_: int) -> None:
         raise OSError(errno.EINVAL, "no hints")
 
-    monkeypatch.setattr(system, "read_ahead", refuse)
+    monkeypatch.setattr(machine, "read_ahead", refuse)
     cache = Cache.open(many)
     cache.latency = 1.0
     cache.open_tables()
@@ -421,7 +421,7 @@ def test_a_file_that_is_scanned_has_the_same_bytes_and_late_storage_is_asked_for
     path, asked = tmp_path / "file", list[tuple[int, int]]()
     data = os.urandom(9 << 20)
     path.write_bytes(data)
-    monkeypatch.setattr(system, "pread", SlowAnswers(system.pread, seconds, together=1))
+    monkeypatch.setattr(machine, "pread", SlowAnswers(machine.pread, seconds, together=1))
     monkeypatch.setattr(ahead, "ask_for", lambda _, offset, length: asked.append((offset, length)))
     monkeypatch.setattr(ahead, "is_late", lambda waited: waited > 0.002 and seconds > 0)
     with open_scanned(path) as file:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import DamageError, FormatError
 from tpucache.store import index as index_module
 from tpucache.store.cache import Cache
@@ -54,7 +54,7 @@ def test_only_blocks_that_are_asked_for_are_read_and_each_once(
     large: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index, read, preadv = RecordIndex(*large), [], os.preadv
-    monkeypatch.setattr(system, "preadv", lambda file, parts, at: read.append(at) or preadv(file, parts, at))
+    monkeypatch.setattr(machine, "preadv", lambda file, parts, at: read.append(at) or preadv(file, parts, at))
     index[np.array([9999, 3, 5, 9999])]
     assert len(read) == 2
     index[np.array([7, 9000])]
@@ -67,7 +67,7 @@ def test_all_blocks_are_asked_for_before_the_first_is_read(
     index, calls = RecordIndex(*large), list[str]()
     advise, preadv = os.posix_fadvise, os.preadv
     monkeypatch.setattr(os, "posix_fadvise", lambda *call: calls.append("ask") or advise(*call))
-    monkeypatch.setattr(system, "preadv", lambda *call: calls.append("read") or preadv(*call))
+    monkeypatch.setattr(machine, "preadv", lambda *call: calls.append("read") or preadv(*call))
     index[np.array([0, RECORDS - 1])]
     assert calls == ["ask", "ask", "read", "read"]
 

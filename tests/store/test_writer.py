@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import BuildError, UsageError
 from tpucache.store import pages
 from tpucache.store import writer as writer_module
@@ -286,8 +286,8 @@ def test_the_disk_begins_to_write_a_shard_before_the_shard_is_hashed(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    begin, read = system.begin_writing, ShardWriter._read_through
-    monkeypatch.setattr(system, "begin_writing", lambda number: (done.append("begin"), begin(number)))
+    begin, read = machine.begin_writing, ShardWriter._read_through
+    monkeypatch.setattr(machine, "begin_writing", lambda number: (done.append("begin"), begin(number)))
     monkeypatch.setattr(ShardWriter, "_read_through", lambda *all: (done.append("hash"), read(*all))[1])
     seal(target, {1: b"one", 2: b"two"})
     assert done == ["begin", "hash"]

@@ -30,6 +30,7 @@ from tpucache import (
 from tpucache.cli import main
 from tpucache.loading.split import fold_split
 from tpucache.runs import fold_folder
+from tpucache.text import seconds_text
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.folds import open_all_folds, train_folds
@@ -41,7 +42,6 @@ from tpucache.training.prediction import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.settings import TrainSettings
-from tpucache.units import seconds_text
 from tpucache.warmup import TableOptions, relabel_cache
 
 TRUST = ["tiny_models:tiny"]

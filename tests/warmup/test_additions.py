@@ -16,13 +16,13 @@ from thorough import thorough
 
 from tpucache.cli import main
 from tpucache.errors import RecipeError, SampleError, SourceError, UnfinishedError
+from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.run.scheduler import BuildProgress
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow

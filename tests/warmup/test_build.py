@@ -18,6 +18,7 @@ from thorough import thorough
 
 from tpucache.cli import main
 from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError, UsageError
+from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
@@ -33,7 +34,6 @@ from tpucache.warmup.records import presize as presizing
 from tpucache.warmup.records.augment import augment
 from tpucache.warmup.records.presize import presize, resizer_versions
 from tpucache.warmup.run import scheduler
-from tpucache.warmup.run.scheduler import BuildProgress
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.source import Item, Listing
 

@@ -25,12 +25,12 @@ from thorough import thorough
 from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, UnfinishedError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.errors import NotACacheError, StoreError, TpucacheError
+from tpucache.progress import BuildProgress
 from tpucache.publish.transfer import push_cache
 from tpucache.store.copying import Claim
 from tpucache.store.remote.url_folder import Remote
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.run import scheduler, tasks, upload
-from tpucache.warmup.run.scheduler import BuildProgress
 from tpucache.warmup.run.url_place import UrlPlace
 
 Digests = Callable[[Path], dict[str, str]]

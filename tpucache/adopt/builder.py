@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from tpucache.errors import BuildError
+from tpucache.machine import usable_cores
 from tpucache.native import native
 from tpucache.store.cache import Cache
 from tpucache.store.growing import GrowingCache, Prospect, RecordMaker
-from tpucache.system import usable_cores
 
 #: The cache of a data set with fewer samples is built before it is read: that is faster than starting workers.
 LEAST_GROWING: Final = 256

@@ -31,7 +31,7 @@ from tpucache.store.format import MANIFEST_NAME, WORK_NAME, is_cache_file
 from tpucache.store.growing import LOCK_NAME
 from tpucache.store.lock import flock, hold, is_held
 from tpucache.store.remote.cache import check_own, default_directory
-from tpucache.units import duration_text, size_text
+from tpucache.text import duration_text, size_text
 
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
@@ -288,23 +288,21 @@ class Kept:
                 return
 
     def _make(self, directory: Path, source: Source, choices: BuildChoices, check: Callable[[], None]) -> None:
-        from tpucache.progress import BuildBar
+        from tpucache.progress import LateProgress
         from tpucache.warmup.build import build_cache
 
-        began, bar = time.monotonic(), BuildBar("build")
-        try:
+        began = time.monotonic()
+        with LateProgress("build") as bar:
             manifest = build_cache(
                 source,
                 directory,
                 choices.recipe,
                 jobs=choices.jobs,
                 on_error=choices.on_error,
-                on_progress=bar.show,
+                on_progress=bar.show_build,
                 announce=functools.partial(_announce, self.name, directory),
                 check=check,
             )
-        finally:
-            bar.close()
         note(
             f"{self.name}: {manifest.samples:,} pictures, {size_text(manifest.total_bytes)}, "
             f"{duration_text(time.monotonic() - began)}; later runs will use this cache"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from tpucache.errors import SourceError
+from tpucache.machine import FOLDER, READ
 from tpucache.native import file_system
 from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE
 from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
-from tpucache.system import FOLDER, READ
 from tpucache.warmup.listing import name_some
 from tpucache.warmup.sources.folder import read_file
 from tpucache.warmup.sources.source import Item, Listing, Sample

@@ -8,15 +8,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from tpucache import process, signals
+from tpucache import process
 from tpucache.cli.parser import CommandParser, Parser
 from tpucache.cli.terminal import complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, RecipeError, TpucacheError, UnfinishedError, UsageError
-from tpucache.imports import load, missing_part, package_of
 from tpucache.machine import process_began
-from tpucache.signals import PROG
+from tpucache.plugins import COMMANDS, load, missing_part, package_of
+from tpucache.process import PROG
 from tpucache.version import __version__
-from tpucache.wings import COMMANDS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,34 +25,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong usage, and 3 if a time limit, Ctrl-C or SIGTERM has stopped the command. The same command then continues where
     this one has stopped.
     """
-    has_begun = signals.begin()
-    try:
-        return _run_explained(arguments)
-    finally:
-        signals.end(has_begun)
-
-
-def _run_explained(arguments: Sequence[str] | None) -> int:
     escape_unprintable()
     escape_warnings()
-    try:
-        return signals.run(_main, arguments)
-    except UnfinishedError as error:
-        return complain(error, signals.STOPPED)
-    except KeyboardInterrupt as stop:
-        return complain(stop if stop.args else signals.INTERRUPTED, signals.STOPPED)
-    except BrokenPipeError:  # the program that read the output has ended: nobody would read a message
-        process.forget_output()
-        return signals.STOPPED if signals.is_stopped() else 1
-    except Exception as error:
-        if signals.is_stopped():  # the interrupt caused this error in a library
-            return complain(signals.INTERRUPTED, signals.STOPPED)
-        text = None
-        if not isinstance(error, TpucacheError) or isinstance(error, (DependencyError, RecipeError)):
-            text = process.shortage(error)  # with too little memory, importing an installed library fails, too
-            if text is None and not isinstance(error, TpucacheError):
-                raise
-        return complain(text or error, 2 if isinstance(error, UsageError) else 1)
+    with process.stoppable():
+        try:
+            return _main(arguments)
+        except UnfinishedError as error:
+            return complain(error, process.STOPPED)
+        except KeyboardInterrupt as stop:
+            return complain(stop if stop.args else process.INTERRUPTED, process.STOPPED)
+        except BrokenPipeError:  # the program that read the output has ended: nobody would read a message
+            process.forget_output(sys.stdout)
+            return process.STOPPED if process.is_interrupted() else 1
+        except Exception as error:  # noqa: BLE001  # raised again if nobody expects it
+            return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """Print an error, or what caused it, and return the exit status; raise an error that nobody expects."""
+    if process.is_interrupted():  # a library made this error of the interrupt
+        return complain(process.INTERRUPTED, process.STOPPED)
+    text, is_expected = None, isinstance(error, TpucacheError)
+    if not is_expected or isinstance(error, (DependencyError, RecipeError)):  # of an import, for lack of memory
+        text = process.shortage(error)
+    if text is None and not is_expected:
+        raise error
+    return complain(text or error, 2 if isinstance(error, UsageError) else 1)
 
 
 def _main(arguments: Sequence[str] | None) -> int:

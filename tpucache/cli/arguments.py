@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tpucache.cli.parser import CommandParser, KeptSettings
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
-from tpucache.signals import PROG
+from tpucache.process import PROG
 
 if TYPE_CHECKING:
     from tpucache.loading.reading.record_reader import InMemory

@@ -22,12 +22,12 @@ from tpucache.geometry import framing_of
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.memory import BUDGET
 from tpucache.machine import count_cores
+from tpucache.native import Array
 from tpucache.progress import note
 from tpucache.recipe import Recipe
 from tpucache.report.bench import count_rate, measure_reading, simulate_device
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import IMAGE
-from tpucache.types import Array
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.build_options import BuildOptions, SourceOptions
 from tpucache.warmup.records.augment import PRESETS

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from tpucache.cli.arguments import explicit, local_path
 from tpucache.cli.parser import CommandParser
 from tpucache.errors import NotACacheError, SourceError, UsageError
-from tpucache.signals import PROG
+from tpucache.process import PROG
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME
 
 if TYPE_CHECKING:

@@ -28,17 +28,15 @@ from tpucache.cli.from_source import SourceArguments, add_source, is_source, ref
 from tpucache.cli.terminal import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.process import tell
-from tpucache.progress import note
-from tpucache.signals import PROG
-from tpucache.units import duration_text, size_text
-from tpucache.wings import call, report_page
+from tpucache.plugins import call, report_page
+from tpucache.process import PROG, tell
+from tpucache.progress import LateProgress, note
+from tpucache.text import duration_text, size_text
 
 _BENCH_BATCH: Final = 256
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.progress import Progress
     from tpucache.report.bench import BenchResult
     from tpucache.report.page import Page
 
@@ -251,37 +249,15 @@ def report(options: argparse.Namespace) -> int:
 def _report_findings(options: argparse.Namespace) -> int:
     if options.valid is not None:
         raise UsageError("--valid is about a run, and --findings about a cache: leave one of the options out")
-    stages = _Stages()
-    try:
+    with LateProgress("report") as stages:
         page = report_page(
             "findings",
             _opened(options),
             against=options.against,
             predictions=options.predictions,
-            on_progress=stages.show,
+            on_progress=stages.show_stage,
         )
-    finally:
-        stages.close()
     return _saved(options, page)
-
-
-class _Stages:
-    def __init__(self) -> None:
-        self._part = ""
-        self._progress: Progress | None = None
-
-    def show(self, part: str, done: int, total: int) -> None:
-        from tpucache.progress import Progress
-
-        if self._progress is None or part != self._part:
-            self.close()
-            self._part, self._progress = part, Progress(total, part, "samples")
-        self._progress.advance_to(done)
-
-    def close(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
-        self._progress = None
 
 
 def _saved(options: argparse.Namespace, page: Page) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from tpucache.cli.terminal import say
 from tpucache.errors import TpucacheError
-from tpucache.redact import printable, redact
+from tpucache.text import printable, redact
 
 #: A function that returns the settings in a folder, in the form of a settings file. It may raise TpucacheError.
 KeptSettings = Callable[[Path], Mapping[str, Any]]

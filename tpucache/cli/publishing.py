@@ -19,10 +19,10 @@ from tpucache.cli.arguments import (
 from tpucache.cli.terminal import flush, say, show
 from tpucache.errors import UsageError
 from tpucache.process import tell
+from tpucache.progress import LateProgress
 from tpucache.publish.rules import Metadata, PublishOptions
 
 if TYPE_CHECKING:
-    from tpucache.progress import Progress
     from tpucache.publish.bundle import Bundle
     from tpucache.store.manifest import Manifest
 
@@ -101,7 +101,7 @@ def fetch(options: argparse.Namespace) -> int:
     """Copy a cache from a URL into a folder."""
     from tpucache.publish.transfer import fetch_cache
 
-    with _Transfer("fetch") as transfer:
+    with LateProgress("fetch", "bytes") as transfer:
         manifest = fetch_cache(options.url, options.directory, transfer.show, options.resolution)
     _show_copy(options, str(options.directory), manifest)
     return 0
@@ -110,7 +110,7 @@ def fetch(options: argparse.Namespace) -> int:
 def push(options: argparse.Namespace) -> int:
     """Copy a cache to a URL."""
     from tpucache.publish.transfer import push_cache
-    from tpucache.redact import shown
+    from tpucache.text import shown
 
     if options.follow and options.hashes:
         raise UsageError(
@@ -123,39 +123,17 @@ def push(options: argparse.Namespace) -> int:
         manifest = follow_build(options.cache, options.url, lambda name: tell(f"push: sending {name}"))
         _show_copy(options, shown(options.url), manifest)
         return 0
-    with _Transfer("push") as transfer:
+    with LateProgress("push", "bytes") as transfer:
         manifest = push_cache(options.cache, options.url, transfer.show, options.resolution, hashes=options.hashes)
     _show_copy(options, shown(options.url), manifest)
     return 0
-
-
-class _Transfer:
-    """Shows the progress of a copy once the manifest, which has the number of bytes, has been read."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._progress: Progress | None = None
-
-    def __enter__(self) -> _Transfer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.close()
-
-    def show(self, done: int, total: int) -> None:
-        from tpucache.progress import Progress
-
-        if self._progress is None:
-            self._progress = Progress(total, self._label, "bytes")
-        self._progress.advance_to(done)
 
 
 def cached(options: argparse.Namespace) -> int:
     """List or remove the kept caches: copies of caches at URLs, and what ImageFolder, cached and from_hf have built."""
     from tpucache.adopt.kept import clear_folder, list_folders
     from tpucache.store.remote.cache import clear_kept, list_kept
-    from tpucache.units import size_text
+    from tpucache.text import size_text
 
     chosen = options.clear
     copies = [

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tpucache import process, signals
+from tpucache import process
 from tpucache.errors import TpucacheError
+from tpucache.process import PROG
 from tpucache.progress import above_bars
-from tpucache.redact import printable, printable_lines, redact
-from tpucache.signals import PROG
+from tpucache.text import printable, printable_lines, redact
 
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
@@ -76,10 +76,8 @@ def note(line: str) -> None:
 
 
 def complain(error: object, status: int) -> int:
-    """Print an error as one line, unless the end of the command was reported before, and return the exit status."""
-    if signals.has_last_word():
-        process.complain(redact(" ".join(str(error).split())), status)
-    return status
+    """Print an error as one line, and return the exit status."""
+    return process.complain(redact(str(error)), status)
 
 
 @contextlib.contextmanager
@@ -89,7 +87,7 @@ def _reported() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        process.forget_output()
+        process.forget_output(sys.stdout)
         raise TpucacheError(
             f"standard output takes no more ({error.strerror}): the result of the command is kept, but its report "
             "is not written in full. Make room on the disk, or redirect the output"

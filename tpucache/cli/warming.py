@@ -32,11 +32,11 @@ from tpucache.cli.arguments import (
 )
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
-from tpucache.process import tell
-from tpucache.progress import BuildBar
+from tpucache.plugins import call
+from tpucache.process import PROG, tell
+from tpucache.progress import LateProgress
 from tpucache.recipe import SHARED, Recipe
-from tpucache.signals import PROG
-from tpucache.units import duration_text, size_text
+from tpucache.text import duration_text, size_text
 from tpucache.warmup.build_options import (
     BoxOptions,
     BuildOptions,
@@ -46,7 +46,6 @@ from tpucache.warmup.build_options import (
     WorkerOptions,
 )
 from tpucache.warmup.sources.table import TableOptions
-from tpucache.wings import call
 
 if TYPE_CHECKING:
     from tpucache.cli.comparing import CodecFigures, Listed
@@ -72,8 +71,8 @@ _MOST_NAMED: Final = 5
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish a build that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.redact import shown
     from tpucache.store.files import is_kaggle
+    from tpucache.text import shown
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run.executors import Executor
@@ -86,10 +85,9 @@ def warmup(options: argparse.Namespace) -> int:
         check_source(options.source, options.cache)
     if options.dry_run:
         return run_dry(options, selected_source(options), recipe, chosen)
-    progress = BuildBar("warmup")
 
     def announce(expected: Estimate) -> None:
-        from tpucache.units import seconds_text
+        from tpucache.text import seconds_text
 
         tell(
             f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
@@ -97,25 +95,24 @@ def warmup(options: argparse.Namespace) -> int:
         )
 
     try:
-        manifest = build_cache(
-            selected_source(options),
-            options.cache,
-            recipe,
-            **vars(chosen),
-            engine=executor,
-            on_progress=progress.show,
-            announce=announce,
-            local=options.local,
-            keep_local=options.keep_local == "yes",
-            companions=_companions(options.cache),
-        )
+        with LateProgress("warmup") as progress:
+            manifest = build_cache(
+                selected_source(options),
+                options.cache,
+                recipe,
+                **vars(chosen),
+                engine=executor,
+                on_progress=progress.show_build,
+                announce=announce,
+                local=options.local,
+                keep_local=options.keep_local == "yes",
+                companions=_companions(options.cache),
+            )
     except SampleError as error:
         if options.on_error == "skip":
             raise
         reason = f"{error.reason}; or leave such samples out with --on-error skip"
         raise SampleError(error.path, reason, error.file) from error
-    finally:
-        progress.close()
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
     from tpucache.store.cache import Cache
     from tpucache.store.facts import findings
@@ -335,19 +332,16 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
     from tpucache.warmup.repair import load_manifest, repair_cache
 
     manifest = load_manifest(options.cache)
-    building = BuildBar("repair")
-    try:
-        with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as verifying:
-            damages = repair_cache(
-                _opened(options.repair, options),
-                options.cache,
-                jobs=options.jobs,
-                augment=options.augment,
-                on_progress=building.show,
-                on_verified=lambda entry: verifying.advance(entry.bytes),
-            )
-    finally:
-        building.close()
+    whole = sum(entry.bytes for entry in manifest.shards)
+    with LateProgress("repair") as building, Progress(whole, "verify", "bytes") as verifying:
+        damages = repair_cache(
+            _opened(options.repair, options),
+            options.cache,
+            jobs=options.jobs,
+            augment=options.augment,
+            on_progress=building.show_build,
+            on_verified=lambda entry: verifying.advance(entry.bytes),
+        )
     return manifest, damages
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tpucache.cli.arguments import add_command, add_json, cache_or_url, local_path, natural, positive
 from tpucache.cli.terminal import note, show
 from tpucache.errors import UsageError
-from tpucache.redact import printable
+from tpucache.text import printable
 
 if TYPE_CHECKING:
     from tpucache.insight.comparison import Comparison

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from tpucache.insight.hashing import details, hashes, opened
 from tpucache.insight.matching import THRESHOLD, Pairs, Search, pairs
+from tpucache.native import Array
 from tpucache.store import facts
 from tpucache.store.cache import Cache
 from tpucache.store.hashes import Hashes, kept_hashes
 from tpucache.store.samples import HEIGHT, WIDTH
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.insight.hashing import Samples

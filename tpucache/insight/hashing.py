@@ -15,10 +15,10 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.find import open_cache
 from tpucache.machine import count_cores
+from tpucache.native import Array
 from tpucache.store.cache import Cache, read_luma
 from tpucache.store.fields import IMAGE
 from tpucache.store.hashes import BITS, Hashes, Positions, Words, keep_hashes, kept_hashes
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.redact import PREDICTION_COLUMNS, from_cell, from_heading, part_names, to_cell, to_csv
+from tpucache.native import Array
 from tpucache.runs import OUT_OF_FOLD_NAME
 from tpucache.store.files import read_file
-from tpucache.types import Array
+from tpucache.text import PREDICTION_COLUMNS, from_cell, from_heading, part_names, to_cell, to_csv
 
 Integers = npt.NDArray[np.int64]
 

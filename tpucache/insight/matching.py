@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.native import Array
 from tpucache.store.hashes import BITS, Hashes
-from tpucache.types import Array
 
 Positions = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

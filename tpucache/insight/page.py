@@ -15,14 +15,13 @@ from tpucache.insight.comparison import confirm_copies
 from tpucache.insight.hashing import hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects, suspects_table
 from tpucache.insight.matching import THRESHOLD, Pairs, pairs
-from tpucache.redact import join_names
+from tpucache.native import Array
 from tpucache.report.page import Figure, Page, Part, Picture, Section, make_page, make_picture, pictures
 from tpucache.report.records import Records, class_name
 from tpucache.store.fields import IMAGE
 from tpucache.store.hashes import BITS
 from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
-from tpucache.types import Array
-from tpucache.units import size_text
+from tpucache.text import join_names, size_text
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

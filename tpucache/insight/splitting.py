@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.insight.hashing import opened
+from tpucache.native import Array
 from tpucache.store.cache import Cache
 from tpucache.store.fields import LABEL
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.insight.hashing import Samples

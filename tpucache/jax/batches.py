@@ -22,6 +22,7 @@ from tpucache.jax.memory import TableForm, of_first_axis, to_jax_dtype
 from tpucache.jax.residence import KeptRecords
 from tpucache.loading.ahead import Ahead
 from tpucache.loading.loader import BatchLoader, CachedLoader
+from tpucache.native import Array
 from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment, check_fields, check_labels
 from tpucache.ondevice.decode import field_decoder
@@ -30,7 +31,6 @@ from tpucache.ondevice.resident import Resident, SentBatch
 from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
 from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE, LABEL, Field
-from tpucache.types import Array
 
 #: The number of batches at the start of an epoch for which waiting is not counted: reading begins then, and the first
 #: steps compile.

@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tpucache.errors import UsageError
+from tpucache.native import Array
 from tpucache.ondevice.slots import XLA_TILE, DeviceFullError, RecordSlots
-from tpucache.types import Array
 
 
 class JaxMemory:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, S
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
-from tpucache import signals
+from tpucache import process
 from tpucache.errors import UsageError
 from tpucache.loading.loader import BatchLoader, Uncounted
 from tpucache.loading.threads import refuse_fork
@@ -88,7 +88,7 @@ class Ahead(Generic[Prepared]):
         while True:
             refuse_fork(self._process)
             asked = time.perf_counter()
-            item = signals.wait_for(self._ready.get)
+            item = process.wait_for(self._ready.get)
             self.waited_seconds += time.perf_counter() - asked
             if item is _DONE:
                 return

@@ -15,13 +15,12 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.buffers import Buffer
 from tpucache.loading.reading.crops import MOST_CHANNELS, Boxes, Form, Normal, crop, needed_bytes
 from tpucache.loading.reading.record_reader import Divide, WaysRead
-from tpucache.native import Addresses
+from tpucache.native import Addresses, Array
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.augment import scale_and_shift
 from tpucache.ondevice.decode import Yuv420Decoder, packed_or_pixels
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, Field
-from tpucache.types import Array
 
 Numbers = npt.NDArray[np.int64]
 

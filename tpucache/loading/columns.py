@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tpucache.errors import UsageError
+from tpucache.native import Array
 from tpucache.store.samples import SampleTable, Strings
-from tpucache.types import Array
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ from tpucache.loading.reading.record_reader import (
 from tpucache.loading.reading.views import in_resolution
 from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
+from tpucache.native import Array
 from tpucache.store.cache import Cache, field_batches
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import IMAGE, LABEL, SOFT_LABEL, SOFT_WEIGHT, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import NO_LABEL, SampleTable
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from tpucache.store.files import read_file
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, TIMES_NAME, version_name
 from tpucache.store.history import load_earlier
 from tpucache.store.manifest import Manifest
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json
 
 #: The file in an add-on that names the datasets with the version's other files.
 PARENTS_NAME: Final = "parents.json"

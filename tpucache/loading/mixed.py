@@ -22,9 +22,9 @@ from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
 from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
+from tpucache.native import Array
 from tpucache.store.fields import MASK, Field
 from tpucache.store.manifest import differ_in_values, label_options, mask_difference
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.store.arriving import NetworkUse

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tpucache.machine import usable_cores
 from tpucache.options import option
-from tpucache.system import usable_cores
 
 #: The default number of reading threads: half of the cores, from two to eight. Eight threads copy faster than any
 #: accelerator needs; the other cores are left for uploads and the training loop.

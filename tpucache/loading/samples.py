@@ -19,11 +19,11 @@ from tpucache.loading.indices import Positions, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.sampler import epoch_variants
+from tpucache.native import Array
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.store.arriving import NetworkUse

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import UsageError
-from tpucache.types import Array
+from tpucache.native import Array
 
 _COMPARED: Final = {
     "samples": "it belongs to another cache or to another selection of samples",

@@ -4,6 +4,6 @@ No module here imports torch_xla or reads a file. Importing this package loads n
 imported when it is first used (PEP 562).
 """
 
-from tpucache.imports import lazy_names
+from tpucache.plugins import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

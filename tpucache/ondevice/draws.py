@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.native import Array
 from tpucache.ondevice import operations
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.types import Array
 
 # The columns of the random numbers of one view. Where a setting is off, its columns have a value that changes nothing.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED, DOWN, RIGHT, BRIGHTNESS, CONTRAST, SATURATION = range(8)

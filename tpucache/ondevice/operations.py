@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tpucache.native import Array
 from tpucache.ondevice.settings import MOST_MAGNITUDE, AugmentSettings
-from tpucache.types import Array
 
 # The columns of the numbers that describe one operation.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED = range(3)

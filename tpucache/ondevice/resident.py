@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from tpucache.errors import UsageError
-from tpucache.imports import load_callable
 from tpucache.ondevice.slots import DeviceFullError, Numbers, RecordBatch, RecordSlots, Tile, rows_of
+from tpucache.plugins import load_callable
 from tpucache.store.fields import IMAGE, LABEL
 
 Batch = Any  # (images, labels), or a dict of arrays where a record has other fields than one image

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from tpucache.errors import PublishError, StoreError, UsageError
 from tpucache.kaggle import COMPANIONS, MAX_FILES, MAX_SHARDS
+from tpucache.plugins import call
 from tpucache.publish.card import CARD_NAME, SHEET_NAME, make_card
 from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
 from tpucache.publish.wheels import PackageWheel, download_wheels, needed_packages, wheel_bytes, wheel_name
@@ -45,8 +46,7 @@ from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, is_cache_file, name
 from tpucache.store.hashes import hashes_file
 from tpucache.store.history import version_files
 from tpucache.store.manifest import FileEntry, Manifest
-from tpucache.strict_json import parse_json
-from tpucache.wings import call
+from tpucache.text import parse_json
 
 _log: Final = logging.getLogger("tpucache")
 _COMMAND: Final = "publish"

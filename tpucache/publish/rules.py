@@ -14,7 +14,7 @@ from tpucache.errors import UsageError
 from tpucache.kaggle import MAX_BYTES, MAX_FILES, check_id
 from tpucache.options import option
 from tpucache.store.files import read_file
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json
 
 METADATA_NAME: Final = "dataset-metadata.json"
 _TAG: Final = re.compile("cp3[1-9][0-9]")

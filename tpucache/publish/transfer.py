@@ -13,6 +13,7 @@ from typing import Final
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.loading.reading.views import bands_for
+from tpucache.plugins import call
 from tpucache.store.cache import Cache, first_bands
 from tpucache.store.copying import (
     CLAIM_NAME,
@@ -52,7 +53,6 @@ from tpucache.store.history import (
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.url_folder import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
-from tpucache.wings import call
 
 Resolution = int | tuple[int, int]
 

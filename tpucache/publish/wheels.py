@@ -28,10 +28,10 @@ from typing import Final
 from tpucache import version
 from tpucache.errors import DependencyError, PublishError
 from tpucache.publish.rules import check_tag
-from tpucache.redact import redact
 from tpucache.store.codecs import CODECS
 from tpucache.store.files import open_file
 from tpucache.store.manifest import Manifest
+from tpucache.text import redact
 
 _NAME: Final = "tpucache"
 # pip writes these files when it installs. They describe that one installation only.

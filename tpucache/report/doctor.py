@@ -35,9 +35,8 @@ from tpucache.machine import (
     measure_space,
     network_file_system,
 )
-from tpucache.redact import printable
 from tpucache.store.cache import Cache
-from tpucache.units import size_text
+from tpucache.text import printable, size_text
 from tpucache.version import __version__
 
 #: Environment variables that change XLA or the workers.
@@ -90,7 +89,7 @@ _LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
 _ASK_SECONDS: Final = 90.0
 _ASK_XLA: Final = """
 import json, torch_xla.runtime as runtime
-from tpucache.wings import call, is_there
+from tpucache.plugins import call, is_there
 rate = call("upload_rate") if is_there("upload_rate") else None
 found = {"device": runtime.device_type(), "cores": runtime.global_runtime_device_count(), "upload": rate}
 print("found", json.dumps(found))

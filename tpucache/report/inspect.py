@@ -11,7 +11,6 @@ import numpy as np
 
 from tpucache.loading.reading.views import in_resolution, kept_resolution
 from tpucache.recipe import Recipe
-from tpucache.redact import printable
 from tpucache.report.page import (
     Block,
     Figure,
@@ -32,7 +31,7 @@ from tpucache.report.records import SAMPLES, VARIANTS, Records, describe_label, 
 from tpucache.store.cache import annotation_counts
 from tpucache.store.fields import IMAGE, LABEL, MASK
 from tpucache.store.manifest import Manifest
-from tpucache.units import size_text
+from tpucache.text import printable, size_text
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from tpucache.errors import DependencyError, TpucacheError, calling
-from tpucache.redact import printable
+from tpucache.native import Array
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
-from tpucache.types import Array
+from tpucache.text import printable
 from tpucache.version import __version__
 
 if TYPE_CHECKING:

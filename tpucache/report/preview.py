@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DependencyError, TpucacheError, UsageError, calling
-from tpucache.redact import printable
+from tpucache.native import Array
 from tpucache.report.records import SAMPLES, VARIANTS, Records, class_name, describe_label, variant_name
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK, Field
-from tpucache.types import Array
+from tpucache.text import printable
 
 try:
     from PIL import Image, ImageDraw, ImageFont

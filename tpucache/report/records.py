@@ -11,9 +11,9 @@ import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.find import open_cache
+from tpucache.native import Array
 from tpucache.store.codecs import CODECS, decode_bands
 from tpucache.store.fields import IMAGE, Field
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

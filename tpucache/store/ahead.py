@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, ParamSpec, Self, TypeVar
 
-from tpucache import system
+from tpucache import machine
 from tpucache.store.files import CHUNK, OpenFile, ThreadLock, ask_for, is_late, open_regular
 
 Asked = ParamSpec("Asked")
@@ -294,7 +294,7 @@ def open_scanned(path: Path) -> BinaryIO:
     number = open_regular(path)
     began, busy = time.monotonic(), time.thread_time()
     try:
-        system.pread(number, 1, 0)
+        machine.pread(number, 1, 0)
     except BaseException:
         os.close(number)
         raise
@@ -345,8 +345,8 @@ class WholeFile:
             return b""
         if is_late:
             ask_for(file.number, offset, min(CHUNK, self.size - offset))
-        data = system.pread(file.number, CHUNK, offset)
-        while len(data) < CHUNK and (more := system.pread(file.number, CHUNK - len(data), offset + len(data))):
+        data = machine.pread(file.number, CHUNK, offset)
+        while len(data) < CHUNK and (more := machine.pread(file.number, CHUNK - len(data), offset + len(data))):
             data += more
         return data
 

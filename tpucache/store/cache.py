@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import DamageError, UsageError
+from tpucache.native import Array
 from tpucache.store.codecs import CODECS, decode_bands, decode_luma
 from tpucache.store.fields import RecordLayout
 from tpucache.store.files import is_late
@@ -22,7 +23,6 @@ from tpucache.store.index import Numbers, RecordIndex, Rows, encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import SampleTable
-from tpucache.types import Array
 
 _BATCH_BYTES: Final = 4 << 20
 #: Answers of the storage until a manifest is read: that the file exists, that it is open, and what is in it.
@@ -64,10 +64,10 @@ class Cache:
         """
         folder, number = split_version(directory)
         number = one_version(version, number, str(directory))
-        began, waits = time.monotonic(), system.waits()
+        began, waits = time.monotonic(), machine.waits()
         opened = OpenVersion(Path(folder), number)
         cache = cls(folder, opened.manifest, opened)
-        if system.waits() - waits > 1:  # else it was computing, or another process had the core
+        if machine.waits() - waits > 1:  # else it was computing, or another process had the core
             cache.latency = (time.monotonic() - began) / _ANSWERS
         cache._asked = number
         return cache

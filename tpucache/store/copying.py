@@ -30,7 +30,6 @@ from urllib.parse import unquote
 import numpy as np
 
 from tpucache.errors import DamageError, StoreError, UsageError
-from tpucache.redact import shown
 from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache, first_bands
 from tpucache.store.fields import LABEL
@@ -52,7 +51,7 @@ from tpucache.store.lock import check_locks, flock
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json, shown
 
 _log: Final = logging.getLogger("tpucache")
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.redact import printable
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
 from tpucache.store.samples import HEIGHT, MEAN, NO_LABEL, STD, TURNED, TYPE, WIDTH, Strings
+from tpucache.text import printable
 
 Positions = npt.NDArray[np.int64]
 

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, UnknownCodecError
 from tpucache.geometry import Fit
+from tpucache.native import Array
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec, check_image
 from tpucache.store.format import MAX_BANDS, MAX_DIMENSIONS, MAX_RECORD_BYTES
-from tpucache.strict_json import Between, Given, NotStored
-from tpucache.types import Array
+from tpucache.text import Between, Given, NotStored
 
 Numbers = npt.NDArray[np.int64]
 

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
-from tpucache.redact import shown
-from tpucache.system import FOLDER, READ, resource
+from tpucache.machine import FOLDER, READ, resource
+from tpucache.text import shown
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -180,7 +180,7 @@ def ask_for(number: int, offset: int, length: int) -> None:
     answers, one after the other.
     """
     with contextlib.suppress(OSError):
-        system.read_ahead(number, offset, min(length, MOST_ASKED))
+        machine.read_ahead(number, offset, min(length, MOST_ASKED))
 
 
 def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.native import Array
 from tpucache.store.fields import LABEL
 from tpucache.store.samples import SampleTable, Strings
-from tpucache.types import Array
 
 Mask = npt.NDArray[np.bool_]
 

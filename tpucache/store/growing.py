@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import signals, system
+from tpucache import machine, process
 from tpucache.errors import BuildError, NoRoomError, StoreError
 from tpucache.store import lock
 from tpucache.store.arriving import Arriving, NetworkUse, Windows
@@ -242,7 +242,7 @@ class Arrivals(Arriving):
         rows: Rows = self._rows[numbers]
         missing = np.flatnonzero(~self._is_here[numbers])
         records = make(numbers[missing])
-        descriptor = system.open_memory_file()
+        descriptor = machine.open_memory_file()
         opened = OpenFile.of(descriptor)
         data = memoryview(b"".join(records))
         while data:
@@ -326,7 +326,7 @@ class Arrivals(Arriving):
 
     def _pause(self) -> None:
         """Wait a moment. Raises the error of a build that failed, and StoreError if the command was interrupted."""
-        if signals.is_leaving():
+        if process.is_leaving():
             raise StoreError(f"{self.directory}: waiting for records was given up, because the command was interrupted")
         now = time.monotonic()
         if now - self._checked > _CHECK_SECONDS:
@@ -362,7 +362,7 @@ class Arrivals(Arriving):
                 return False
         found: list[npt.NDArray[Any]] = []
         at = self._at
-        while data := system.pread(self._log.number, _READ_ROWS * ARRIVED_DTYPE.itemsize, at):
+        while data := machine.pread(self._log.number, _READ_ROWS * ARRIVED_DTYPE.itemsize, at):
             whole = len(data) // ARRIVED_DTYPE.itemsize * ARRIVED_DTYPE.itemsize
             if not whole:
                 break

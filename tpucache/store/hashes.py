@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, StoreError
+from tpucache.native import Array
 from tpucache.store.cache import Cache
 from tpucache.store.files import read_file, write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable, encode_columns
-from tpucache.types import Array
 
 Positions = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

@@ -21,7 +21,7 @@ from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.store.files import KAGGLE, is_url, read_file, refuse_too_many_files, write_atomically
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, MAX_VERSIONS, TIMES_NAME, version_name
 from tpucache.store.manifest import FileEntry, Manifest
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json
 
 _AT_VERSION: Final = re.compile(r"(?P<place>.*[^/\\])@(?P<number>[1-9]\d{0,5})", re.DOTALL)
 _TIMES_FORMAT: Final = "tpucache times"

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, ask_for, read_npy_header
 from tpucache.store.format import INDEX_DTYPE, MAX_HEADER_BYTES
@@ -91,7 +91,7 @@ class RecordIndex:
     def is_right(self) -> bool:
         """Read all rows, and return whether they have the manifest's SHA-256. Raises StoreError."""
         rows, table = self.read_all(), self._table()
-        digest = hashlib.sha256(system.pread(table.file.number, table.offset, 0))
+        digest = hashlib.sha256(machine.pread(table.file.number, table.offset, 0))
         digest.update(rows.view(np.uint8).data)
         return digest.hexdigest() == self._manifest.index.sha256
 
@@ -110,11 +110,11 @@ class RecordIndex:
         if len(blocks) > 1:  # all blocks are requested at once, so that a slow disk's latency is paid once
             with contextlib.suppress(OSError):
                 for block in blocks.tolist():
-                    system.read_ahead(table.file.number, table.offset + block * size, size)
+                    machine.read_ahead(table.file.number, table.offset + block * size, size)
         for block in blocks.tolist():
             part = table.memory[block * size : (block + 1) * size]
             try:
-                count = system.preadv(table.file.number, [part], table.offset + block * size)
+                count = machine.preadv(table.file.number, [part], table.offset + block * size)
             except OSError as error:
                 raise DamageError(f"{self._path} cannot be read: {error}. Copy the cache again") from error
             if count != len(part):
@@ -143,7 +143,7 @@ class RecordIndex:
                 raise DamageError(
                     f"{path} is {size:,} bytes, the manifest says {self._manifest.index.bytes:,}: copy it again"
                 )
-            header = read_npy_header(io.BytesIO(system.pread(file.number, MAX_HEADER_BYTES, 0)), INDEX_DTYPE)
+            header = read_npy_header(io.BytesIO(machine.pread(file.number, MAX_HEADER_BYTES, 0)), INDEX_DTYPE)
         except OSError as error:
             raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:

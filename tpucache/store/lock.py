@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import DependencyError, StoreError, TpucacheError
-from tpucache.redact import shown
+from tpucache.machine import fcntl
 from tpucache.store.files import OpenFolder, open_file
-from tpucache.system import fcntl
+from tpucache.text import shown
 
 _PAUSE: Final = 0.01  # seconds between two attempts
 #: How long `hold` retries: `is_held` in another process takes a shared lock for a moment.

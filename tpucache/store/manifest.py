@@ -22,7 +22,7 @@ from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCod
 from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field, part_layouts
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
-from tpucache.strict_json import (
+from tpucache.text import (
     LARGEST,
     AlwaysStored,
     AtMost,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, ThreadLock, is_late
 from tpucache.store.manifest import FileEntry, ShardEntry
@@ -172,7 +172,7 @@ class ShardReader:
         return OpenFiles(np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows, files)
 
     def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], descriptors: Numbers) -> None:
-        preadv = system.preadv
+        preadv = machine.preadv
         shard = -1
         try:
             places = rows["shard"].tolist(), rows["offset"].tolist(), rows["length"].tolist()
@@ -243,7 +243,7 @@ class ShardReader:
             return
         for shard, start, stop in _extents(rows):
             try:
-                system.read_ahead(self.file(shard).number, start, stop - start)
+                machine.read_ahead(self.file(shard).number, start, stop - start)
             except (OSError, OverflowError, StoreError):
                 return  # reading the record will raise a clear error
 
@@ -254,7 +254,7 @@ class ShardReader:
     def is_in_memory(self, shard: int, offset: int) -> bool:
         """Return whether a byte of a shard is in the page cache; False if that is unknown."""
         try:
-            return system.is_in_page_cache(self.file(shard).number, offset)
+            return machine.is_in_page_cache(self.file(shard).number, offset)
         except (OSError, OverflowError, StoreError):
             return False
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
+from tpucache.native import Array
 from tpucache.store.fields import LABEL
 from tpucache.store.files import MOST_ASKED, ask_for, open_file, parse_npy, refuse_too_many_files
 from tpucache.store.format import most_table_bytes
-from tpucache.types import Array
 
 #: The class number of a sample without a label.
 NO_LABEL: Final = -1

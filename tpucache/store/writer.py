@@ -15,7 +15,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import BuildError, UsageError
 from tpucache.store import pages
 from tpucache.store.files import describe_size_limit, rename_durably, sync_file
@@ -197,7 +197,7 @@ class ShardWriter:
 
     def _verify(self, size: int) -> tuple[npt.NDArray[Any], str]:
         with self._path.open("rb") as file:
-            system.begin_writing(file.fileno())  # so that the disk works while the file is hashed
+            machine.begin_writing(file.fileno())  # so that the disk works while the file is hashed
             layout = pages.read_layout(file)
             extents = list(pages.walk(file, layout))
             if len(extents) != len(self._counts) or layout.file_bytes != size:

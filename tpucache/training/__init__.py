@@ -3,6 +3,6 @@
 Importing this package loads no other module: each public name is imported when it is first used (PEP 562).
 """
 
-from tpucache.imports import lazy_names
+from tpucache.plugins import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

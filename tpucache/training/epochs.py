@@ -9,6 +9,7 @@ from typing import Final
 
 from tpucache.errors import UsageError
 from tpucache.progress import note
+from tpucache.text import duration_text
 from tpucache.training.data import RunData
 from tpucache.training.device import Device
 from tpucache.training.evaluation import score
@@ -19,7 +20,6 @@ from tpucache.training.learn.learner import Learner, preserved
 from tpucache.training.learn.schedule import constant
 from tpucache.training.run.weights import InitialWeights
 from tpucache.training.settings import TrainSettings
-from tpucache.units import duration_text
 
 _PROBE_SHARE: Final = 0.05  # steps are timed for this share of the time left, at most
 _COMPILING_STEPS: Final = 2

@@ -18,6 +18,7 @@ import torch
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader, Uncounted
+from tpucache.native import Array
 from tpucache.ondevice.resident import Resident, as_named
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
@@ -29,7 +30,6 @@ from tpucache.training.feed.feeder import Feeder
 from tpucache.training.learn.forward import make_finish
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.user_code import compute_metrics
-from tpucache.types import Array
 
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]

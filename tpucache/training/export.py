@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from tpucache.errors import DependencyError, TrainingError, UsageError, calling
-from tpucache.redact import printable
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
+from tpucache.text import printable
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.run.folds import run_folders
 from tpucache.training.run.saved import SavedRun, load_run

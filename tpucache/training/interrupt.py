@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from tpucache import signals
+from tpucache import process
 from tpucache.errors import UnfinishedError
 
 # The part of a time limit that is kept for saving and exiting.
@@ -68,7 +68,7 @@ class StopRequest:
         if self.is_due:
             reason = "interrupted" if self._agreed == _SIGNALLED else "the time limit was reached"
             if self._agreed == _SIGNALLED:
-                signals.leave()
+                process.leave()
             raise Stopped(_text(reason, where))
 
     def to_error(self, stopped: Stopped) -> BaseException:
@@ -81,18 +81,12 @@ class StopRequest:
         A process that trains alone also stops while it waits for data, because nothing is half done then. Python
         delivers signals to the main thread only: in any other thread this context does nothing.
         """
-        return signals.requests(self._take_signal)
+        return process.stoppable(self._take_signal)
 
-    def _take_signal(self, is_again: bool, is_waiting: bool) -> BaseException | None:
-        """Return the error to raise for a signal, or None if the run stops later, at its next `check`.
-
-        `is_again` says that this signal was handled before, and is sent again until the process stops. `is_waiting`
-        says that the process is waiting for data.
-        """
-        if self._is_signalled and not is_again:
-            return KeyboardInterrupt()
+    def _take_signal(self) -> BaseException | None:
+        """Return the error to raise for a signal, or None if the run stops later, at its next `check`."""
         self._is_signalled = True
-        if is_waiting and self._is_alone and not signals.is_handling(Stopped):
+        if process.is_waiting() and self._is_alone:
             self._agreed = _SIGNALLED
             return Stopped(_text("interrupted", "while waiting for data"))
         return None

@@ -14,6 +14,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, note
 from tpucache.runs import INFO_NAME
 from tpucache.store.fields import IMAGE
+from tpucache.text import duration_text
 from tpucache.training.data import RunData, begin, prepare_data
 from tpucache.training.device import Device
 from tpucache.training.epochs import decide_epochs
@@ -54,7 +55,6 @@ from tpucache.training.settings import AUTO, TrainSettings
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tensorboard import TensorBoard
 from tpucache.training.watch.tracing import Tracer
-from tpucache.units import duration_text
 
 _WATCHED: Final = ("images_per_second", "waited", "device_idle")
 _REPLAY_SHARE: Final = 0.02  # of a run's time: the replay takes at most this long

@@ -18,6 +18,7 @@ import numpy as np
 from tpucache.errors import FormatError, TpucacheError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.find import locate
+from tpucache.native import Array
 from tpucache.report.page import (
     Block,
     Figure,
@@ -48,9 +49,7 @@ from tpucache.runs import (
 from tpucache.store.fields import MASK
 from tpucache.store.files import check_stored, is_url, open_file, open_text, read_file
 from tpucache.store.history import split_version
-from tpucache.strict_json import LARGEST, parse_object
-from tpucache.types import Array
-from tpucache.units import seconds_text
+from tpucache.text import LARGEST, parse_object, seconds_text
 
 _SHOWN: Final = 200  # characters of the reason in a message, at most
 #: The dimensions of the arrays of validation.npz.

@@ -16,20 +16,20 @@ import torch
 
 from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.loading.dataset import CachedDataset
+from tpucache.native import Array
 from tpucache.progress import Progress
-from tpucache.redact import PREDICTION_COLUMNS, SEPARATOR, to_cell, to_csv, to_heading
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import LABEL
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import differ_in_values, label_options
+from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, to_cell, to_csv, to_heading
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import shared_rows
 from tpucache.training.learn.tasks.task import Form, Task
 from tpucache.training.learn.user_code import compute_metrics, load_metrics
 from tpucache.training.predictor import Predictor, describe_difference
 from tpucache.training.sizes import in_size
-from tpucache.types import Array
 
 #: The arrays that are written next to the CSV, in their order in a row of predictions.
 _ARRAYS: Final = ("logits", "features")

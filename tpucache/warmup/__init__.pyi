@@ -9,7 +9,7 @@ from tpucache.warmup.estimate import Estimate as Estimate
 from tpucache.warmup.relabel import relabel_cache as relabel_cache, set_columns as set_columns
 from tpucache.warmup.repair import repair_cache as repair_cache
 from tpucache.warmup.run.executors import Executor as Executor
-from tpucache.warmup.run.scheduler import BuildProgress as BuildProgress
+from tpucache.progress import BuildProgress as BuildProgress
 from tpucache.warmup.sources import (
     ArchiveSource as ArchiveSource,
     DatasetSource as DatasetSource,

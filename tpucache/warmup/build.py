@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
+from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
@@ -50,7 +51,7 @@ from tpucache.warmup.run.folder import (
 )
 from tpucache.warmup.run.growing import GrowingScheduler, can_grow, has_arrivals
 from tpucache.warmup.run.plan_file import compare_plan, has_plan, is_adding_to, save_listing, save_or_compare_plan
-from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
+from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.run.upload import CacheUpload, Companions, local_folder, open_place
 from tpucache.warmup.sources import to_source

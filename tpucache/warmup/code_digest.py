@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import RecipeError
-from tpucache.imports import load_callable
+from tpucache.plugins import load_callable
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 #: Keys of the hashes: of the module's own file, and of its helper modules' files by module name.

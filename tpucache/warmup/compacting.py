@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DamageError
+from tpucache.native import Array
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.cache import Cache, cache_fingerprint
 from tpucache.store.copying import check_room, earlier_tables
@@ -35,7 +36,6 @@ from tpucache.store.index import encode_index
 from tpucache.store.manifest import Deleted, FileEntry, Manifest, ShardEntry, Skipped
 from tpucache.store.samples import HEIGHT, TURNED, WIDTH, Column, encode_columns
 from tpucache.store.writer import ShardWriter
-from tpucache.types import Array
 from tpucache.warmup.blocks import listing_sha256, parts_of, plan_blocks
 from tpucache.warmup.change import changing, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, content_digests, places_in_source, to_slices

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from tpucache.errors import SourceError, UsageError
 from tpucache.recipe import fingerprint
-from tpucache.redact import from_cell
 from tpucache.store.cache import Cache, cache_fingerprint, field_batches
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.store.files import read_text
@@ -27,6 +26,7 @@ from tpucache.store.history import load_earlier
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import Deleted, Manifest, ShardEntry, Statistics, mean_and_std
 from tpucache.store.samples import Column, encode_columns
+from tpucache.text import from_cell
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import name_some
 from tpucache.warmup.records.moments import add_moments, moments

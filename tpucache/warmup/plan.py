@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DamageError, RecipeError, SampleError, SourceError, calling
+from tpucache.native import Array
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import ARRAY_CODECS, CODECS, Codec
 from tpucache.store.fields import BOXES, IMAGE, MASK, Field
 from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
-from tpucache.strict_json import parse_json
-from tpucache.types import Array
+from tpucache.text import parse_json
 from tpucache.warmup.blocks import (
     Block,
     listing_sha256,

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.redact import PREDICTION_COLUMNS, SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, table_name
 from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.store.samples import Column, SampleTable, encode_columns
+from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, name_some

@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 
 from tpucache.errors import DamageError, FormatError, RecipeError, SampleError
+from tpucache.native import Array
+from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store import pages
 from tpucache.store.cache import Cache
@@ -23,7 +25,6 @@ from tpucache.store.history import refuse_version
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.verify import Damage, is_whole, verify_cache
-from tpucache.types import Array
 from tpucache.warmup.blocks import Block
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.library_versions import version_differences
@@ -33,7 +34,7 @@ from tpucache.warmup.run.chunks import BuiltShard
 from tpucache.warmup.run.executors import Executor
 from tpucache.warmup.run.folder import cache_folder, hold, remove_folder, remove_leftovers
 from tpucache.warmup.run.plan_file import has_plan
-from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
+from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Items, Listing, Source

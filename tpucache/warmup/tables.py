@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SourceError
+from tpucache.native import Array
 from tpucache.recipe import fingerprint
 from tpucache.store.cache import Cache, annotation_counts, cache_fingerprint
 from tpucache.store.fields import IMAGE, LABEL, Field
@@ -29,7 +30,6 @@ from tpucache.store.growing import Prospect
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, History, Manifest, ShardEntry, Statistics, mean_and_std, version_of
 from tpucache.store.samples import IMAGE_COLUMNS, Column, Strings, encode_columns
-from tpucache.types import Array
 from tpucache.warmup.change import next_history, save_manifest
 from tpucache.warmup.library_versions import versions
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of

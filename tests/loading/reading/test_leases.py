@@ -21,7 +21,7 @@ import torch
 from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache, stage_cache
-from tpucache import system as system_module
+from tpucache import machine as system_module
 from tpucache.loading.reading import leases
 from tpucache.loading.reading import record_reader as reader_module
 from tpucache.loading.reading.maps import TEXTS, ShardMaps

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError, process, signals
+from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError, process
 from tpucache.cli import main
 from tpucache.training.device import launch
 from tpucache.warmup import TableOptions, relabel_cache
@@ -174,11 +174,11 @@ def test_torchrun_takes_no_option_of_train_for_its_own():
 
 def test_one_process_of_several_leaves_its_complaint_to_the_command(tmp_path, monkeypatch, capsys):
     shared = {"folder": str(tmp_path), "began": 1.0, "parent": os.getppid()}
-    monkeypatch.setenv(signals.LAUNCHED, json.dumps(shared))
+    monkeypatch.setenv(process.LAUNCHED, json.dumps(shared))
     monkeypatch.setenv("RANK", "3")
     assert process.complain("it  failed", 2) == 2
     assert capsys.readouterr().err == ""
     assert json.loads((tmp_path / "3.end.json").read_text())["message"] == "it failed"
-    monkeypatch.setenv(signals.LAUNCHED, json.dumps({**shared, "parent": -1}))  # that of another command
+    monkeypatch.setenv(process.LAUNCHED, json.dumps({**shared, "parent": -1}))  # that of another command
     assert process.complain("it failed", 2) == 2
     assert "it failed" in capsys.readouterr().err

@@ -15,8 +15,8 @@ from patience import wait_for
 
 from tpucache import BuildError, Recipe, build_cache
 from tpucache.cli import main
+from tpucache.progress import BuildProgress
 from tpucache.warmup.run.executors import Executor
-from tpucache.warmup.run.scheduler import BuildProgress
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")

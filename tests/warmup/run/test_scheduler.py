@@ -11,13 +11,13 @@ import pytest
 from thorough import thorough
 
 from tpucache.errors import UnfinishedError
+from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
 from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.run import scheduler, tasks
 from tpucache.warmup.run.executors import Executor
-from tpucache.warmup.run.scheduler import BuildProgress
 
 Digests = Callable[[Path], dict[str, str]]
 

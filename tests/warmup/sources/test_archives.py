@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from stops import Stopped, stop_after
 
-from tpucache import CachedDataset, Recipe, build_cache, system
+from tpucache import CachedDataset, Recipe, build_cache, machine
 from tpucache.cli import main
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.manifest import Manifest
@@ -242,8 +242,8 @@ def test_the_directory_of_a_zip_is_read_with_few_answers(tmp_path, monkeypatch, 
     with zipfile.ZipFile(path, "w") as archive:
         for number in range(count):
             archive.writestr(f"a-folder-with-a-long-name/{number:06}.jpg", b"x" * (number % 50))
-    pread = system.pread
-    monkeypatch.setattr(system, "pread", lambda *given: asked.append(given) or pread(*given))
+    pread = machine.pread
+    monkeypatch.setattr(machine, "pread", lambda *given: asked.append(given) or pread(*given))
     listed = list_zip(path, "a.zip", lambda _: None)
     with zipfile.ZipFile(path) as archive:
         infos = archive.infolist()

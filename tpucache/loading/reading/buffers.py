@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.native import address, is_large, native
+from tpucache.native import Array, address, is_large, native
 from tpucache.store.fields import Field
-from tpucache.types import Array
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 

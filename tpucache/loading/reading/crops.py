@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.native import Addresses, FunctionWriter, address, compile_functions, compiling
-from tpucache.types import Array
+from tpucache.native import Addresses, Array, FunctionWriter, address, compile_functions, compiling
 
 Numbers = npt.NDArray[np.int64]
 

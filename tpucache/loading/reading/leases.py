@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from tpucache import system
+from tpucache import machine
 from tpucache.native import file_system, libc, map_file
 from tpucache.store.files import ThreadLock, open_regular
 
@@ -142,7 +142,7 @@ class LeasedMap:
         weakref.finalize(owner, self.end).atexit = False
 
     def _take(self, original: os.stat_result) -> None:
-        fcntl = system.fcntl
+        fcntl = machine.fcntl
         # By default the kernel would send a signal that ends the process. SIGURG is ignored by default, and without an
         # owner no signal is sent. Taking the lease sets the owner, so it is unset afterwards.
         fcntl.fcntl(self.number, fcntl.F_SETSIG, signal.SIGURG)
@@ -163,7 +163,7 @@ class LeasedMap:
 
     def is_held(self) -> bool:
         """Return whether the lease is intact: no program waits to change the file."""
-        return bool(_quick_fcntl()(self.number, system.fcntl.F_GETLEASE) == system.fcntl.F_RDLCK)
+        return bool(_quick_fcntl()(self.number, machine.fcntl.F_GETLEASE) == machine.fcntl.F_RDLCK)
 
     def end(self) -> None:
         """Unmap the file and release the lease, unless that was done before.
@@ -176,7 +176,7 @@ class LeasedMap:
             libc.munmap(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size))
         # Closing alone does not release the lease if another process, such as a forked one, has the descriptor open.
         with contextlib.suppress(OSError):  # the lease may not have been granted
-            system.fcntl.fcntl(self.number, system.fcntl.F_SETLEASE, system.fcntl.F_UNLCK)
+            machine.fcntl.fcntl(self.number, machine.fcntl.F_SETLEASE, machine.fcntl.F_UNLCK)
         with contextlib.suppress(OSError):
             os.close(self.number)
 
@@ -305,7 +305,7 @@ def _quick_fcntl() -> Callable[[int, int], int]:
 
 @functools.cache
 def _has_leases() -> bool:
-    if libc is None or not hasattr(system.fcntl, "F_SETLEASE"):
+    if libc is None or not hasattr(machine.fcntl, "F_SETLEASE"):
         return False
     try:
         return int(_BREAK_TIME.read_text()) >= _LEAST_BREAK_SECONDS
@@ -314,4 +314,4 @@ def _has_leases() -> bool:
 
 
 def _most_files() -> int:
-    return int(system.resource.getrlimit(system.resource.RLIMIT_NOFILE)[0])
+    return int(machine.resource.getrlimit(machine.resource.RLIMIT_NOFILE)[0])

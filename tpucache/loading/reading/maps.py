@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import DamageError
 from tpucache.loading.reading.leases import REASONS, LeasedMap, MapUse, NoLeaseError, Reason, look_if_needed, refusal
 from tpucache.machine import available_memory
@@ -59,9 +59,9 @@ TEXTS: Final[dict[How, str]] = {
 def cannot_shrink(number: int) -> bool:
     """Return whether no program can truncate an open file: a file on a read-only mount, or a sealed memory file."""
     with contextlib.suppress(OSError):  # most file systems have no seals
-        if system.fcntl is not None and system.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
+        if machine.fcntl is not None and machine.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
             return True
-    return system.is_read_only(number)
+    return machine.is_read_only(number)
 
 
 class ShardMaps:

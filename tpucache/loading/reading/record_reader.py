@@ -22,14 +22,13 @@ from tpucache.loading.reading.leases import MapUse
 from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
 from tpucache.loading.reading.views import decode_packed, decode_view
-from tpucache.native import Addresses, FileRecords, address, copy_rows, native
+from tpucache.native import Addresses, Array, FileRecords, address, copy_rows, native
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import CODECS, decode_rows, unpack_files, unpack_rows
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
-from tpucache.types import Array
-from tpucache.units import size_text
+from tpucache.text import size_text
 
 if TYPE_CHECKING:
     from tpucache.store.arriving import Arriving, NetworkUse

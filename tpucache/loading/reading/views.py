@@ -14,13 +14,13 @@ import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.geometry import Placement, clip_boxes, fill_boxes, margins, mark_points, nearest, placement, within
+from tpucache.native import Array
 from tpucache.ondevice.decode import CoefficientDecoder, Resize, packed_or_pixels, to_resize
 from tpucache.store.codecs import CODECS, FREQUENCY_CODECS, PackedCodec, decode_into, unpack_rows
 from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, ResizedView
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, Statistics
-from tpucache.types import Array
 
 _FITS = ("crop", "pad", "stretch")
 _AT_ONCE = 8  # images per step, so that their coefficients stay in the CPU's cache

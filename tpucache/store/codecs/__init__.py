@@ -13,14 +13,13 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.native import FileRecords
+from tpucache.native import Array, FileRecords
 from tpucache.plugins import Names, PartTable
 from tpucache.store.codecs.codec import Codec, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
 from tpucache.store.codecs.pictures import Jpeg, Png
 from tpucache.store.codecs.plain import Bytes, Raw, Zstd
 from tpucache.store.codecs.yuv420 import Yuv420
-from tpucache.types import Array
 
 __all__ = [
     "ARRAY_CODECS",

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, DamageError, DependencyError, FormatError, StoreError, UsageError, calling
-from tpucache.native import FileRecords
+from tpucache.native import Array, FileRecords
 from tpucache.store.format import MAX_IMAGE_BYTES
-from tpucache.types import Array
 
 Numbers = npt.NDArray[np.int64]
 #: The kinds of packed arrays that a device can decode: planes of luma and chroma, or JPEG's coefficients.

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DependencyError
+from tpucache.native import Array
 from tpucache.store.codecs.codec import Codec, FieldSpec, check_picture
-from tpucache.types import Array
 
 _MODES: Final = {1: "L", 3: "RGB"}  # Pillow's names by channels
 

@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from tpucache.errors import DamageError, FormatError, UsageError
+from tpucache.native import Array
 from tpucache.store.codecs.codec import Codec, FieldSpec, load_zstandard, unpack_frame
 from tpucache.store.format import MAX_RECORD_BYTES
-from tpucache.types import Array
 
 _DEFAULT_LEVEL: Final = 3
 

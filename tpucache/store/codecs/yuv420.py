@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
+from tpucache.native import Array
 from tpucache.store.codecs.codec import FieldSpec, Numbers, PackedCodec, check_picture, doubled, to_rgb
-from tpucache.types import Array
 
 # JFIF's matrix times 2^16: RGB -> Y, Cb, Cr (one column per plane). Integers give equal results on every processor.
 _FORWARD: Final = np.array([[19595, -11059, 32768], [38470, -21709, -27439], [7471, 32768, -5329]], np.int32)

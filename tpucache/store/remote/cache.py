@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tpucache.errors import DamageError, NotACacheError, StoreError
-from tpucache.redact import shown
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile, OpenFolder, read_file, sha256_file, write_atomically
 from tpucache.store.format import TIMES_NAME
@@ -33,6 +32,7 @@ from tpucache.store.remote.local import STATE_NAME, LocalCopy
 from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.remote_reader import RemoteReader
 from tpucache.store.remote.url_folder import Remote
+from tpucache.text import shown
 
 #: The environment variable that names the folder for local copies of caches at URLs.
 DIR_VARIABLE: Final = "TPUCACHE_DIR"

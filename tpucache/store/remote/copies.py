@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import SourceError, StoreError
-from tpucache.redact import shown
 from tpucache.store.files import (
     OpenFile,
     OpenFolder,
@@ -34,7 +33,7 @@ from tpucache.store.lock import check_locks, flock, only_one
 from tpucache.store.remote.cache import COPIES, URL_NOTE, default_directory, own_folder
 from tpucache.store.remote.local import STATE_NAME
 from tpucache.store.remote.url_folder import Remote
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json, shown
 
 _PART: Final = 8 << 20  # bytes per request
 

@@ -24,7 +24,7 @@ from tpucache.store.files import name_aside, read_file, rename_durably
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry
 from tpucache.store.remote.kaggle import Blob, ExpiredError, KaggleDataset, NoAnswerError, RefusedError
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json
 
 JOURNAL_NAME: Final = "kaggle.json"
 #: Kaggle may show a change this long after it was made.

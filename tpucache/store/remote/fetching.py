@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from tpucache import signals
+from tpucache import process
 from tpucache.errors import StoreError
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.remote.link import LEAST_REQUESTS, MOST_REQUESTS, Link
@@ -133,7 +133,7 @@ class Fetcher:
                     self._wake()
                     self._changed.wait(_POLL)
                     has_waited = True
-            if signals.is_leaving():  # otherwise the process could not end while a server does not answer
+            if process.is_leaving():  # otherwise the process could not end while a server does not answer
                 raise StoreError(
                     f"{self._link.url}: waiting for records was given up, because the command was interrupted"
                 )
@@ -315,7 +315,7 @@ class Fetcher:
 def _close_all() -> None:
     """End all threads before the interpreter exits: stopping them inside compiled code would abort the process."""
     for fetcher in list(_living):
-        fetcher.close(0.0 if signals.is_leaving() else _LAST_SECONDS)
+        fetcher.close(0.0 if process.is_leaving() else _LAST_SECONDS)
 
 
 def _serve(fetcher: weakref.ref[Fetcher]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from tpucache.errors import UsageError
-from tpucache.redact import shown
+from tpucache.text import shown
 from tpucache.version import __version__
 
 SCHEMES: Final = ("http", "https")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, TypeVar
 
 from tpucache.errors import DependencyError, PublishError
-from tpucache.redact import redact, url_secrets
+from tpucache.text import redact, url_secrets
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from tpucache.errors import UsageError
-from tpucache.redact import redact
 from tpucache.store.remote.http import ChangedError
+from tpucache.text import redact
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import DamageError, StoreError
 from tpucache.store.arriving import NetworkUse, Windows
 from tpucache.store.cache import Cache
@@ -355,7 +355,7 @@ class _ChangedError(Exception):
 @contextlib.contextmanager
 def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int, int]]]:
     """Write records into a file in memory. The context returns its descriptor and the offsets. Raises StoreError."""
-    number = system.open_memory_file()
+    number = machine.open_memory_file()
     try:
         parts, offsets, end = list(found.values()), dict[int, int](), 0
         for at, part in found.items():

@@ -18,7 +18,6 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
-from tpucache.redact import redact, shown, url_secrets
 from tpucache.store.files import describe_size_limit
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
@@ -26,6 +25,7 @@ from tpucache.store.remote import objects
 from tpucache.store.remote.filesystem import FsspecFolder
 from tpucache.store.remote.http import SCHEMES, HttpError, HttpFolder
 from tpucache.store.remote.objects import ObjectFolder
+from tpucache.text import redact, shown, url_secrets
 
 T = TypeVar("T")
 

@@ -1,1 +1,1 @@
-"""The commands `train` and `predict`. The table `COMMANDS` in `wings.py` names their functions."""
+"""The commands `train` and `predict`. The table `COMMANDS` in `plugins.py` names their functions."""

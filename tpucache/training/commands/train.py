@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache import signals
+from tpucache import process
 from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
@@ -29,14 +29,14 @@ from tpucache.cli.terminal import note, say_now, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import options_of
+from tpucache.plugins import call, is_there
 from tpucache.progress import note as show_note
 from tpucache.runs import INFO_NAME
+from tpucache.text import size_text
 from tpucache.training.commands.device import add_device, choose_backend, launched
 from tpucache.training.feed.account import Account
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import AUTO, TrainSettings
-from tpucache.units import size_text
-from tpucache.wings import call, is_there
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -79,7 +79,7 @@ def train(options: argparse.Namespace) -> int:
         report, manifest = _run(options, StopRequest(options.time_limit), account)
     except (UnfinishedError, KeyboardInterrupt):
         if current().world_size > 1:
-            signals.ignore()  # torchrun sends SIGTERM when the first process ends
+            process.ignore_signals()  # torchrun sends SIGTERM when the first process ends
         report = _stopped_report(options, account) if current().is_main else None
         if options.json and report is not None:
             show(options, report.to_dict(), report.lines())

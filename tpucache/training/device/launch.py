@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tpucache import process, signals
+from tpucache import process
 from tpucache.errors import TpucacheError, TrainingError, UnfinishedError, UsageError
 from tpucache.machine import count_cores
 
 #: Signals for which torch's launcher sets handlers of its own.
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: The error to raise for each exit status; for any other one a TrainingError.
-_ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, signals.STOPPED: UnfinishedError}
+_ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, process.STOPPED: UnfinishedError}
 
 
 def launch(arguments: Sequence[str], processes: int, began: float) -> None:
@@ -66,7 +66,7 @@ def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
     """
     threads = max(1, int(count_cores().usable) // processes)
     given = {
-        signals.LAUNCHED: json.dumps({"folder": str(folder), "began": began, "parent": os.getpid()}),
+        process.LAUNCHED: json.dumps({"folder": str(folder), "began": began, "parent": os.getpid()}),
         # Without it each process would have a thread for each core of the host.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
@@ -108,8 +108,8 @@ def _raise_first(folder: Path, statuses: Mapping[int, int], processes: int) -> N
         raise _ERRORS.get(first["status"], TrainingError)(first["message"])
     if statuses:
         rank, status = next(iter(statuses.items()))
-        if status == signals.STOPPED:  # before it could write its error
-            raise UnfinishedError(signals.INTERRUPTED)
+        if status == process.STOPPED:  # before it could write its error
+            raise UnfinishedError(process.INTERRUPTED)
         raise TrainingError(
             f"process {rank} of {processes} ended with status {status}: see its output above, and run the same "
             "command with --resume to continue"

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
+from tpucache.machine import keep_freed_blocks
 from tpucache.ondevice.slots import XLA_TILE, DeviceFullError, RecordSlots
-from tpucache.system import keep_freed_blocks
 from tpucache.training.device.base import MOST_AHEAD, BusyTime, Counters
 from tpucache.training.device.process_group import join_hosts
 from tpucache.training.device.processes import ALONE, is_launched

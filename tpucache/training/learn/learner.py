@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from tpucache.errors import TrainingError, UsageError
-from tpucache.imports import load_callable
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.modules import Augment
+from tpucache.plugins import load_callable
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host

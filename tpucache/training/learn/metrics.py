@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from tpucache.types import Array
+from tpucache.native import Array
 
 #: The tasks' metrics, and whether more is better.
 MORE_IS_BETTER: Final = {"loss": False, "accuracy": True, "f1": True, "auc": True, "rmse": False, "iou": True}

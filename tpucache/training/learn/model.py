@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from tpucache.errors import DependencyError, TpucacheError, TrainingError, UsageError, calling
-from tpucache.imports import load_callable
+from tpucache.plugins import load_callable
 from tpucache.store.fields import IMAGE, Field
 from tpucache.training.learn.user_code import describe_error
 

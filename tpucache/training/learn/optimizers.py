@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from tpucache.errors import DependencyError, TrainingError, UsageError, calling
-from tpucache.imports import load_callable
+from tpucache.plugins import load_callable
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.settings import OPTIMIZERS
 

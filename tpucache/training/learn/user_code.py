@@ -12,7 +12,7 @@ import torch
 
 import tpucache
 from tpucache.errors import TpucacheError, TrainingError, UsageError
-from tpucache.imports import load_callable
+from tpucache.plugins import load_callable
 
 #: Folders with code that is not the user's.
 _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for folder in package.__path__)

@@ -18,7 +18,7 @@ from tpucache.store.fields import IMAGE, Field, check_field
 from tpucache.store.files import read_file
 from tpucache.store.format import MAX_FIELDS, MAX_SAMPLES
 from tpucache.store.manifest import Number
-from tpucache.strict_json import LARGEST, AtMost, Between, Distinct, check_types, parse_object, read_as
+from tpucache.text import LARGEST, AtMost, Between, Distinct, check_types, parse_object, read_as
 from tpucache.training.run.checkpoint import is_stored_whole, load_checkpoint
 from tpucache.training.run.state import RunState
 from tpucache.training.settings import TrainSettings, settings_from

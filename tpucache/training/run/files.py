@@ -20,6 +20,7 @@ import numpy as np
 
 from tpucache.errors import NoRoomError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.native import Array
 from tpucache.recipe import image_settings
 from tpucache.runs import (
     BEST_NAME,
@@ -46,7 +47,6 @@ from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.run.history import write_history
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from, undecided
-from tpucache.types import Array
 
 _log = logging.getLogger("tpucache")
 

@@ -11,18 +11,18 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.machine import peak_bytes
 from tpucache.runs import ACCOUNT_NAME, LOCK_NAME, REPORT_NAME
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.lock import is_held
-from tpucache.system import peak_bytes
+from tpucache.text import rate_text, size_text
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.idle import Pace
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.contents import read_values
 from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
-from tpucache.units import rate_text, size_text
 
 _LEAST_SHOWN: Final = 0.05  # seconds: shorter parts are not listed
 

@@ -28,11 +28,11 @@ from tpucache.geometry import (
     turn_back,
     within,
 )
+from tpucache.native import Array
 from tpucache.recipe import Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
 from tpucache.store.samples import HEIGHT, MEAN, STD, TURNED, TYPE, WIDTH
-from tpucache.types import Array
 from tpucache.warmup.records.masks import DecodedMask, decode_turned_mask, draw_runs
 from tpucache.warmup.records.numbers import SEVERAL
 from tpucache.warmup.records.presize import presize, presize_framed

@@ -31,9 +31,9 @@ from numpy.random import SeedSequence
 
 from tpucache.errors import DependencyError, RecipeError
 from tpucache.geometry import clip_boxes, fill_boxes, mark_points
-from tpucache.imports import load_callable
+from tpucache.native import Array
+from tpucache.plugins import load_callable
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
-from tpucache.types import Array
 from tpucache.warmup.code_digest import check_imported
 from tpucache.warmup.records.arrays import image_fields
 

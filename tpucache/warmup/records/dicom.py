@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError
+from tpucache.native import Array
 from tpucache.recipe import Recipe
-from tpucache.types import Array
 from tpucache.warmup.records.numbers import SEVERAL, WHITE_16, Decoded, to_pixels
 
 _MAGIC_AT: Final = 128

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from PIL.Image import Image
 
 from tpucache.errors import SampleError
+from tpucache.native import Array
 from tpucache.recipe import Recipe
-from tpucache.types import Array
 from tpucache.warmup.records.numbers import PixelsError
 from tpucache.warmup.records.pillow import has_several_frames, opened, orientation, stored_pixels
 from tpucache.warmup.records.pillow_modes import COLOUR_MODES, bits_of, deep_colours, is_white_zero, white_of_ppm

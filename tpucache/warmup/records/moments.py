@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.native import Array
 from tpucache.store.format import FLOAT_BITS
-from tpucache.types import Array
 
 #: The sum and the sum of squares of each channel.
 Moments = tuple[list[int], list[int]]

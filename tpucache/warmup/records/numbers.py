@@ -20,8 +20,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from tpucache.errors import SampleError
+from tpucache.native import Array
 from tpucache.recipe import Mode, Recipe
-from tpucache.types import Array
 
 #: The dtypes of images in the mode `keep`.
 KEPT_DTYPES: Final = ("|u1", "<u2", "<i2", "<f4")

@@ -26,8 +26,8 @@ from PIL import BmpImagePlugin, Image, TiffImagePlugin, UnidentifiedImageError, 
 
 from tpucache.errors import SampleError
 from tpucache.geometry import TURNS, turn_back
+from tpucache.native import Array
 from tpucache.recipe import Mode, Recipe
-from tpucache.types import Array
 from tpucache.warmup.records.numbers import SEVERAL, Decoded, PixelsError
 from tpucache.warmup.records.pillow_modes import bits_of, to_mode
 

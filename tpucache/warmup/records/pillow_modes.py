@@ -18,8 +18,8 @@ import numpy.typing as npt
 from PIL import Image, TiffImagePlugin
 
 from tpucache.errors import DependencyError
+from tpucache.native import Array
 from tpucache.recipe import Mode
-from tpucache.types import Array
 from tpucache.warmup.records.numbers import (
     LEAST_16,
     WHITE_16,

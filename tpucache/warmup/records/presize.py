@@ -34,8 +34,8 @@ from PIL import Image
 
 from tpucache.errors import SampleError
 from tpucache.geometry import Box, Framing, framing_of
+from tpucache.native import Array
 from tpucache.recipe import Recipe
-from tpucache.types import Array
 from tpucache.warmup.records.dicom import DicomImage, is_dicom
 from tpucache.warmup.records.numbers import ArrayImage, Decoded, is_npy, read_npy
 from tpucache.warmup.records.pillow import PillowImage, check_size, decoder_versions, opened

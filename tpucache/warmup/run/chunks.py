@@ -30,11 +30,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tpucache.native import Array
 from tpucache.store.files import read_file, write_atomically
 from tpucache.store.format import Part, shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
-from tpucache.types import Array
 from tpucache.warmup.run.folder import disk_failure
 from tpucache.warmup.sources.source import Label, Sample
 

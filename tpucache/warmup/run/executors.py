@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tpucache import signals
+from tpucache import process
 from tpucache.errors import BuildError, DependencyError, TpucacheError, calling
 from tpucache.warmup.build_options import WorkerOptions
 
@@ -146,7 +146,7 @@ class Executor(WorkerOptions):
         given = itertools.takewhile(lambda _: not is_over.is_set(), tasks)
         for tracker in (multiprocessing.resource_tracker, loky_tracker):  # starting one later would unblock signals
             tracker.ensure_running()
-        results = signals.start_processes(
+        results = process.start_processes(
             lambda: workers(joblib.delayed(run)(function, arguments) for function, arguments in given)
         )
         try:
@@ -232,7 +232,7 @@ class ForkedWorkers(Executor):
         gc.freeze()  # the modules' objects: otherwise each worker looks through them again and again
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin_worker, (os.getpid(), begin))
         object.__setattr__(self, "_pool", pool)
-        signals.start_processes(lambda: pool.submit(int))  # the first task starts all workers
+        process.start_processes(lambda: pool.submit(int))  # the first task starts all workers
 
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
         """Yield the results of tasks, as `Executor.run` does."""

@@ -26,20 +26,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, SourceError, UnfinishedError
+from tpucache.machine import pread
+from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES
 from tpucache.store.files import OpenFile, is_late, write_atomically
 from tpucache.store.format import Part
 from tpucache.store.growing import ARRIVED_DTYPE, ARRIVED_NAME, FAILURE_NAME, SPOOL_BIT, list_asked, spool_name
 from tpucache.store.manifest import value_bytes_of
 from tpucache.store.writer import ShardWriter
-from tpucache.system import pread
 from tpucache.warmup.blocks import Block, Chunk
 from tpucache.warmup.estimate import Remaining
 from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, join_infos, load_receipt
 from tpucache.warmup.run.executors import Executor, Task
 from tpucache.warmup.run.folder import disk_failure
-from tpucache.warmup.run.scheduler import BuildProgress
 from tpucache.warmup.run.tasks import (
     BuildContext,
     WrittenShard,

@@ -13,7 +13,7 @@ from tpucache.recipe import EXTENT
 from tpucache.store.files import read_file, write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json
 from tpucache.warmup.library_versions import version_differences, versions
 from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, sample_difference, sizes_of
 from tpucache.warmup.plan import BuildPlan

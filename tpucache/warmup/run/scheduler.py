@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedError
+from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES
 from tpucache.store.files import is_late
 from tpucache.store.format import Part
@@ -42,19 +42,6 @@ from tpucache.warmup.sources.source import Sample
 
 #: The most source bytes of a small block. Building one takes a few seconds, so that a kill loses little.
 SMALL_BYTES: Final = 48 << 20
-
-
-@dataclass(frozen=True)
-class BuildProgress:
-    """The progress of a build: `samples` of `total` samples are finished, and `skipped` of them were skipped.
-
-    `bytes` is the size of the records that this run has built.
-    """
-
-    samples: int
-    total: int
-    skipped: int
-    bytes: int
 
 
 class Scheduler:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tpucache.errors import BuildError, SampleError
+from tpucache.native import Array
 from tpucache.store.ahead import Lateness
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
@@ -23,7 +24,6 @@ from tpucache.store.format import Part, shard_name
 from tpucache.store.manifest import ShardEntry, Skipped, value_bytes_of
 from tpucache.store.samples import MEAN, STD
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
-from tpucache.types import Array
 from tpucache.warmup.blocks import Block, Chunk, content_sha256, parts_of, variants_of
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.arrays import Facts

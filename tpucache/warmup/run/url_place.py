@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import BuildError, StoreError, UsageError
-from tpucache.redact import shown
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME, FINISHED, MAX_CLAIM_BYTES, Claim, check_ours, parse_claim
 from tpucache.store.files import read_file, write_atomically
@@ -22,6 +21,7 @@ from tpucache.store.history import load_earlier, read_times, refuse_version, to_
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache
 from tpucache.store.remote.url_folder import OF_REPOSITORIES, Remote
+from tpucache.text import shown
 from tpucache.warmup.run.chunks import RECEIPT_NAME, load_receipt, receipt_path, sent_path, sent_shards
 from tpucache.warmup.run.plan_file import PLAN_FILES, has_plan
 

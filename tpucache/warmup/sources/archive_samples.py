@@ -21,10 +21,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.strict_json import parse_json
-from tpucache.types import Array
+from tpucache.text import parse_json
 from tpucache.warmup.sources.archives import find_archive, without_folders
 from tpucache.warmup.sources.cells import are_names, to_number
 from tpucache.warmup.sources.folder import SUFFIXES, FoundFile, is_ignored, list_images, shared_folders, without_ignored

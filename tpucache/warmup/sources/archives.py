@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Final
 
-from tpucache import system
+from tpucache import machine
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.ahead import ThreadCache, open_scanned
@@ -283,7 +283,7 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
     try:
         opened = OpenFile(path)
         size = os.fstat(opened.number).st_size
-        with zip_file(lambda start, stop: system.pread(opened.number, stop - start, start), size) as file:
+        with zip_file(lambda start, stop: machine.pread(opened.number, stop - start, start), size) as file:
             return list_zip_file(file, str(path), archive, advance)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error

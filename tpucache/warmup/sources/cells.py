@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SourceError
-from tpucache.redact import OWN_HEADING, PREDICTION_COLUMNS, from_cell
 from tpucache.store.files import read_file
+from tpucache.text import OWN_HEADING, PREDICTION_COLUMNS, from_cell
 from tpucache.warmup.sources.archives import find_archive
 
 _PADDED: Final = re.compile(r"\s*0\d")

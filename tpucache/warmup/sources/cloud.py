@@ -16,10 +16,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from tpucache.errors import FormatError, SampleError, SourceError, StoreError, UsageError
 from tpucache.progress import Progress
-from tpucache.redact import shown
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local
+from tpucache.text import shown
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, without_folders, zip_file
 from tpucache.warmup.sources.folder import FoundFile, list_images, without_ignored

@@ -17,7 +17,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json
 from tpucache.warmup.sources.cells import to_number
 from tpucache.warmup.sources.reading import named
 from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, source_name

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tpucache.errors import DependencyError, SampleError, SourceError, UsageError
-from tpucache.imports import load_callable
+from tpucache.native import Array
+from tpucache.plugins import load_callable
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import BOXES, IMAGE, MASK
-from tpucache.types import Array
 from tpucache.warmup.sources.folder import FolderSource, read_file
 from tpucache.warmup.sources.labels import LABEL_NAMES, labels_of_values
 from tpucache.warmup.sources.source import (

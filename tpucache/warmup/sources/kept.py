@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from tpucache.store.files import read_file, write_atomically
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json
 
 Files = Mapping[str, int]
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tpucache.errors import SourceError
-from tpucache.redact import PREDICTION_COLUMNS, SEPARATOR, from_heading, part_names
+from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, from_heading, part_names
 from tpucache.warmup.sources.cells import CsvTable, are_names, in_order, to_number
 from tpucache.warmup.sources.source import Column, Label, column_names
 

@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DependencyError, SampleError, SourceError, TpucacheError
+from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.types import Array
 from tpucache.warmup.sources.folder import find_parts, read_below
 from tpucache.warmup.sources.labels import (
     LABEL_NAMES,

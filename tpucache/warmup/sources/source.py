@@ -14,10 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import numpy as np
 
 from tpucache.errors import SourceError, TpucacheError
+from tpucache.native import Array
 from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.samples import IMAGE_COLUMNS
-from tpucache.types import Array
 
 #: The number of a class; one number for each column (several labels, or values to regress); or None.
 Label = int | tuple[float, ...] | None

@@ -25,7 +25,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.files import OpenFile
-from tpucache.strict_json import parse_json
+from tpucache.text import parse_json
 from tpucache.warmup.sources.kept import kept_listings, sources_folder
 from tpucache.warmup.sources.source import Item, Label
 

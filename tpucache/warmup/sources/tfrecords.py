@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DependencyError, SampleError, SourceError
+from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.ahead import open_scanned
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.store.files import open_file
-from tpucache.types import Array
 from tpucache.warmup.sources.labels import tell_of_others
 from tpucache.warmup.sources.source import (
     Item,

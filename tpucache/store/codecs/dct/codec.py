@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tpucache.errors import FormatError
-from tpucache.native import FileRecords
+from tpucache.native import Array, FileRecords
 from tpucache.store.codecs.codec import (
     FieldSpec,
     Numbers,
@@ -29,7 +29,6 @@ from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA, CoefficientLayout, layout_of, repack
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.dct.sparse import Sparse
-from tpucache.types import Array
 
 # Only long matches: short ones make the frame of a sparse form larger, and slower to unpack.
 _ZSTD_PARAMETERS: Final = {

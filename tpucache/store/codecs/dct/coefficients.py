@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError
+from tpucache.native import Array
 from tpucache.store.codecs.codec import doubled, to_rgb, to_uint8
-from tpucache.types import Array
 
 Floats = npt.NDArray[np.float64]
 Chroma = Literal["420", "444"]

@@ -21,10 +21,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tpucache.native import FileRecords, LoopWork, Native, native
+from tpucache.native import Array, FileRecords, LoopWork, Native, native
 from tpucache.store.codecs.codec import Numbers
 from tpucache.store.codecs.dct.sparse import scratch_for, spread
-from tpucache.types import Array
 
 _ZSTD: Final = "libzstd.so.1"
 _LZ4: Final = "liblz4.so.1"

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tpucache.types import Array
+from tpucache.native import Array
 
 SPARSE: Final = "sparse"
 NIBBLES: Final = "nibbles"

@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional
 
 from tpucache.errors import UsageError
-from tpucache.redact import join_names
+from tpucache.native import Array
+from tpucache.text import join_names
 from tpucache.training.learn.losses import binary_cross_entropy, binary_focal, cross_entropy, focal
 from tpucache.training.learn.metrics import class_metrics, multilabel_metrics
 from tpucache.training.learn.tasks.task import Task, Watched, check_matrix, check_numbers, one_hot, smooth, unfit
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

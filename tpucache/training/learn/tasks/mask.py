@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tpucache.errors import UsageError
+from tpucache.native import Array
 from tpucache.store.fields import MASK
 from tpucache.training.learn.losses import OF_SAMPLES, cross_entropy, dice, dice_cross_entropy, focal
 from tpucache.training.learn.metrics import mask_metrics
@@ -24,7 +25,6 @@ from tpucache.training.learn.tasks.task import (
     smooth,
     unfit,
 )
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

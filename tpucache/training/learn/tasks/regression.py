@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from tpucache.errors import UsageError
-from tpucache.redact import SEPARATOR
+from tpucache.native import Array
+from tpucache.text import SEPARATOR
 from tpucache.training.learn.losses import error
 from tpucache.training.learn.metrics import regression_metrics
 from tpucache.training.learn.tasks.task import Task, Watched, check_matrix
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

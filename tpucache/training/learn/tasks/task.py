@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from tpucache.errors import UsageError
+from tpucache.native import Array
 from tpucache.training.learn.losses import Loss
-from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
