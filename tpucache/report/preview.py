@@ -18,7 +18,7 @@ from tpucache.errors import DependencyError, TpucacheError, UsageError, calling
 from tpucache.native import Array
 from tpucache.report.records import SAMPLES, VARIANTS, Records, class_name, describe_label, variant_name
 from tpucache.store.copying import check_no_cache_file
-from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK, Field
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK
 from tpucache.text import printable
 
 try:
@@ -27,10 +27,7 @@ except ImportError as error:
     raise DependencyError(f"pictures are drawn by Pillow: {error}. `pip install 'pillow>=10.1'`") from error
 
 if TYPE_CHECKING:
-    import torch
-
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.ondevice.modules import Augment
     from tpucache.ondevice.settings import AugmentSettings
 
 Colour = tuple[int, int, int]
@@ -49,7 +46,6 @@ PALETTE: Final[tuple[Colour, ...]] = (
 )
 _OVERLAY: Final = 0.4  # the opacity of a mask's colour
 _PIXELATED: Final = 3.0  # from this scale on, pixels are shown as squares
-_SHARPER: Final = 2  # keypoints are drawn larger by this factor, then shrunk, which smooths their edges
 _PERCENTILES: Final = (1, 99)  # not the extremes: a few extreme pixels would turn all others black
 _FONT: Final = "DejaVuSans.ttf"
 _INK: Final = (20, 20, 22)
@@ -131,7 +127,7 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, 
     if _has(fields, BOXES, "f", (None, 5)):
         _draw_boxes(image, fields[BOXES], ratio, classes, dense)
     if _has(fields, KEYPOINTS, "f", (None, 3)):
-        image = _with_keypoints(image, fields[KEYPOINTS], ratio, dense)
+        _draw_keypoints(image, fields[KEYPOINTS], ratio, dense)
     return image
 
 
@@ -184,20 +180,14 @@ def _draw_plate(
     draw.text((left + 3, top + high / 2), text, _INK if luma > 140 else _WHITE, font, anchor="lm")
 
 
-def _with_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int) -> Image.Image:
-    """Return the image with a dot for each keypoint that is visible, and the keypoint's number next to it."""
-    # Pillow's circles have rough edges, so they are drawn larger and shrunk.
-    layer = Image.new("RGBA", (image.width * _SHARPER, image.height * _SHARPER))
-    draw = ImageDraw.Draw(layer)
-    font, radius = _font(10 * dense * _SHARPER), 3 * dense * _SHARPER
+def _draw_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int) -> None:
+    """Draw a dot for each keypoint that is visible, and the keypoint's number next to it."""
+    draw, radius = ImageDraw.Draw(image), 3 * dense
     for number in np.flatnonzero(np.isfinite(points).all(axis=1) & (points[:, 2] > 0)).tolist():
-        x, y = (points[number, :2] * ratio * _SHARPER).tolist()
-        box = (x - radius, y - radius, x + radius, y + radius)
-        draw.ellipse(box, PALETTE[number % len(PALETTE)], _WHITE, _SHARPER)
+        x, y = (points[number, :2] * ratio).tolist()
+        draw.circle((x, y), radius, PALETTE[number % len(PALETTE)], _WHITE)
         at = (x + radius + 2, y)
-        draw.text(at, str(number), _WHITE, font, anchor="lm", stroke_width=_SHARPER, stroke_fill=_INK)
-    smooth = layer.resize(image.size, Image.Resampling.BOX)
-    return Image.alpha_composite(image.convert("RGBA"), smooth).convert("RGB")
+        draw.text(at, str(number), _WHITE, _font(10 * dense), anchor="lm", stroke_width=1, stroke_fill=_INK)
 
 
 class Cell(NamedTuple):
@@ -345,9 +335,8 @@ def preview_batch(
 
     The batch has at most `samples` samples. Its images are augmented by the settings `augment`, as on the device, and
     shown without normalisation. Above each image is its label after augmentation; for two mixed images the label has
-    the share of each class. Masks are moved and mixed with their image. Augmentation on the device does not move boxes
-    and keypoints, so they are drawn only if the settings neither move nor mix pixels. If `cache` is a path, and the
-    cache has augmented variants, the batch shows these.
+    the share of each class. Masks move with their image, boxes and keypoints do not: they are drawn only if nothing
+    moves. If `cache` is a path, and the cache has augmented variants, the batch shows these.
 
     Raises UsageError when there is nothing to show or a setting does not fit the images, and NotACacheError,
     FormatError or DamageError for the cache.
@@ -381,7 +370,7 @@ def preview_batch(
 def augmented_batch(
     batch: CachedDataset, settings: AugmentSettings, seed: int
 ) -> tuple[dict[str, Array], Array | None]:
-    """Return a batch's augmented fields by name, and its labels as float rows (None if it has no labels).
+    """Return a batch's augmented fields by name, and its labels, rows of shares if images are mixed; None without.
 
     Images are (batch, height, width, channels), in their dtype.
     """
@@ -391,51 +380,22 @@ def augmented_batch(
     from tpucache.ondevice.draws import draw
     from tpucache.ondevice.modules import Augment
 
-    image = batch.manifest.fields[batch.names.index(IMAGE)]
+    image, statistics = batch.manifest.fields[batch.names.index(IMAGE)], batch.manifest.statistics
     given = next(iter(CachedLoader(batch, len(batch))))
     fields: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {IMAGE: given[0], LABEL: given[1]}
     labels = fields.pop(LABEL)
-    fields[IMAGE] = fields[IMAGE].permute(0, 2, 3, 1)
-    statistics = batch.manifest.statistics
-    height, width, channels = image.shape
+    height, width, _ = image.shape
     augment = Augment(settings, statistics.mean, statistics.std, height, width, torch.device("cpu"), image.dtype)
     draws = torch.from_numpy(draw(settings, seed, 0, len(batch), (height, width)))
-    moved = augment.fields(fields, draws)
-    pixels, targets = augment.mix(moved[IMAGE], augment.views(_targets(labels, len(batch.classes))), draws)
-    spread = torch.tensor([each or 1.0 for each in statistics.std]).view(1, channels, 1, 1)
-    numbers = pixels * spread + torch.tensor(statistics.mean).view(1, channels, 1, 1)
-    shown = {IMAGE: _of_dtype(numbers.permute(0, 2, 3, 1).numpy(), image)}
-    if MASK in moved:
-        shown[MASK] = _mixed_masks(augment, moved, draws)
-    if not (settings.moves or settings.mixes):
-        shown |= {name: moved[name].numpy() for name in (BOXES, KEYPOINTS) if name in moved}
-    return shown, None if batch.table.labels is None else targets.numpy()
-
-
-def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return labels as float32 rows (batch, outputs): class numbers one-hot, where -1 (no label) counts as class 0."""
-    import torch
-
-    if labels.dim() > 1 or labels.is_floating_point():
-        return labels.float().reshape(len(labels), -1)
-    known = labels.clamp(min=0)
-    return torch.nn.functional.one_hot(known, max(classes, int(known.max()) + 1)).float()
-
-
-def _mixed_masks(augment: Augment, moved: Mapping[str, torch.Tensor], draws: torch.Tensor) -> Array:
-    """Return the mixed masks, uint8 (batch, height, width, 1): for each pixel, the class with the largest share."""
-    import torch
-
-    masks = moved[MASK][..., 0].long()
-    shares = torch.nn.functional.one_hot(masks, int(masks.max()) + 1).permute(0, 3, 1, 2).float()
-    _, mixed = augment.mix(moved[IMAGE], shares, draws)
-    classes: Array = mixed.argmax(1)[..., None].to(torch.uint8).numpy()
-    return classes
-
-
-def _of_dtype(numbers: Array, image: Field) -> Array:
-    kind = np.dtype(image.dtype)
-    if kind.kind == "f":
-        return numbers
-    limits = np.iinfo(kind)
-    return np.asarray(np.rint(numbers).clip(limits.min, limits.max), kind)
+    moved = augment.fields({**fields, IMAGE: fields[IMAGE].permute(0, 2, 3, 1)}, draws)
+    labels = augment.views(labels)
+    if settings.mixes:
+        is_class = labels.dim() == 1 and not labels.is_floating_point()
+        targets = torch.nn.functional.one_hot(labels.clamp(min=0), max(1, len(batch.classes))) if is_class else labels
+        moved[IMAGE], labels = augment.mix(moved[IMAGE], targets.float().reshape(len(targets), -1), draws)
+    numbers = moved[IMAGE].permute(0, 2, 3, 1).numpy() * [each or 1.0 for each in statistics.std] + statistics.mean
+    if (kind := np.dtype(image.dtype)).kind != "f":
+        numbers = np.rint(numbers).clip(np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
+    drawn = () if settings.mixes else (MASK,) if settings.moves else (MASK, BOXES, KEYPOINTS)
+    shown = {IMAGE: numbers, **{name: moved[name].numpy() for name in drawn if name in moved}}
+    return shown, None if batch.table.labels is None else labels.numpy()
