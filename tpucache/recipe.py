@@ -15,8 +15,8 @@ from tpucache.errors import FormatError, RecipeError
 from tpucache.geometry import Coordinates, Fit
 from tpucache.options import option
 from tpucache.store.codecs import ARRAY_CODECS, CODECS, IMAGE_CODECS
-from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA
-from tpucache.store.fields import IMAGE, Field, check_bands
+from tpucache.store.codecs.dct.coefficients import CHROMA
+from tpucache.store.fields import IMAGE, Field
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest
 from tpucache.text import Between, misfit
@@ -43,7 +43,6 @@ SHARED: Final = (
     "codec",
     "quality",
     "chroma",
-    "bands",
     "mode",
     "max_boxes",
     "mask_values",
@@ -55,7 +54,6 @@ _ADDED: Final[Mapping[str, Any]] = {
     "coordinates": None,
     "white_level": None,
     "chroma": None,
-    "bands": None,
     "mode": "rgb",
     "max_pixels": None,
     "mask_values": "keep",
@@ -73,12 +71,10 @@ class Recipe:
     variants, in addition to the clean one. `augment` is a preset's name, a YAML or JSON file of
     `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default 95), dct-zstd and
     dct-lz4 (default 90), or the compression level of png and zstd. `chroma` is the resolution of the colours in
-    dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores the frequencies of dct-zstd and dct-lz4 in separate
-    shards, so that smaller images need only part of the bytes: (2, 4, 8) are the frequencies of a quarter, of half and
-    of the whole size. `shard_mb` is the target size of a shard in MiB. `exact` decodes JPEG files at full scale;
-    otherwise they are decoded at the smallest scale of at least twice the size. `max_boxes` is the number of boxes that
-    a record has room for, if the source has boxes. `max_blocks` limits the number of shards of each variant, or of each
-    of its bands; if it is too low for `shard_mb`, the shards become larger.
+    dct-zstd and dct-lz4: "420" (default) or "444". `shard_mb` is the target size of a shard in MiB. `exact` decodes
+    JPEG files at full scale; otherwise they are decoded at the smallest scale of at least twice the size. `max_boxes`
+    is the number of boxes that a record has room for, if the source has boxes. `max_blocks` limits the number of shards
+    of each variant; if it is too low for `shard_mb`, the shards become larger.
 
     `coordinates` says what masks, boxes and keypoints refer to: the image as `displayed`, turned by its EXIF
     orientation, or as `stored`. With None, if the two differ, samples with boxes or keypoints are refused, and samples
@@ -114,12 +110,6 @@ class Recipe:
         "resolution of the colours in dct-zstd and dct-lz4: 420 is half in both directions, as in most JPEG files; "
         "444 is full, for drawings and text",
         choices=CHROMA,
-    )
-    bands: tuple[int, ...] | None = option(
-        None,
-        "store the frequencies of dct-zstd and dct-lz4 in separate shards: with 2,4,8, fewer bytes are read for images "
-        "of a quarter or half of the size",
-        metavar="F,F,8",
     )
     shard_mb: Annotated[int, Between(1, 1 << 16)] = option(
         DEFAULT_SHARD_MB, "target size of a shard, in MiB", metavar="N"
@@ -173,7 +163,6 @@ class Recipe:
         if wrong := misfit(vars(self), Recipe):
             raise RecipeError(wrong)
         self._check_pixels()
-        self._check_bands()
         self._check_grey()
 
     def _check_grey(self) -> None:
@@ -185,18 +174,6 @@ class Recipe:
             raise RecipeError(
                 f"the mode grey needs a codec that stores images of one channel, not {self.codec!r}: {error}"
             ) from error
-
-    def _check_bands(self) -> None:
-        if self.bands is None:
-            return
-        try:
-            bands = tuple(self.bands)
-            fine = all(_whole(band, 1, BLOCK) for band in bands) and bands[-1:] == (BLOCK,)
-            check_bands(self.codec, bands)
-        except (FormatError, TypeError) as error:
-            raise RecipeError(f"bands cannot be {self.bands!r}: {error}") from error
-        self._check("bands", fine, f"ascending frequencies that end with {BLOCK}, as (2, 4, 8)")
-        object.__setattr__(self, "bands", bands)
 
     def _check_pixels(self) -> None:
         if self.mode == "keep" and not CODECS[self.codec].holds_any_array:
@@ -233,7 +210,6 @@ class Recipe:
             quality=None if codec.default_quality is None else self.quality or codec.default_quality,
             chroma=(self.chroma or codec.chromas[0]) if codec.chromas else None,
             packing=codec.packing,
-            bands=self.bands,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,9 +217,7 @@ class Recipe:
         colours = None if self.mask_colours is None else list(self.mask_colours)
         # How masks are refused does not change records.
         decided = {"size": list(self._size), "mask_values": self.mask_values or "keep", "mask_colours": colours}
-        content = {**dataclasses.asdict(self), **decided}
-        bands = content.pop("bands")
-        return content if bands is None else {**content, "bands": list(bands)}
+        return {**dataclasses.asdict(self), **decided}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Recipe:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tpucache.store.fields import Field
 from tpucache.store.files import sha256_file
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, Part, shard_name
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Strings, encode_columns
 
@@ -36,9 +36,7 @@ def write_huge(directory: Path, records: int, image: Field, shard_bytes: int = 1
     }
     (directory / SAMPLES_NAME).write_bytes(encode_columns(columns))
     shards = tuple(
-        ShardEntry(
-            shard_name(Part(0), block), shard_bytes, "0" * 64, 0, block, first, min(each, records - first), "0" * 64
-        )
+        ShardEntry(shard_name(0, block), shard_bytes, "0" * 64, 0, block, first, min(each, records - first), "0" * 64)
         for block, first in enumerate(range(0, records, each))
     )
     paths = [directory / name for name in (INDEX_NAME, SAMPLES_NAME)]

@@ -29,7 +29,6 @@ _VERSIONS: Final = "raw, two versions"
 KINDS: Final = {
     "raw": Recipe(size=8),
     "dct-lz4": Recipe(size=16, codec="dct-lz4", variants=1),
-    "dct-zstd in bands": Recipe(size=16, codec="dct-zstd", bands=(2, 4, 8)),
     _VERSIONS: Recipe(size=8),
 }
 

@@ -114,13 +114,6 @@ def test_a_codec_changes_few_bits(tmp_path: Path, codec: str) -> None:
     assert all(pairs_of_bits(one.words[at], two.words[at]) < 16 for at in range(3))
 
 
-def test_bands_of_frequencies_are_all_read(tmp_path: Path) -> None:
-    arrays = [picture(seed) for seed in range(3)]
-    for bands, folder in ((None, "whole"), ((2, 4, 8), "bands")):
-        build_cache(Arrays(arrays), tmp_path / folder, Recipe(size=64, codec="dct-zstd", bands=bands), jobs=1)
-    assert np.array_equal(hashes(tmp_path / "whole").words, hashes(tmp_path / "bands").words)
-
-
 def test_records_without_images_are_refused(tmp_path: Path) -> None:
     tokens = [np.arange(8, dtype=np.int32)] * 3
     build_cache(Arrays(tokens, "tokens"), tmp_path / "cache", Recipe(size=16), jobs=1)

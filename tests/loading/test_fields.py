@@ -15,7 +15,7 @@ from tpucache import CachedDataset, CachedLoader, DamageError, FormatError, Reci
 from tpucache.store import cache
 from tpucache.store.codecs import encode, pictures
 from tpucache.store.fields import Field, RecordLayout
-from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, Part, shard_name
+from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Strings, encode_columns
 from tpucache.store.writer import ShardWriter
@@ -41,7 +41,7 @@ def make_cache(directory, fields):
     """Write a cache of SAMPLES random samples of these fields; return their arrays by field."""
     rng = np.random.default_rng(3)
     arrays = {field.name: (rng.random((SAMPLES, *field.shape)) * 200).astype(field.dtype) for field in fields}
-    name = shard_name(Part(0), 0)
+    name = shard_name(0, 0)
     layout = RecordLayout(fields)
     with ShardWriter(directory / "aside") as writer:
         for at in range(SAMPLES):
@@ -131,8 +131,8 @@ def test_for_one_field_the_others_are_neither_read_nor_decoded(tmp_path, monkeyp
     read, decoded, preadv = [], [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read.append(sum(map(len, buffers))) or preadv(
         file, buffers, at))  # fmt: skip
-    decode = cache.decode_bands
-    monkeypatch.setattr(cache, "decode_bands", lambda field, *rest: decoded.append(field.name) or decode(
+    decode = cache.decode_into
+    monkeypatch.setattr(cache, "decode_into", lambda field, *rest: decoded.append(field.name) or decode(
         field, *rest))  # fmt: skip
     (masks,) = CachedDataset(tmp_path).field_batches("mask")
     assert np.array_equal(masks, arrays["mask"])
@@ -202,7 +202,7 @@ def test_lengths_that_no_memory_holds_are_damage(photos, tmp_path):
 
 def test_a_record_that_does_not_decode_is_an_error_of_ours(tmp_path):
     make_cache(tmp_path, MIXED["encoded"])
-    shard = tmp_path / shard_name(Part(0), 0)
+    shard = tmp_path / shard_name(0, 0)
     data = bytearray(shard.read_bytes())
     at = data.index(b"\x89PNG")
     data[at : at + 40] = bytes(40)

@@ -139,7 +139,7 @@ def test_a_device_is_given_the_low_frequencies_and_makes_the_same_image(cache: P
     dataset = CachedDataset(cache, resolution=32)
     finish = decoder(dataset)
     field = CachedDataset(cache).manifest.fields[0]
-    low = layout_of(field.shape, field.quality or 0, field.chroma, (4,)).nbytes
+    low = layout_of(field.shape, field.quality or 0, field.chroma, 4).nbytes
     for host, packed in zip(CachedLoader(dataset, 8), CachedLoader(dataset, 8, finish="device"), strict=True):
         assert packed["image"].shape == (len(host["image"]), low)
         made = finish(packed["image"])

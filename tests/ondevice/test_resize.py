@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,30 +124,14 @@ def test_low_frequencies_alone_are_packed_as_those_of_the_whole(layout: Coeffici
     shape = layout.height, layout.width, layout.channels
     images = [random.integers(0, 256, shape, np.uint8), scene(*shape)]
     whole = np.stack([np.frombuffer(coefficients.pack(image, layout), np.uint8) for image in images])
-    low = repack(whole, layout, (frequencies,))
-    kept = layout_of(shape, layout.quality, layout.chroma, (frequencies,))
+    low = repack(whole, layout, frequencies)
+    kept = layout_of(shape, layout.quality, layout.chroma, frequencies)
     assert low.shape == (2, kept.nbytes)
     for row, part in zip(whole, low, strict=True):
         expected = made(CoefficientDecoder(layout, frequencies=frequencies), row)
         assert np.array_equal(made(CoefficientDecoder(kept), part), expected)
         assert abs(coefficients.unpack(part.tobytes(), kept).astype(int) - expected).max() <= 1
     assert frequencies < 8 or np.array_equal(low, whole)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("bands", [(2, 4, 8), (1, 8), (3, 5, 6, 7, 8), (1, 2)], ids=str)
-def test_bands_hold_what_the_whole_holds(layout: CoefficientLayout, bands: tuple[int, ...]) -> None:
-    random = np.random.default_rng(2)
-    image = random.integers(0, 256, (layout.height, layout.width, layout.channels), np.uint8)
-    whole = np.frombuffer(coefficients.pack(image, layout), np.uint8)[None]
-    banded = replace(layout, bands=bands)
-    packed = np.frombuffer(coefficients.pack(image, banded), np.uint8)
-    assert np.array_equal(repack(whole, layout, bands)[0], packed)
-    assert np.array_equal(repack(packed[None], banded, bands[-1:]), repack(whole, layout, bands[-1:]))
-    expected = made(CoefficientDecoder(layout, frequencies=bands[-1]), whole[0])
-    assert np.array_equal(made(CoefficientDecoder(banded), packed), expected)
-    beginning = replace(layout, bands=bands[:1])
-    assert np.array_equal(packed[: beginning.nbytes], repack(whole, layout, bands[:1])[0])
 
 
 def test_one_module_makes_many_sizes_and_keeps_what_it_made() -> None:

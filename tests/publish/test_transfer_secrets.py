@@ -110,7 +110,7 @@ def test_commands_print_no_secret(cache, served, tmp_path, capsys, monkeypatch):
     assert main(["fetch", url, str(tmp_path / "fetched"), "--json"]) == 0
     monkeypatch.setattr(
         "tpucache.publish.transfer.push_cache",
-        lambda cache, url, report, resolution, hashes: fetch_cache(url, tmp_path / "b"),
+        lambda cache, url, report, hashes: fetch_cache(url, tmp_path / "b"),
     )
     for options in ([], ["--json"]):
         assert main(["push", str(cache), url, *options]) == 0

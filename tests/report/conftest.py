@@ -18,7 +18,7 @@ from scripts.browser import open_browser
 from scripts.commands import CommandError
 from tpucache.store.codecs import encode
 from tpucache.store.fields import Field, RecordLayout
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, Part, shard_name
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
@@ -52,7 +52,7 @@ def write_cache(
     shards, runs = [], []
     layout = RecordLayout(tuple(fields))
     for variant, records in enumerate(variants):
-        name = shard_name(Part(variant), 0)
+        name = shard_name(variant, 0)
         with ShardWriter(directory / f"{name}.tmp") as writer:
             for number, record in enumerate(records):
                 writer.append(number, layout.join([encode(field, record[field.name]) for field in fields]))

@@ -15,7 +15,7 @@ import pytest
 from patience import PATIENCE
 
 from tpucache.store.fields import Field, RecordLayout
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, Part, shard_name
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Strings, encode_columns
 from tpucache.store.writer import ShardWriter
@@ -33,7 +33,7 @@ def write_cache(directory: Path, variants: Variants, block: int = 3, numbers: Se
     runs = [np.zeros(0, INDEX_DTYPE)]
     for variant, records in enumerate(variants):
         for first in range(0, samples, block):
-            name = shard_name(Part(variant), first // block)
+            name = shard_name(variant, first // block)
             with ShardWriter(directory / f"{name}.tmp") as writer:
                 for key, record in zip(keys[first : first + block], records[first : first + block], strict=True):
                     writer.append(key, record)

@@ -33,7 +33,7 @@ FREE = ("recipe", "source", "created_by")
 
 
 def shard(variant: int, block: int, first: int, records: int, sha256: str = SHA) -> ShardEntry:
-    return ShardEntry(fmt.shard_name(fmt.Part(variant), block), 8192, sha256, variant, block, first, records, sha256)
+    return ShardEntry(fmt.shard_name(variant, block), 8192, sha256, variant, block, first, records, sha256)
 
 
 def example() -> Manifest:
@@ -376,6 +376,15 @@ def test_a_key_that_is_there_twice_is_refused(key: str) -> None:
     at = text.index(f'"{key}"')
     with pytest.raises(FormatError, match=f"the key '{key}' is there twice"):
         Manifest.from_json(f'{text[:at]}"{key}": null, {text[at:]}')
+
+
+@pytest.mark.parametrize("version", [7, 8])
+def test_a_cache_with_bands_of_frequencies_is_refused(version: int) -> None:
+    content = json.loads(example().to_json())
+    content["version"] = version
+    content["fields"][0]["bands"] = [2, 4, 8]
+    with pytest.raises(FormatError, match="frequency bands, which are no longer read: build the cache again"):
+        Manifest.from_json(json.dumps(content))
 
 
 def test_a_saved_manifest_is_loaded(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from patience import PATIENCE
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile
-from tpucache.store.format import INDEX_DTYPE, Part, shard_name
+from tpucache.store.format import INDEX_DTYPE, shard_name
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import Numbers, Rows, ShardReader, _extents
 from tpucache.store.verify import verify_cache
@@ -64,7 +64,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ShardEntr
     directory = tmp_path_factory.mktemp("many")
     entries, rows = [], []
     for number in range(MANY):
-        name = shard_name(Part(0), number)
+        name = shard_name(0, number)
         records = [b"%06d" % (10 * number + at) for at in range(3)]
         (directory / name).write_bytes(b"".join(records))
         entries.append(ShardEntry(name, 18, "0" * 64, 0, number, 3 * number, 3, "0" * 64))

@@ -44,10 +44,10 @@ GROWING = TrainSettings(
 
 
 @pytest.fixture(scope="module")
-def banded(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The photographs at 64x64 in bands. Not to be written to."""
-    cache = tmp_path_factory.mktemp("banded") / "cache"
-    build_cache(photos, cache, Recipe(size=64, codec="dct-lz4", bands=(2, 4, 8)), jobs=1)
+def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs at 64x64. Not to be written to."""
+    cache = tmp_path_factory.mktemp("sizes") / "cache"
+    build_cache(photos, cache, Recipe(size=64, codec="dct-lz4"), jobs=1)
     return cache
 
 
@@ -90,8 +90,8 @@ def test_what_is_no_plan_of_sizes_is_refused(given: dict[str, Any], words: str) 
         TrainSettings(**given)
 
 
-def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(banded: Path) -> None:
-    dataset = CachedDataset(banded)
+def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(cache: Path) -> None:
+    dataset = CachedDataset(cache)
     base = dataset.in_resolution(48)
     each = GROWING.steps_per_epoch(len(base))
     draw = drawer(GROWING, base)
@@ -128,8 +128,8 @@ class _Stop:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", [*thorough(1, 3), 2])
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(banded: Path, tmp_path: Path, epoch: int) -> None:
-    dataset = CachedDataset(banded)
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(cache: Path, tmp_path: Path, epoch: int) -> None:
+    dataset = CachedDataset(cache)
     train_set, valid_set = dataset.select(range(100)), dataset.select(range(100, 140))
     quick = RunOptions(replay=False)
     whole = train(tmp_path / "whole", GROWING, train_set, valid_set, CpuDevice(), quick)
@@ -155,11 +155,11 @@ def resumed(options: RunOptions) -> RunOptions:
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.xla
-def test_each_size_is_compiled_once(banded: Path, tmp_path: Path, python: Callable[..., Any]) -> None:
+def test_each_size_is_compiled_once(cache: Path, tmp_path: Path, python: Callable[..., Any]) -> None:
     run = tmp_path / "run"
     options = ["--model", "tiny_models:tiny", "--epochs", "6", "--batch-size", "16", "--valid", "0.2"]
     options += ["--backend", "xla", "--grow", "32:0.5,64", "--flip"]
-    done = python("-m", "tpucache", "train", banded, "--run", run, *options)
+    done = python("-m", "tpucache", "train", cache, "--run", run, *options)
     assert done.returncode == 0, done.stderr
     pace = json.loads((run / "report.json").read_text())["pace"]
     assert pace["compiles"] == 0
@@ -169,13 +169,13 @@ def test_each_size_is_compiled_once(banded: Path, tmp_path: Path, python: Callab
     assert "32 pixels:" in done.stdout
 
 
-def test_predictions_are_made_in_the_size_of_the_evaluation(banded: Path, tmp_path: Path) -> None:
+def test_predictions_are_made_in_the_size_of_the_evaluation(cache: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ["--model", "tiny_models:tiny", "--epochs", "1", "--batch-size", "16", "--lr", "0.1", "--size", "32"]
-    options += ["--backend", "torch", "--valid", str(banded)]
-    assert main(["train", str(banded), "--run", str(run), *options]) == 0
+    options += ["--backend", "torch", "--valid", str(cache)]
+    assert main(["train", str(cache), "--run", str(run), *options]) == 0
     output, trust = tmp_path / "found.csv", ["--trust", "tiny_models:tiny"]
-    assert main(["predict", str(run), str(banded), "-o", str(output), "--backend", "torch", *trust]) == 0
+    assert main(["predict", str(run), str(cache), "-o", str(output), "--backend", "torch", *trust]) == 0
     rows = list(csv.DictReader(output.read_text().splitlines()))
     report = json.loads((run / "report.json").read_text())
     right = sum(row["label"] == row["prediction"] for row in rows) / len(rows)
@@ -183,8 +183,8 @@ def test_predictions_are_made_in_the_size_of_the_evaluation(banded: Path, tmp_pa
 
 
 @pytest.mark.thorough
-def test_folds_are_predicted_in_the_size_of_their_runs(banded: Path, tmp_path: Path) -> None:
-    cache, run = Path(shutil.copytree(banded, tmp_path / "cache")), tmp_path / "run"
+def test_folds_are_predicted_in_the_size_of_their_runs(cache: Path, tmp_path: Path) -> None:
+    cache, run = Path(shutil.copytree(cache, tmp_path / "cache")), tmp_path / "run"
     folds = [number % 2 for number in range(len(CachedDataset(cache)))]
     table = tmp_path / "folds.csv"
     rows = zip(CachedDataset(cache).paths, folds, strict=True)
@@ -203,15 +203,15 @@ def test_folds_are_predicted_in_the_size_of_their_runs(banded: Path, tmp_path: P
             assert float(row[name]) == pytest.approx(float(found[row["path"]][name]), abs=1e-4)
 
 
-def test_a_range_test_has_one_size(banded: Path) -> None:
-    dataset = CachedDataset(banded).select(range(40))
+def test_a_range_test_has_one_size(cache: Path) -> None:
+    dataset = CachedDataset(cache).select(range(40))
     settings = replace(GROWING, epochs=8, valid_size=None, grow="32:0.1,64")
     learner = Learner(settings, dataset.in_resolution(64), _task(dataset), CpuDevice())
     assert len(_losses(learner, dataset.in_resolution(64), [1e-4] * 12, StopRequest())) == 12
 
 
-def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(banded: Path, tmp_path: Path) -> None:
-    dataset = CachedDataset(banded)
+def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(cache: Path, tmp_path: Path) -> None:
+    dataset = CachedDataset(cache)
     settings = replace(GROWING, valid_size=64, grow="32:0.3,256:0.6,64")
     with pytest.raises(UsageError, match="not 256x256"):
         train(tmp_path / "run", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
@@ -230,16 +230,16 @@ def test_images_of_other_codecs_are_refused_with_what_to_do(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_data_of_a_run_have_the_size_of_its_evaluation(banded: Path) -> None:
-    dataset = CachedDataset(banded)
+def test_the_data_of_a_run_have_the_size_of_its_evaluation(cache: Path) -> None:
+    dataset = CachedDataset(cache)
     data = prepare_data(GROWING, dataset.select(range(100)), dataset.select(range(100, 140)), CpuDevice())
     assert data.valid_set is not None
     assert data.train_set.resolution == data.valid_set.resolution == 48
     assert (len(data.train_set), len(data.valid_set)) == (100, 40)
 
 
-def test_the_size_of_the_evaluation_leaves_training_images_as_they_are(banded: Path, tmp_path: Path) -> None:
-    dataset = CachedDataset(banded)
+def test_the_size_of_the_evaluation_leaves_training_images_as_they_are(cache: Path, tmp_path: Path) -> None:
+    dataset = CachedDataset(cache)
     parts = dataset.select(range(100)), dataset.select(range(100, 140))
     # The channels' statistics are those of the images in the evaluation.
     settings = replace(GROWING, epochs=1, grow=None, valid_size=None, mean=(127.0,) * 3, std=(60.0,) * 3)

@@ -269,25 +269,6 @@ def shown_in(cache: Path, variant: int) -> tuple[list[str], CachedDataset]:
     return dataset.paths, dataset
 
 
-@pytest.mark.thorough
-def test_records_in_bands_are_deleted_repaired_and_compacted_as_others(root: Path) -> None:
-    cache = root / "bands"
-    build_cache(root / "source", cache, Recipe(size=8, codec="dct-zstd", bands=(4, 8)), jobs=1)
-    before = contents(cache)["shown"]
-    delete_samples(cache, paths=["a/00.png", "b/11.png"])
-    expected = {path: item for path, item in before.items() if path not in ("a/00.png", "b/11.png")}
-    assert contents(cache)["shown"] == expected
-    assert verify_cache(cache) == []
-    shard = cache / "v00-00000-1.lmdb"
-    data = shard.read_bytes()
-    shard.write_bytes(data[:-1])
-    repair_cache(root / "source", cache, jobs=1)
-    assert shard.read_bytes() == data
-    compact_cache(cache)
-    assert contents(cache)["shown"] == expected
-    assert verify_cache(cache) == []
-
-
 def test_nothing_of_a_deleted_sample_is_left_after_compact(root: Path) -> None:
     cache = root / "cache"
     pixels = CachedDataset(cache)

@@ -239,7 +239,7 @@ def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSetti
 
 def add_reading(command: argparse.ArgumentParser) -> None:
     """Add the options --resolution, --threads, --in-memory and --stage to a command."""
-    add_resolution(command, "decode images to this size, and read only the frequencies that it needs")
+    add_resolution(command, "decode images to this size, and send only the frequencies that it needs")
     add_memory(command)
     command.add_argument(
         "--stage", type=local_path, metavar="DIR", help="copy the cache to this folder first, such as /dev/shm"
@@ -278,21 +278,17 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
         raise UsageError(
             "--stage copies a folder. The records of a cache at a URL are kept in --cache-dir: leave --stage out"
         )
-    from tpucache.loading.reading.views import bands_for
     from tpucache.progress import Progress
     from tpucache.store.cache import Cache
     from tpucache.store.copying import stage_cache
 
-    manifest, resolution = Cache.open(cache).manifest, options.resolution
-    bands = len(manifest.layouts) if resolution is None else bands_for(manifest, resolution)
-    total = sum(entry.bytes for entry in (*manifest.tables, *(each for each in manifest.shards if each.band < bands)))
-    with Progress(total, "stage", "bytes") as progress:
+    with Progress(Cache.open(cache).manifest.total_bytes, "stage", "bytes") as progress:
 
         def show(done: int, _: int) -> None:
             progress.advance_to(done)
             check()
 
-        return stage_cache(cache, options.stage, show, bands)
+        return stage_cache(cache, options.stage, show)
 
 
 def in_memory(options: argparse.Namespace) -> InMemory:
@@ -352,11 +348,6 @@ def list_of(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
     values.__name__ = f"list of {read.__name__}"  # argparse shows this name in an error
     return values
-
-
-def bands(text: str) -> tuple[int, ...]:
-    """Parse whole numbers, separated by commas."""
-    return tuple(map(int, text.split(",")))
 
 
 def colours(text: str) -> tuple[str, ...]:

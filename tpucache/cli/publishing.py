@@ -11,7 +11,6 @@ from tpucache.cli.arguments import (
     add_command,
     add_json,
     add_options,
-    add_resolution,
     from_options,
     local_path,
     seconds,
@@ -102,7 +101,7 @@ def fetch(options: argparse.Namespace) -> int:
     from tpucache.publish.transfer import fetch_cache
 
     with LateProgress("fetch", "bytes") as transfer:
-        manifest = fetch_cache(options.url, options.directory, transfer.show, options.resolution)
+        manifest = fetch_cache(options.url, options.directory, transfer.show)
     _show_copy(options, str(options.directory), manifest)
     return 0
 
@@ -124,7 +123,7 @@ def push(options: argparse.Namespace) -> int:
         _show_copy(options, shown(options.url), manifest)
         return 0
     with LateProgress("push", "bytes") as transfer:
-        manifest = push_cache(options.cache, options.url, transfer.show, options.resolution, hashes=options.hashes)
+        manifest = push_cache(options.cache, options.url, transfer.show, hashes=options.hashes)
     _show_copy(options, shown(options.url), manifest)
     return 0
 
@@ -200,7 +199,6 @@ def add(commands: Any) -> None:
     command = add_command(commands, fetch, "gs://bucket/train cache/train")
     command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
     command.add_argument("directory", metavar="DIR", help="the folder to write, new or empty; run again to continue")
-    add_resolution(command, "copy only the bands of frequencies that images of this size need")
     add_json(command)
     command = add_command(commands, push, "cache/train gs://bucket/train")
     add_cache(command)
@@ -215,7 +213,6 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--hashes", action="store_true", help="also send the hashes of all pictures, by which `compare` finds copies"
     )
-    add_resolution(command, "send only the bands of frequencies that images of this size need")
     command = add_command(commands, cached, "--json")
     add_json(command)
     command.add_argument(

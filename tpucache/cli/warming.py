@@ -17,7 +17,6 @@ from tpucache.cli.arguments import (
     add_config,
     add_json,
     add_options,
-    bands,
     cache,
     cache_place,
     colours,
@@ -469,7 +468,7 @@ def add(commands: Any) -> None:
 
 
 def _add_content(command: argparse.ArgumentParser) -> None:
-    add_options(command, Recipe, parsers={"size": size, "bands": bands, "mask_colours": colours})
+    add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
     command.add_argument(
         "--like",
         type=cache,

@@ -77,14 +77,13 @@ def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
 
 @dataclass(frozen=True)
 class _Records:
-    """The clean records of samples, each stored in one or several parts (bands).
+    """The clean records of samples: their rows of the cache's index.
 
-    `bands` has, for each band, the rows of the cache's index that belong to the samples. `keys` has the length (high 32
-    bits) and the CRC-32 (low 32 bits) of each sample's record in the first band.
+    `keys` has the length (high 32 bits) and the CRC-32 (low 32 bits) of each sample's record.
     """
 
     cache: Cache
-    bands: list[Array]
+    rows: Array
     keys: npt.NDArray[np.uint64]
 
     @classmethod
@@ -92,13 +91,12 @@ class _Records:
         """Return the records of the samples in the cache's first variant, which is the clean one if there is one."""
         cache, positions = opened(dataset)
         chosen = np.arange(cache.manifest.samples) if positions is None else positions
-        variant, layouts = cache.manifest.variants[0], cache.manifest.layouts
-        bands = [cache.index[cache.rows(variant, chosen, band)] for band in range(len(layouts))]
-        lengths, sums = (bands[0][name].astype(np.uint64) for name in ("length", "crc32"))
-        return cls(cache, bands, lengths << np.uint64(32) | sums)
+        rows = cache.index[cache.rows(cache.manifest.variants[0], chosen)]
+        lengths, sums = (rows[name].astype(np.uint64) for name in ("length", "crc32"))
+        return cls(cache, rows, lengths << np.uint64(32) | sums)
 
-    def read(self, place: int) -> list[bytes]:
-        return [bytes(self.cache.reader.read(rows[place])) for rows in self.bands]
+    def read(self, place: int) -> bytes:
+        return bytes(self.cache.reader.read(self.rows[place]))
 
 
 def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:

@@ -103,8 +103,7 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
         unit = float(np.mean(manifest.statistics.std or (0.0,))) / _USUAL_STD
         base = float(np.mean(manifest.statistics.mean or (0.0,))) - 2 * _USUAL_STD * unit
     step = max(1, _BATCH_BYTES // max(1, image.nbytes))
-    bands = [band * cache.rows_a_band for band in range(len(manifest.layouts))]
-    windows = (np.concatenate([rows[at : at + step] + band for band in bands]) for at in range(0, len(rows), step))
+    windows = (rows[at : at + step] for at in range(0, len(rows), step))
     found = _empty(cache.samples.numbers[positions])
 
     def work(start: int) -> int:
@@ -117,7 +116,7 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
         return len(some)
 
     if (arriving := cache.reader.arriving) is not None:
-        arriving.expect(work, manifest.variants[:1], len(bands), lambda: windows)
+        arriving.expect(work, manifest.variants[:1], lambda: windows)
     done = 0
     for count in _in_threads(work, range(0, len(rows), step), threads):
         done += count

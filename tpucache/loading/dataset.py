@@ -554,14 +554,12 @@ class CachedDataset(Dataset[Item]):
         arriving = reader.cache.reader.arriving
         if arriving is None:
             return
-        bands = len(self.manifest.layouts)
 
         def numbers(asked: Windows) -> Iterator[Numbers]:
-            needed = (reader.not_in_memory(self._rows(*window)) for window in asked())
-            return (reader.in_all_bands(each) for each in needed)
+            return (reader.not_in_memory(self._rows(*window)) for window in asked())
 
         further_numbers = None if further is None else functools.partial(numbers, further)
-        arriving.expect(owner, self._selection.variants, bands, functools.partial(numbers, windows), further_numbers)
+        arriving.expect(owner, self._selection.variants, functools.partial(numbers, windows), further_numbers)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to read these samples' records from the disk ahead."""

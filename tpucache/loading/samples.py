@@ -160,16 +160,15 @@ class Selection:
 
     @property
     def shards(self) -> list[ShardEntry]:
-        """The shards of the variants and frequency bands that are read, sorted by name."""
-        used, bands = self.variants, len(self.manifest.layouts)
-        shards = (entry for entry in self.manifest.shards if entry.variant in used and entry.band < bands)
-        return sorted(shards, key=lambda entry: entry.name)
+        """The shards of the variants that are read, sorted by name."""
+        used = self.variants
+        return sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda entry: entry.name)
 
     @property
     def mean_record_bytes(self) -> int:
         """The mean size of a record on disk in bytes, over the variants that are read."""
         shards = self.shards
-        records = sum(entry.records for entry in shards if not entry.band)
+        records = sum(entry.records for entry in shards)
         return max(1, sum(entry.bytes for entry in shards) // max(1, records))
 
     @property

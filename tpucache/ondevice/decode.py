@@ -170,7 +170,7 @@ class CoefficientDecoder(PackedDecoder):
         `frequencies` is how many frequencies of each block to use in each direction, by default all stored ones.
         """
         self.layout = layout
-        self.frequencies = min(frequencies or BLOCK, layout.bands[-1])
+        self.frequencies = min(frequencies or BLOCK, layout.frequencies)
         super().__init__((layout.height, layout.width), resize)
         for number, plane in enumerate(layout.planes):
             table = plane.table[: self.frequencies, : self.frequencies]
@@ -324,65 +324,40 @@ def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
     return nibbles - 16 * library.cast(nibbles >= 8, "float32")
 
 
-def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[list[Array]]:
+def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[tuple[Array, Array]]:
     """Return, for each plane, the low bits and the high bits of its coefficients, (batch, rows, columns) each."""
-    found: list[list[Array]] = []
-    at = 0
-    for band in layout.parts:
-        # int8 keeps the bits of uint8 unchanged.
-        low = library.cast(library.cast(packed[:, at : at + band.low_bytes], "int8"), "float32")
-        pairs = library.cast(packed[:, at + band.low_bytes : at + band.low_bytes + band.high_bytes], "float32")
-        second = library.functions.floor(pairs / 16)
-        nibbles = _signed_nibbles(library, library.functions.concatenate([pairs - 16 * second, second], 1))
-        at += band.low_bytes + band.high_bytes
-        place = filled = 0
-        for number, (plane, parts, wide) in enumerate(zip(layout.planes, band.low, band.high, strict=True)):
-            blocks = []
-            for part in parts:
-                blocks.append(low[:, place : place + part.size].reshape(-1, *part.shape))
-                place += part.size
-            count = sum(part.size for part in wide)
-            high = _spread(library, nibbles[:, filled : filled + count], blocks, parts, plane, wide)
-            filled += count
-            if band.first:
-                below = [_beside(library, *pair) for pair in zip(found[number], (blocks, high), strict=True)]
-                found[number] = below
-            else:
-                found.append([blocks[0], high[0]])
+    # int8 keeps the bits of uint8 unchanged.
+    bits = library.cast(library.cast(packed[:, : layout.low_bytes], "int8"), "float32")
+    pairs = library.cast(packed[:, layout.low_bytes :], "float32")
+    second = library.functions.floor(pairs / 16)
+    nibbles = _signed_nibbles(library, library.functions.concatenate([pairs - 16 * second, second], 1))
+    at = filled = 0
+    found = []
+    for plane, (rows, columns), wide in zip(layout.planes, layout.low, layout.high, strict=True):
+        low = bits[:, at : at + rows * columns].reshape(-1, rows, columns)
+        at += rows * columns
+        count = sum(part.size for part in wide)
+        found.append((low, _spread(library, nibbles[:, filled : filled + count], low, plane, wide)))
+        filled += count
     return found
 
 
-def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
-    """Return a matrix extended by the two blocks of the next band.
+def _spread(library: ArrayLibrary, nibbles: Array, low: Array, plane: Plane, wide: list[Submatrix]) -> Array:
+    """Return the high bits of the coefficients whose low bits are `low`, in the same shape.
 
-    The first block goes to the right of the matrix, the second below the matrix and the first block.
-    """
-    functions = library.functions
-    return functions.concatenate([functions.concatenate([matrix, blocks[0]], 2), blocks[1]], 1)
-
-
-def _spread(
-    library: ArrayLibrary, nibbles: Array, low: list[Array], parts: list[Submatrix], plane: Plane, wide: list[Submatrix]
-) -> list[Array]:
-    """Return the high bits of the coefficients whose low bits are the blocks `low`, in blocks of the same shapes.
-
-    `parts` has the submatrix of each block. High bits are stored, in `nibbles`, only for the submatrices in `wide`. All
-    other high bits are 0.
+    High bits are stored, in `nibbles`, only for the submatrices in `wide`. All other high bits are 0.
     """
     functions, at = library.functions, 0
-    starts = {part.rows.start: part for part in wide}
-    blocks = []
-    for block, part in zip(low, parts, strict=True):
-        rows = []
-        for start in range(part.rows.start, part.rows.stop, plane.block_rows):
-            width = starts[start].shape[1] if start in starts else 0
-            count = plane.block_rows * width
-            row = [nibbles[:, at : at + count].reshape(-1, plane.block_rows, width)] if width else []
-            row += [functions.zeros_like(block[:, : plane.block_rows, width:])] if width < part.shape[1] else []
-            rows.append(functions.concatenate(row, 2))
-            at += count
-        blocks.append(functions.concatenate(rows, 1))
-    return blocks
+    widths = {part.first: part.columns for part in wide}
+    rows = []
+    for start in range(0, low.shape[1], plane.block_rows):
+        width = widths.get(start, 0)
+        count = plane.block_rows * width
+        row = [nibbles[:, at : at + count].reshape(-1, plane.block_rows, width)] if width else []
+        row += [functions.zeros_like(low[:, : plane.block_rows, width:])] if width < low.shape[2] else []
+        rows.append(functions.concatenate(row, 2))
+        at += count
+    return functions.concatenate(rows, 1)
 
 
 def split_parts(library: ArrayLibrary, values: Array, unit: float) -> tuple[Array, Array]:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
-from tpucache.loading.reading.views import bands_for
 from tpucache.plugins import call
-from tpucache.store.cache import Cache, first_bands
+from tpucache.store.cache import Cache
 from tpucache.store.copying import (
     CLAIM_NAME,
     FINISHED,
@@ -34,7 +33,6 @@ from tpucache.store.copying import (
     parse_claim,
     read_claims,
     remove_claim,
-    stage_cache,
 )
 from tpucache.store.files import append_chunks, check_apart, read_chunks, rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, most_index_bytes, most_table_bytes, version_name
@@ -54,8 +52,6 @@ from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.url_folder import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
 
-Resolution = int | tuple[int, int]
-
 _log: Final = logging.getLogger("tpucache")
 
 
@@ -63,7 +59,6 @@ def fetch_cache(
     url: str,
     directory: str | Path,
     on_progress: OnProgress = lambda done, total: None,
-    resolution: Resolution | None = None,
 ) -> Manifest:
     """Copy the cache at a URL into a folder that is new, empty, or an earlier copy of it, and return its manifest.
 
@@ -72,14 +67,12 @@ def fetch_cache(
     fetched again. `on_progress` is called with the number of bytes done and the number of all bytes.
 
     Earlier versions are copied as well. If the URL ends with "@2", version 2 and the versions before it are copied.
-    `resolution` is an image size in pixels, one number or (height, width): if images of this size need only some of the
-    cache's frequency bands, only these bands are copied, of this version alone. Hashes of pictures are copied if the
-    URL has them.
+    Hashes of pictures are copied if the URL has them.
 
     Raises NotACacheError or FormatError if there is no cache at the URL, DamageError for a file that differs twice,
     StoreError when the URL cannot be read or the disk has no room, DependencyError without fsspec or the store's own
     library. Raises UsageError if the folder holds other files, if it overlaps with the folder at the URL, and for a
-    version or a resolution that the cache does not have.
+    version that the cache does not have.
     """
     target = folder_path(directory)
     url, number = split_version(url)
@@ -91,15 +84,8 @@ def fetch_cache(
             manifest = earlier_version(manifest, number, remote.shown, remote.small_file)
             text = manifest.text.encode()
         _check_tables(remote, manifest)
-        made: dict[str, bytes] = {}
-        before: list[Manifest] = []
-        if (bands := _bands(manifest, resolution, remote.shown)) < len(manifest.layouts):
-            with _fetched_table(remote, manifest.index) as folder:
-                manifest, data = first_bands(manifest, Cache(folder, manifest).index.read_all(), bands)
-            text, made[manifest.index.name] = manifest.text.encode(), data
-        else:
-            before = _before(remote, manifest, target)
-            made |= {version_name(each.number): each.text.encode() for each in before}
+        before = _before(remote, manifest, target)
+        made = {version_name(each.number): each.text.encode() for each in before}
         files = joined_files(manifest, before)
         try:
             with hold_folder(target, "fetching into"):
@@ -118,7 +104,6 @@ def push_cache(
     cache: str | Path,
     url: str,
     on_progress: OnProgress = lambda done, total: None,
-    resolution: Resolution | None = None,
     *,
     hashes: bool = False,
 ) -> Manifest:
@@ -127,15 +112,12 @@ def push_cache(
     Each file's SHA-256 is checked before it is sent. Files that an earlier call sent are read back, and not sent again
     if they are right. `on_progress` is called with the number of bytes done and the number of all bytes.
 
-    Earlier versions are sent as well; "cache@2" sends version 2 of "cache" and the versions before it. `resolution` is
-    an image size in pixels, one number or (height, width): if images of this size need only some of the cache's
-    frequency bands, only these bands are sent, of this version alone. With `hashes`, the perceptual hashes of all
-    pictures are sent, too, and computed first if the cache has none.
+    Earlier versions are sent as well; "cache@2" sends version 2 of "cache" and the versions before it. With
+    `hashes`, the perceptual hashes of all pictures are sent, too, and computed first if the cache has none.
 
     Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, DependencyError without
     fsspec or the store's own library, and the errors of `Manifest.load`. Raises UsageError if the URL is a web server
-    or holds other files, if it overlaps with the cache's folder, and for a version or a resolution that the cache does
-    not have.
+    or holds other files, if it overlaps with the cache's folder, and for a version that the cache does not have.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
@@ -143,10 +125,6 @@ def push_cache(
     remote = Remote(url)
     if remote.is_http:
         raise UsageError(f"{remote.shown} is read-only: push to gs://, s3://, hf:// or a folder")
-    if (bands := _bands(manifest, resolution, str(source))) < len(manifest.layouts):
-        with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
-            part = stage_cache(opened.place, folder, bands=bands)
-            return push_cache(part, url, on_progress, hashes=hashes)
     hashed = hashes_file(opened, partial(call, "hashes")) if hashes else None
     before = list(versions_before(source, manifest))
     try:
@@ -158,19 +136,6 @@ def push_cache(
     except OSError as error:
         raise StoreError(f"{remote.shown} cannot be written: {error}. Check that folder and its free space") from error
     return manifest
-
-
-def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int:
-    """Return how many of a cache's frequency bands to copy for a resolution; all bands if `resolution` is None.
-
-    Raises UsageError for a resolution that the cache cannot give.
-    """
-    if resolution is None:
-        return len(manifest.layouts)
-    bands = bands_for(manifest, resolution)
-    if len(manifest.layouts) == 1:
-        _log.warning("%s has no bands of frequencies (warmup --bands): copying the whole cache", where)
-    return bands
 
 
 def _check_tables(remote: Remote, manifest: Manifest) -> None:

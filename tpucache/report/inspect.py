@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tpucache.loading.reading.views import in_resolution, kept_resolution
 from tpucache.recipe import Recipe
 from tpucache.report.page import (
     Block,
@@ -64,7 +64,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "fields": [field.to_dict() for field in manifest.fields],
         "classes": list(manifest.classes),
         "labels": dict(_of_source(manifest, "labels")),
-        "statistics": manifest.statistics.to_dict(),
+        "statistics": dataclasses.asdict(manifest.statistics),
         "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in manifest.skipped],
         "left_out": left_out(manifest),
         "annotations": _annotations(manifest),
@@ -437,11 +437,9 @@ def _folded(rows: Sequence[object], summary: str) -> str:
 
 def _usage(records: Records) -> list[str]:
     """Return Python code, as lines, that reads a cache in batches."""
-    resolution = kept_resolution(records.manifest)
-    manifest = in_resolution(records.manifest, resolution, None)
+    manifest = records.manifest
     batch = min(_BATCH, manifest.samples)
     variant = ', variant="epoch"' if manifest.augmented else ""
-    size = "" if resolution is None else f", resolution={resolution}"
     if [field.name for field in manifest.fields] == [IMAGE]:
         height, width, channels = manifest.fields[0].shape
         loop = f"images, {'labels' if LABEL in records.table else '_'}"
@@ -454,7 +452,7 @@ def _usage(records: Records) -> list[str]:
     return [
         "from tpucache import CachedDataset, CachedLoader",
         "",
-        f"dataset = CachedDataset({name}{variant}{size}){note}",
+        f"dataset = CachedDataset({name}{variant}){note}",
         f"for {loop} in CachedLoader(dataset, {batch}, shuffle=True, drop_last=True):",
         f"    ...  # {comment}",
     ]

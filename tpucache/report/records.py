@@ -12,7 +12,7 @@ import numpy as np
 from tpucache.errors import UsageError
 from tpucache.loading.find import open_cache
 from tpucache.native import Array
-from tpucache.store.codecs import CODECS, decode_bands
+from tpucache.store.codecs import CODECS, decode_into
 from tpucache.store.fields import IMAGE, Field
 
 if TYPE_CHECKING:
@@ -47,13 +47,9 @@ class Records:
 
         Raises DamageError, and DependencyError without the decoder.
         """
-        parts: dict[str, list[memoryview]] = {field.name: [] for field in self.manifest.fields}
-        for band, layout in enumerate(self.manifest.layouts):
-            (row,) = self.cache.index[self.cache.rows(variant, [position], band)]
-            found = layout.split(memoryview(self.cache.reader.read(row)))
-            for field, part in zip(layout.fields, found, strict=True):
-                parts[field.name].append(part)
-        return {field.name: _decode(field, parts[field.name]) for field in self.manifest.fields}
+        (row,) = self.cache.index[self.cache.rows(variant, [position])]
+        parts = self.manifest.layout.split(memoryview(self.cache.reader.read(row)))
+        return {field.name: _decode(field, part) for field, part in zip(self.manifest.fields, parts, strict=True)}
 
     def label(self, position: int) -> Array | None:
         """Return the label of the sample at this position of the cache, a number or (m,); None without labels."""
@@ -91,11 +87,11 @@ def _turns(labels: Array) -> Array:
     return turns
 
 
-def _decode(field: Field, parts: Sequence[memoryview]) -> Array:
+def _decode(field: Field, data: memoryview) -> Array:
     if CODECS[field.codec].has_any_length:
-        return np.frombuffer(parts[0], np.uint8)
+        return np.frombuffer(data, np.uint8)
     array = np.empty(field.shape, field.dtype)
-    decode_bands(field, parts, array)
+    decode_into(field, data, array)
     return array
 
 

@@ -20,15 +20,13 @@ class Arriving(Protocol):
     methods is optional: they only announce the order in which records are needed. Threads may share one object.
     """
 
-    def expect(
-        self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
-    ) -> None:
+    def expect(self, owner: object, variants: Sequence[int], windows: Windows, further: Windows | None = None) -> None:
         """Announce the order in which `owner`, such as a loader, will read records. Replaces the owner's earlier order.
 
-        `windows()` yields arrays of index row numbers, in reading order. All these records belong to `variants`, and to
-        the first `bands` frequency bands. If every record of these variants and bands is on this machine already,
-        nothing happens. `further()` yields the same arrays again, then those of later epochs: if the disk cannot keep
-        all records, this order decides which records to keep. Another thread may run both iterators.
+        `windows()` yields arrays of index row numbers, in reading order. All these records belong to `variants`.
+        If every record of these variants is on this machine already, nothing happens. `further()` yields the same
+        arrays again, then those of later epochs: if the disk cannot keep all records, this order decides which records
+        to keep. Another thread may run both iterators.
         """
         ...
 
@@ -44,11 +42,8 @@ class Arriving(Protocol):
         """Whether records are being fetched or built right now. Readers should then put off work that can wait."""
         ...
 
-    def network(self, bands: int) -> NetworkUse | None:
-        """Return the network traffic so far; None if the records do not come over a network.
-
-        `kept_bytes` and `total_bytes` of the result count only the first `bands` frequency bands.
-        """
+    def network(self) -> NetworkUse | None:
+        """Return the network traffic so far; None if the records do not come over a network."""
         ...
 
 

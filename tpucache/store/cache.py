@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,12 @@ import numpy.typing as npt
 from tpucache import machine
 from tpucache.errors import DamageError, UsageError
 from tpucache.native import Array
-from tpucache.store.codecs import CODECS, decode_bands, decode_luma
+from tpucache.store.codecs import CODECS, decode_into, decode_luma
 from tpucache.store.fields import RecordLayout
 from tpucache.store.files import is_late
 from tpucache.store.history import OpenVersion, one_version, read_times, split_version, versions_before
-from tpucache.store.index import Numbers, RecordIndex, Rows, encode_index
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
+from tpucache.store.index import Numbers, RecordIndex, Rows
+from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import SampleTable
 
@@ -147,15 +146,13 @@ class Cache:
             self._reader = ShardReader(self.directory, self.manifest.shards, self._check, self.latency)
         return self._reader
 
-    def rows(self, variant: int | Array, positions: npt.ArrayLike, band: int = 0) -> Numbers:
-        """Return the index row numbers of the records of some samples in one frequency band.
+    def rows(self, variant: int | Array, positions: npt.ArrayLike) -> Numbers:
+        """Return the index row numbers of the records of some samples.
 
         `positions` are the samples' positions, integers of any shape, below the manifest's `samples`. `variant` is one
         variant number for all, or one for each position. Raises UsageError for a variant that the cache does not have.
         """
         positions = np.asarray(positions, np.int64)
-        if band:
-            positions = positions + band * self.rows_a_band
         if isinstance(variant, int) and variant in self.manifest.variants:  # most batches have a single variant
             return self.manifest.variants.index(variant) * self.manifest.samples + positions
         places = np.searchsorted(self._variants, variant)
@@ -164,33 +161,13 @@ class Cache:
         rows: Numbers = places * self.manifest.samples + positions
         return rows
 
-    @property
-    def rows_a_band(self) -> int:
-        """The number of index rows per frequency band. The rows of the bands follow one another."""
-        return self.manifest.samples * len(self.manifest.variants)
-
     def rows_of(self, shard: ShardEntry) -> Numbers:
         """Return the index row numbers of a shard's records, int64 (records,), in the order of the samples."""
-        return self.rows(shard.variant, np.arange(shard.first, shard.first + shard.records), shard.band)
+        return self.rows(shard.variant, np.arange(shard.first, shard.first + shard.records))
 
     def index_of(self, shard: ShardEntry) -> Rows:
         """Return the index rows of a shard's records, INDEX_DTYPE (records,), in the order of the samples."""
         return self.index[self.rows_of(shard)]
-
-
-def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, bytes]:
-    """Return the manifest and the index file's bytes for a copy that has only the first `bands` frequency bands.
-
-    `index` has all rows of the cache. The copy is a complete cache with an identity of its own.
-    """
-    fields = tuple(
-        field if field.bands is None else dataclasses.replace(field, bands=field.bands[:bands])
-        for field in manifest.fields
-    )
-    data = encode_index(index[: bands * manifest.samples * len(manifest.variants)])
-    entry = FileEntry(manifest.index.name, len(data), hashlib.sha256(data).hexdigest())
-    shards = tuple(shard for shard in manifest.shards if shard.band < bands)
-    return manifest.changed(fields=fields, shards=shards, tables=(entry, manifest.table), history=None), data
 
 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -215,7 +192,7 @@ def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> 
     count, and so do the numbers of the deleted samples.
     """
     digest = hashlib.sha256(recipe_fingerprint.encode())
-    for entry in sorted(shards, key=lambda entry: (entry.block, entry.band)):
+    for entry in sorted(shards, key=lambda entry: entry.block):
         if entry.variant == 0:
             digest.update(bytes.fromhex(entry.records_sha256))
             if entry.deleted:
@@ -250,7 +227,7 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
         cache.reader.scatter(parts, [[row.data] for row in flat], are_whole=False)
         return out
     for target, encoded in zip(out, _encoded(cache, numbers, place), strict=True):
-        decode_bands(field, encoded, target)
+        decode_into(field, encoded, target)
     return out
 
 
@@ -270,7 +247,7 @@ def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
     is_even = height % 2 == width % 2 == 0
     step = 2 if CODECS[field.codec].has_half_luma and is_even and min(height, width) >= 2 * least else 1
     out = np.empty((len(numbers), height // step, width // step), np.uint8)
-    decode_luma(field, list(_encoded(cache, numbers, place)), out)
+    decode_luma(field, _encoded(cache, numbers, place), out)
     return out[..., None]
 
 
@@ -281,15 +258,10 @@ def _place(cache: Cache, name: str) -> int:
     return names.index(name)
 
 
-def _encoded(cache: Cache, numbers: Numbers, place: int) -> Iterator[list[memoryview]]:
-    """Yield, for each record, the encoded bytes of the field at position `place`: one memoryview per frequency band."""
-    reader, manifest = cache.reader, cache.manifest
-    bands = [_read(reader, _parts(reader, manifest.layout, cache.index[numbers], place))]
-    for number, further in enumerate(manifest.layouts[1:] if manifest.fields[place].bands else (), 1):
-        rows = cache.index[numbers + number * cache.rows_a_band]
-        bands.append(_read(reader, _parts(reader, further, rows, 0)))
-    for encoded in zip(*bands, strict=True):
-        yield [memoryview(data) for data in encoded]
+def _encoded(cache: Cache, numbers: Numbers, place: int) -> list[memoryview]:
+    """Return the encoded bytes of the field at position `place` of each record."""
+    parts = _parts(cache.reader, cache.manifest.layout, cache.index[numbers], place)
+    return [memoryview(data) for data in _read(cache.reader, parts)]
 
 
 def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) -> Rows:

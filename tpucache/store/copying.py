@@ -31,7 +31,7 @@ import numpy as np
 
 from tpucache.errors import DamageError, StoreError, UsageError
 from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
-from tpucache.store.cache import Cache, first_bands
+from tpucache.store.cache import Cache
 from tpucache.store.fields import LABEL
 from tpucache.store.files import (
     append_chunks,
@@ -317,26 +317,21 @@ def stage_cache(
     cache: str | Path,
     place: str | Path,
     on_progress: OnProgress = lambda done, total: None,
-    bands: int | None = None,
 ) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
     The folder's name contains the cache's identity. If another process copies the same cache into this folder, this
     call waits for it. The SHA-256 of every file is checked, also of files that an earlier call copied: an interrupted
     copy continues, and a changed file is copied again. "cache@2" copies version 2 of "cache", and "cache" the newest
-    version; the copy is a cache with one version. `on_progress` is called with the bytes done and the total. If `bands`
-    is given, only the first `bands` frequency bands are copied.
+    version; the copy is a cache with one version. `on_progress` is called with the bytes done and the total.
 
     Raises StoreError when the disk is full, DamageError when the cache differs from its manifest, UsageError when
     `place` is a URL or inside the cache, or when the folder holds other files, and what `Cache.open` raises.
     """
     source, below = Path(cache), folder_path(place)
     opened = Cache.open(source)
-    source, manifest, made = opened.directory, opened.manifest, dict[str, bytes]()
-    if bands is not None and bands < len(manifest.layouts):
-        manifest, data = first_bands(manifest, opened.index.read_all(), bands)
-        made[manifest.index.name] = data
-    elif manifest.history:
+    source, manifest = opened.directory, opened.manifest
+    if manifest.history:
         manifest = manifest.changed(history=None)  # the copy has no files of earlier versions
     target = below / _folder_name(manifest)
     if is_same_folder(source, target):
@@ -344,7 +339,7 @@ def stage_cache(
     check_apart(source, target)
     try:
         with hold_folder(target, "staging a cache into", waits=True):
-            _copy_cache(source, manifest, target, on_progress, made, Lateness(opened.latency))
+            _copy_cache(source, manifest, target, on_progress, Lateness(opened.latency))
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}. Check both folders and the disk") from error
     return target
@@ -359,7 +354,6 @@ def _copy_cache(
     manifest: Manifest,
     target: Path,
     on_progress: OnProgress,
-    made: Mapping[str, bytes],
     lateness: Lateness,
 ) -> None:
     target.mkdir(parents=True, exist_ok=True)
@@ -375,14 +369,11 @@ def _copy_cache(
         on_progress(manifest.total_bytes - needed, manifest.total_bytes)
         claim_folder(target, claim)
 
-        files = {entry.name: WholeFile(source / entry.name, entry.bytes) for entry in missing if entry.name not in made}
+        files = {entry.name: WholeFile(source / entry.name, entry.bytes) for entry in missing}
         with FilesAhead(files.values(), lateness) as ahead:
 
             def copy(entry: FileEntry, _: Callable[[int], None]) -> None:
-                if entry.name in made:
-                    write_atomically(target / entry.name, made[entry.name])
-                else:
-                    copy_file(source, target, entry, ahead.chunks(files[entry.name]))
+                copy_file(source, target, entry, ahead.chunks(files[entry.name]))
 
             copy_missing(manifest.files, missing, copy, on_progress)
         write_atomically(target / MANIFEST_NAME, manifest.text.encode())

@@ -24,7 +24,7 @@ from tpucache.geometry import Fit
 from tpucache.native import Array
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec, check_image
-from tpucache.store.format import MAX_BANDS, MAX_DIMENSIONS, MAX_RECORD_BYTES
+from tpucache.store.format import MAX_DIMENSIONS, MAX_RECORD_BYTES
 from tpucache.text import Between, Given, NotStored
 
 Numbers = npt.NDArray[np.int64]
@@ -68,11 +68,8 @@ class Field:
 
     An image has the shape (height, width, channels). A `bytes` field has an empty shape, because its length varies.
     `quality`, `chroma` and `packing` are set if the codec needs them for decoding. `packing` names the form of the
-    packed bytes; each codec allows exactly one value. `bands` is set if an image is stored in frequency bands: it has
-    the upper frequency limit of each band.
-
-    `view` and `band` are never stored in a manifest. `view` is set if the field is decoded at a size other than the
-    stored one. `band` is the band's number if the field stands for a single frequency band.
+    packed bytes; each codec allows exactly one value. `view`, which no manifest has, is set if the field is decoded at
+    another size than the stored one.
     """
 
     name: str
@@ -82,9 +79,7 @@ class Field:
     quality: Annotated[int | None, Between(0, 100)] = None
     chroma: Annotated[str | None, Given()] = None
     packing: Annotated[str | None, Given()] = None
-    bands: Annotated[tuple[Annotated[int, Between(1, MAX_BANDS)], ...] | None, Given()] = None
     view: Annotated[ResizedView | None, NotStored()] = None
-    band: Annotated[int | None, NotStored()] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the field's attributes by name as plain values, without attributes that are None."""
@@ -127,14 +122,6 @@ class Field:
             return self
         return Field(self.name, "raw", "|u1", (codec.packed_bytes(self),))
 
-    @property
-    def split(self) -> tuple[Field, ...]:
-        """One field for each frequency band that decoding uses, in order; only the field itself if it has no bands."""
-        if self.bands is None:
-            return (self,)
-        used = self.bands if self.view is None else [at for at in self.bands if at <= self.view.frequencies]
-        return tuple(dataclasses.replace(self, band=number) for number in range(len(used)))
-
 
 def check_field(field: Field) -> None:
     """Raise FormatError if no cache can have the field, UnknownCodecError if no installed package has its codec."""
@@ -153,37 +140,11 @@ def check_field(field: Field) -> None:
             f"{MAX_RECORD_BYTES:,} bytes are allowed"
         )
     CODECS[field.codec].check(field)
-    if field.bands is not None:
-        check_bands(field.codec, field.bands)
-        if field.name != IMAGE:
-            raise FormatError(f"the field {field.name!r} cannot have bands: only images have them")
     if field.packing != (own := CODECS[field.codec].packing):
         expected = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
         raise FormatError(f"{expected}, and no release wrote {field.packing!r} as the packing of {field.codec}")
     if field.name == IMAGE:
         check_image(field)
-
-
-def check_bands(codec: str, bands: Sequence[int]) -> None:
-    """Raise FormatError for frequency bands that a codec cannot write.
-
-    `bands` has the upper frequency limit of each band. The last limit may be below 8: a copy may lack the last bands.
-    """
-    if not CODECS[codec].has_frequencies:
-        raise FormatError(f"the codec {codec} cannot store frequency bands")
-    if not 1 <= len(bands) <= MAX_BANDS or list(bands) != sorted(set(bands)) or not 1 <= bands[0] <= bands[-1] <= 8:
-        raise FormatError(f"bands are ascending numbers from 1 to 8, such as 2,4,8, not {tuple(bands)!r:.60}")
-
-
-def part_layouts(fields: Sequence[Field]) -> tuple[RecordLayout, ...]:
-    """Return the record layout of each frequency band.
-
-    In band 0, a record has all fields, with only the lowest frequencies of the image. In each further band, a record
-    has nothing but further frequencies of the image. Without bands, there is one layout.
-    """
-    first = tuple(field.split[0] for field in fields)
-    further = [RecordLayout((band,)) for field in fields for band in field.split[1:]]
-    return RecordLayout(first), *further
 
 
 @dataclass(frozen=True)
@@ -236,22 +197,6 @@ class RecordLayout:
         if at != length:
             raise DamageError(f"a record of {length} bytes should have {at} bytes by the lengths of its fields")
         return spans
-
-    def lengths_in(self, value: memoryview) -> list[int]:
-        """Return the lengths of the records that are stored end to end in `value`.
-
-        Raises DamageError if the last record is incomplete.
-        """
-        at, lengths = 0, []
-        fixed = self.header_bytes + sum(field.stored_bytes or 0 for field in self.fields)
-        while at < len(value):
-            if len(value) - at < self.header_bytes:
-                raise DamageError(f"an LMDB value of {len(value):,} bytes ends inside a record")
-            lengths.append(fixed + sum(struct.unpack_from(self._lengths, value, at)))
-            at += lengths[-1]
-        if at != len(value):
-            raise DamageError(f"an LMDB value of {len(value):,} bytes ends inside a record")
-        return lengths
 
     def split(self, record: memoryview) -> list[memoryview]:
         """Return the encoded bytes of each field of a record. Raises DamageError when the lengths do not add up."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 FORMAT: Final = "tpucache"
 VERSION: Final = 6
-#: The format version of caches whose images are stored in frequency bands.
+#: The format version of caches whose images were stored in frequency bands. They are no longer read.
 BANDED_VERSION: Final = 7
 #: The format version of caches whose shards still hold records of deleted samples.
 DELETED_VERSION: Final = 8
@@ -18,7 +18,7 @@ DELETED_VERSION: Final = 8
 MANIFEST_NAME: Final = "manifest.json"
 INDEX_NAME: Final = "index.npy"
 SAMPLES_NAME: Final = "samples.npz"
-SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})(?:-([1-7]))?\.lmdb")
+SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})\.lmdb")
 #: The folder, inside the cache's folder, for unfinished work of warmup. It is not part of the cache.
 WORK_NAME: Final = ".warmup"
 #: A change to a cache writes the index and the samples table under names with a higher number, the generation. The old
@@ -45,12 +45,8 @@ MAX_NUMBER: Final = (1 << 64) - 1
 MAX_SHARDS: Final = 1 << 20
 MAX_VARIANTS: Final = 1 << 12
 MAX_FIELDS: Final = 64
-MAX_BANDS: Final = 8
 MAX_VERSIONS: Final = 999_999
 MAX_DIMENSIONS: Final = 8
-#: In caches with bands, consecutive records share one LMDB value of about this size, because each value takes whole
-#: pages.
-VALUE_BYTES: Final = 256 << 10
 MAX_RECORD_BYTES: Final = 0x7FFFF000  # the most that Linux reads in one call
 MAX_IMAGE_BYTES: Final = 1 << 30  # decoded: 16,384 x 16,384 pixels of four bytes
 
@@ -110,24 +106,9 @@ def most_table_bytes(samples: int) -> int:
     return _MAX_COLUMNS_BYTES + samples * _MAX_ROW_BYTES
 
 
-class Part(NamedTuple):
-    """The variant and the frequency band to which all records of a shard belong."""
-
-    variant: int
-    band: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.variant:04d}-{self.band}" if self.band else f"{self.variant:04d}"
-
-    @classmethod
-    def parse(cls, text: str) -> Part:
-        """Parse a text that `str(part)` returned. Raises ValueError."""
-        return cls(*map(int, text.split("-")))
-
-
-def shard_name(part: Part, block: int) -> str:
-    """Return the file name of a shard: `v01-00002.lmdb`, or `v01-00002-1.lmdb` for its frequency band 1."""
-    return f"v{part.variant:02d}-{block:05d}{f'-{part.band}' if part.band else ''}.lmdb"
+def shard_name(variant: int, block: int) -> str:
+    """Return the file name of a shard, such as `v01-00002.lmdb`."""
+    return f"v{variant:02d}-{block:05d}.lmdb"
 
 
 def encode_key(number: int) -> bytes:

@@ -259,9 +259,7 @@ class Arrivals(Arriving):
         self._made.last = number
         return rows
 
-    def expect(
-        self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
-    ) -> None:
+    def expect(self, owner: object, variants: Sequence[int], windows: Windows, further: Windows | None = None) -> None:
         """Ask the builder to make the samples of these records first, in this order. Raises StoreError.
 
         `windows()` yields the index row numbers of the records. The other arguments are not used. Does nothing once the
@@ -278,7 +276,7 @@ class Arrivals(Arriving):
         """Whether other processes are building records. Copying records meanwhile would slow these processes down."""
         return self.finished is None and self._make is None
 
-    def network(self, bands: int) -> NetworkUse | None:
+    def network(self) -> NetworkUse | None:
         """Return None: no records come over the network."""
         return None
 

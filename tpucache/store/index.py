@@ -61,7 +61,7 @@ class RecordIndex:
         self._directory = directory
         self._manifest = manifest
         self._check = check
-        self._longest = max(layout.largest_bytes for layout in manifest.layouts)
+        self._longest = manifest.layout.largest_bytes
         self._opened: _OpenIndex | None = self._open()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCodecError
 from tpucache.store import format as fmt
-from tpucache.store.fields import Field, RecordLayout, check_field, part_layouts
+from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
 from tpucache.text import (
     LARGEST,
@@ -46,7 +46,7 @@ _DIGEST: Final = "digest"
 #: Keys that are written only if they have a value.
 _OPTIONAL: Final = ("deleted", "history", "value_names", "mask_names")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
-_VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
+_VERSIONS: Final = (fmt.VERSION, fmt.DELETED_VERSION)
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
 _MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, including the pages for its key
 
@@ -62,7 +62,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry(FileEntry):
-    """A shard: the records of one `block` of samples in one `variant` and, in caches with bands, one frequency `band`.
+    """A shard: the records of one `block` of samples in one `variant`.
 
     `first` is the position of the block's first sample among the samples of the cache. `records` is the number of
     records. The file also has the records of deleted samples, which `records` does not count: their numbers are in
@@ -75,17 +75,11 @@ class ShardEntry(FileEntry):
     first: _Count
     records: _Count
     records_sha256: Sha256
-    band: Annotated[int, Between(1, fmt.MAX_BANDS - 1)] = 0
     deleted: tuple[_Count, ...] = ()
 
-    @property
-    def part(self) -> fmt.Part:
-        """The variant and the frequency band of the shard's records."""
-        return fmt.Part(self.variant, self.band)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the shard as plain values, without `band` if it is 0 and `deleted` if it is empty."""
-        return {name: value for name, value in vars(self).items() if name not in ("band", "deleted") or value}
+        """Return the shard as plain values, without `deleted` if it is empty."""
+        return {name: value for name, value in vars(self).items() if name != "deleted" or value}
 
 
 @dataclass(frozen=True)
@@ -119,26 +113,12 @@ class History:
 
 
 @dataclass(frozen=True)
-class FrequencyStatistics:
-    """The quality of images that are decoded at K/8 of the stored size, from the lowest K frequencies of each block.
-
-    K is a number from 1 to 8. The quality was measured on a few samples. `psnr` is in dB, compared with images of the
-    same size that were made from all frequencies. `std` is each channel's standard deviation divided by its standard
-    deviation at the stored size.
-    """
-
-    psnr: Number
-    std: tuple[Number, ...]
-
-
-@dataclass(frozen=True)
 class Statistics:
     """Statistics of the clean variant: mean and standard deviation of each channel, and samples per class.
 
     `sums` and `squares` are the exact sums from which mean and deviation are computed, so that samples can be added
     later. For float images they are integers in units of 2^-149 and 2^-298, because every float32 and its square are
-    multiples of these. `frequencies` has the `FrequencyStatistics` for K = 1 to 8 in a cache with bands whose images
-    were measured; otherwise it is empty.
+    multiples of these.
     """
 
     mean: Annotated[tuple[Number, ...], AlwaysStored()] = ()
@@ -146,11 +126,6 @@ class Statistics:
     class_counts: Annotated[tuple[_Count, ...], AlwaysStored()] = ()
     sums: Annotated[tuple[_Sum, ...], AlwaysStored()] = ()
     squares: Annotated[tuple[_Square, ...], AlwaysStored()] = ()
-    frequencies: Annotated[tuple[FrequencyStatistics, ...], AtMost(8)] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the statistics as plain values, without `frequencies` if it is empty."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "frequencies" or value}
 
 
 def mean_and_std(
@@ -172,9 +147,9 @@ def mean_and_std(
 class Manifest:
     """The contents of a cache, its source, and the tools that made it.
 
-    `variants` are the numbers of the variants in the cache, 0 (clean) first. The index has one frequency band after
-    another, and in each band `samples` rows for each variant, in the order of `variants`. `recipe`, `source` and
-    `created_by` are for warmup and for people: readers do not interpret them.
+    `variants` are the numbers of the variants in the cache, 0 (clean) first. The index has `samples` rows for each
+    variant, in the order of `variants`. `recipe`, `source` and `created_by` are for warmup and for people: readers do
+    not interpret them.
 
     `version` is the version of the format; only `changed` updates it. `deleted` are the deleted samples whose records
     are still in shards. `history` is None in the first version of a cache. `value_names` are the names of the columns
@@ -220,14 +195,9 @@ class Manifest:
         return self.history.parents if self.history else ()
 
     @property
-    def layouts(self) -> tuple[RecordLayout, ...]:
-        """The record layout of each frequency band. A cache without bands has one layout."""
-        return part_layouts(self.fields)
-
-    @property
     def layout(self) -> RecordLayout:
-        """The record layout of the first frequency band, which has all fields."""
-        return self.layouts[0]
+        """How the fields of a sample lie in its record."""
+        return RecordLayout(self.fields)
 
     @property
     def index(self) -> FileEntry:
@@ -250,17 +220,9 @@ class Manifest:
         return (*self.tables, *self.shards)
 
     @property
-    def value_bytes(self) -> int:
-        """The size in bytes from which an LMDB value is full, in a cache with bands; 0 in other caches.
-
-        With bands, records are joined into one value until it is full. Otherwise each record is a value of its own.
-        """
-        return value_bytes_of(self.fields)
-
-    @property
     def records(self) -> int:
-        """The number of records in all shards. Each sample has one record per variant and band."""
-        return self.samples * len(self.variants) * len(self.layouts)
+        """The number of records in all shards. Each sample has one record per variant."""
+        return self.samples * len(self.variants)
 
     @property
     def total_bytes(self) -> int:
@@ -277,8 +239,7 @@ class Manifest:
 
         `version` becomes the format version that `version_of` returns for the copy.
         """
-        fields, deleted = changes.get("fields", self.fields), changes.get("deleted", self.deleted)
-        return dataclasses.replace(self, **{**changes, "version": version_of(fields, deleted)})
+        return dataclasses.replace(self, **{**changes, "version": version_of(changes.get("deleted", self.deleted))})
 
     def to_json(self) -> str:
         """Return the manifest as indented JSON text with sorted keys, without its digest."""
@@ -292,7 +253,6 @@ class Manifest:
     def _to_text(self, more: Mapping[str, Any]) -> str:
         content = {**more, "format": fmt.FORMAT, **dataclasses.asdict(self)}
         content["fields"] = [field.to_dict() for field in self.fields]
-        content["statistics"] = self.statistics.to_dict()
         content["shards"] = [entry.to_dict() for entry in self.shards]
         for name in _OPTIONAL:
             if not content[name]:
@@ -379,26 +339,17 @@ def label_options(names: Sequence[str]) -> str:
     return " ".join(f"--label-col {shlex.quote(name)}" for name in names)
 
 
-def version_of(fields: Sequence[Field], deleted: Sequence[Deleted] = ()) -> int:
-    """Return the format version of a cache with these fields and these deleted samples."""
-    if deleted:
-        return fmt.DELETED_VERSION
-    return fmt.BANDED_VERSION if _has_bands(fields) else fmt.VERSION
-
-
-def value_bytes_of(fields: Sequence[Field]) -> int:
-    """Return `Manifest.value_bytes` of caches with these fields."""
-    return fmt.VALUE_BYTES if _has_bands(fields) else 0
-
-
-def _has_bands(fields: Sequence[Field]) -> bool:
-    return any(field.bands is not None for field in fields)
+def version_of(deleted: Sequence[Deleted]) -> int:
+    """Return the format version of a cache with these deleted samples."""
+    return fmt.DELETED_VERSION if deleted else fmt.VERSION
 
 
 def _read_manifest(content: Mapping[str, Any]) -> Manifest:
     if content.get("format") != fmt.FORMAT:
         raise FormatError("this is not a tpucache manifest")
     version = content.get("version")
+    if version == fmt.BANDED_VERSION or '"bands"' in json.dumps(content.get("fields")):
+        raise FormatError("its images are stored in frequency bands, which are no longer read: build the cache again")
     if type(version) is not int or version not in _VERSIONS:
         raise FormatError(
             f"its format version is {version!r}, but this tpucache reads versions {fmt.VERSION} to "
@@ -436,10 +387,8 @@ def _check_table(entry: FileEntry) -> None:
 def _check_shard(entry: ShardEntry) -> None:
     if not fmt.SHARD_NAME.fullmatch(entry.name):
         raise FormatError(f"a shard cannot have the name {entry.name!r}")
-    if entry.name != fmt.shard_name(entry.part, entry.block):
-        raise FormatError(
-            f"the name {entry.name} does not match variant {entry.variant}, block {entry.block} and band {entry.band}"
-        )
+    if entry.name != fmt.shard_name(entry.variant, entry.block):
+        raise FormatError(f"the name {entry.name} does not match variant {entry.variant} and block {entry.block}")
     records = entry.records + len(entry.deleted)
     if entry.bytes > (records + 1) * _MAX_BYTES_A_RECORD:
         raise FormatError(f"{entry.name} has {entry.bytes:,} bytes, more than {records:,} records take")
@@ -462,25 +411,23 @@ def _check_whole(manifest: Manifest) -> None:
         )
     if len({entry.name for entry in manifest.shards}) != len(manifest.shards):
         raise FormatError("a shard is listed twice")
-    expected = version_of(manifest.fields, manifest.deleted)
+    expected = version_of(manifest.deleted)
     if manifest.version != expected:
         raise FormatError(
-            f"its format version is {manifest.version}, but it should be {expected}: {fmt.BANDED_VERSION} is for "
-            f"images in bands, {fmt.DELETED_VERSION} for deleted samples"
+            f"its format version is {manifest.version}, but it should be {expected}: {fmt.DELETED_VERSION} is for "
+            "deleted samples"
         )
     _check_deleted(manifest)
-    bands = range(len(manifest.layouts))
-    position = {fmt.Part(variant, band): 0 for band in bands for variant in manifest.variants}
+    position = dict.fromkeys(manifest.variants, 0)
     for entry in sorted(manifest.shards, key=lambda entry: entry.block):
-        if entry.part not in position:
-            raise FormatError(f"{entry.name} belongs to a variant that is not listed, or to a band that does not exist")
-        if entry.first != position[entry.part]:
-            raise FormatError(f"{entry.name} starts at sample {entry.first}, not {position[entry.part]}")
-        position[entry.part] += entry.records
-    for part, records in position.items():
+        if entry.variant not in position:
+            raise FormatError(f"{entry.name} belongs to a variant that is not listed")
+        if entry.first != position[entry.variant]:
+            raise FormatError(f"{entry.name} starts at sample {entry.first}, not {position[entry.variant]}")
+        position[entry.variant] += entry.records
+    for variant, records in position.items():
         if records != manifest.samples:
-            of_band = f", band {part.band}," if part.band else ""
-            raise FormatError(f"variant {part.variant}{of_band} has {records} records, not {manifest.samples}")
+            raise FormatError(f"variant {variant} has {records} records, not {manifest.samples}")
     _check_statistics(manifest)
 
 
@@ -500,8 +447,6 @@ def _check_statistics(manifest: Manifest) -> None:
     channels = len(manifest.statistics.mean)
     if len(manifest.statistics.std) != channels:
         raise FormatError(f"{channels} channels have a mean, but {len(manifest.statistics.std)} a standard deviation")
-    if any(len(each.std) != channels for each in manifest.statistics.frequencies):
-        raise FormatError(f"the mean has {channels} channels, but a standard deviation has another number")
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):
         raise FormatError(f"there are {len(counts)} class counts for {len(manifest.classes)} classes")

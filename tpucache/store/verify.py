@@ -22,7 +22,6 @@ from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store import pages
 from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache
-from tpucache.store.fields import RecordLayout
 from tpucache.store.files import CHUNK, open_file, refuse_too_many_files, sha256_of
 from tpucache.store.format import RECORD_HEAD, TIMES_NAME, encode_key, version_name
 from tpucache.store.history import check_times, load_earlier
@@ -83,9 +82,8 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         (_, has_index), (_, numbers) = index.result(), samples.result()
         if has_index and numbers is not None and not missing_bytes:
             keys = numbers[entry.first : entry.first + entry.records]
-            layout = manifest.layouts[entry.band] if manifest.value_bytes else None
             whole = held if held.tell() else None
-            found += _check_records(file.path, whole, position, entry, cache.index_of(entry), keys, layout)
+            found += _check_records(file.path, whole, position, entry, cache.index_of(entry), keys)
         on_progress(entry)
         return found
 
@@ -196,32 +194,21 @@ def _with_deleted(
     entry: ShardEntry,
     keys: Rows,
     rows: Rows,
-    layout: RecordLayout | None,
 ) -> tuple[Rows, Rows]:
     """Return the sample numbers and index rows of all records in a shard, including records of deleted samples.
 
     `keys` and `rows` are the numbers and index rows of the other samples, and `extents` the values in the file. The
-    index does not list records of deleted samples, so their checksums are computed from the file. `layout` is given if
-    values join several records. Raises DamageError if the file has another number of records than are listed, or if a
-    sample is also listed as deleted.
+    index does not list records of deleted samples, so their checksums are computed from the file. Raises
+    DamageError if the file has another number of records than are listed, or if a sample is also listed as deleted.
     """
-    places: list[tuple[int, int]] = []
-    for extent in extents:
-        at, lengths = extent.offset, [extent.length]
-        if layout is not None:
-            file.seek(extent.offset)
-            lengths = layout.lengths_in(memoryview(file.read(extent.length)))
-        for length in lengths:
-            places.append((at, length))
-            at += length
     every = np.union1d(keys, np.array(entry.deleted, keys.dtype))
     if len(every) != len(keys) + len(entry.deleted):
         raise DamageError("has samples that are also listed as deleted")
-    if len(every) != len(places):
-        raise DamageError(f"has {len(places):,} records, but {len(every):,} are listed, including deleted ones")
+    if len(every) != len(extents):
+        raise DamageError(f"has {len(extents):,} records, but {len(every):,} are listed, including deleted ones")
     whole = np.zeros(len(every), rows.dtype)
-    for number, (offset, length) in enumerate(places):
-        whole[number] = (offset, length, 0, shard)
+    for number, extent in enumerate(extents):
+        whole[number] = (extent.offset, extent.length, 0, shard)
     is_gone = np.isin(every, entry.deleted)
     for number in np.flatnonzero(is_gone).tolist():
         file.seek(int(whole["offset"][number]))
@@ -281,33 +268,23 @@ def _check_records(
     entry: ShardEntry,
     rows: Rows,
     keys: Rows,
-    layout: RecordLayout | None,
 ) -> Iterator[Damage]:
     """Yield the damage of a shard's records.
 
     Each record is compared with its CRC, all records with their SHA-256, and the file's pages with the index. `whole`
-    has the bytes of the file if they are in memory; if it is None, the file is read once more. If `layout` is given,
-    records without a gap between them are one LMDB value, under the key of the first record.
+    has the bytes of the file if they are in memory; if it is None, the file is read once more.
     """
     try:
         with whole or open_file(path, CHUNK) as file:  # a large buffer, because the records are read in order
             extents = list(pages.walk(file))
-            found = [(extent.key, extent.offset, extent.length) for extent in extents]
             if entry.deleted:
                 try:
-                    keys, rows = _with_deleted(file, extents, shard, entry, keys, rows, layout)
+                    keys, rows = _with_deleted(file, extents, shard, entry, keys, rows)
                 except DamageError as error:
                     yield Damage(path.name, str(error))
                     return
-            expected: list[tuple[bytes, int, int]] = []
-            for key, offset, length in zip(
-                keys.tolist(), rows["offset"].tolist(), rows["length"].tolist(), strict=True
-            ):
-                if layout is not None and expected and sum(expected[-1][1:]) == offset:
-                    expected[-1] = *expected[-1][:2], expected[-1][2] + length
-                else:
-                    expected.append((encode_key(key), offset, length))
-            if found != expected or np.any(rows["shard"] != shard):
+            places = zip(map(encode_key, keys.tolist()), rows["offset"].tolist(), rows["length"].tolist(), strict=True)
+            if extents != [*places] or np.any(rows["shard"] != shard):
                 yield Damage(path.name, "holds other records than the index and the samples table say")
                 return
             broken, digest = [], hashlib.sha256()

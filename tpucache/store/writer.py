@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -44,24 +43,16 @@ class ShardInfo(NamedTuple):
 class ShardWriter:
     """Writes one shard into a temporary file. `finish` verifies the file; `seal` also renames it.
 
-    By default each record is one LMDB value. With `value_bytes`, consecutive records are joined into one value until
-    the value has at least that many bytes.
-
     The same records in the same order give the same file: the map size and the transactions depend only on the records,
     and unused bytes are zero. Leaving the context before `finish` removes the temporary file.
     """
 
-    def __init__(self, aside: Path, value_bytes: int = 0) -> None:
+    def __init__(self, aside: Path) -> None:
         """Begin a shard in the temporary file `aside`, which is replaced if it exists. Raises BuildError."""
-        self._path, self._value_bytes = aside, value_bytes
+        self._path = aside
         self._batch: list[tuple[bytes, bytes]] = []
         self._batch_bytes = 0
-        self._value: list[bytes] = []  # the records of the current value
-        self._value_number = 0  # the number of the current value's first sample
-        self._room = 0  # bytes until the current value is full
-        self._counts: list[int] = []  # the number of records in each value
         self._last_number = -1
-        self._lengths: list[int] = []
         self._crcs: list[int] = []
         self._records = hashlib.sha256()
         self._env: lmdb.Environment | None = None
@@ -101,16 +92,11 @@ class ShardWriter:
         if len(record) > MAX_RECORD_BYTES:
             raise UsageError(f"sample {number}: a record has at most {MAX_RECORD_BYTES:,} bytes, not {len(record):,}")
         self._last_number = number
-        self._lengths.append(len(record))
         self._crcs.append(zlib.crc32(record) if crc32 is None else crc32)
         self._records.update(RECORD_HEAD.pack(number, len(record)))
         self._records.update(record)
-        if not self._value:
-            self._value_number, self._room = number, self._value_bytes
-        self._value.append(record)
-        self._room -= len(record)
-        if self._room <= 0:
-            self._end_value()
+        self._batch.append((encode_key(number), record))
+        self._batch_bytes += len(record)
         if self._batch_bytes >= _BATCH_BYTES:
             self._commit()
 
@@ -119,15 +105,9 @@ class ShardWriter:
 
         No record may be appended afterwards: the caller must discard the shard.
         """
-        self._end_value()
         self._commit()
         with self._open_env().begin() as transaction:
-            lengths, crcs = iter(self._lengths), iter(self._crcs)
-            for value, count in zip(transaction.cursor().iternext(keys=False), self._counts, strict=True):
-                at = 0
-                for length, crc in itertools.islice(zip(lengths, crcs, strict=True), count):
-                    yield value[at : at + length], crc
-                    at += length
+            yield from zip(transaction.cursor().iternext(keys=False), self._crcs, strict=True)
 
     def finish(self) -> ShardInfo:
         """Check that LMDB finds every record where the index will say, and return the file's hashes and index rows.
@@ -135,7 +115,6 @@ class ShardWriter:
         The file is not synced yet. Raises BuildError.
         """
         try:
-            self._end_value()
             self._commit()
             self._open_env().close()
             self._env = None
@@ -168,14 +147,6 @@ class ShardWriter:
             raise UsageError(f"{self._path}: the shard is sealed or discarded already")
         return self._env
 
-    def _end_value(self) -> None:
-        if self._value:
-            value = b"".join(self._value) if len(self._value) > 1 else self._value[0]
-            self._batch.append((encode_key(self._value_number), value))
-            self._batch_bytes += len(value)
-            self._counts.append(len(self._value))
-            self._value = []
-
     def _commit(self) -> None:
         env = self._open_env()
         page_size = env.stat()["psize"]
@@ -200,19 +171,19 @@ class ShardWriter:
             machine.begin_writing(file.fileno())  # so that the disk works while the file is hashed
             layout = pages.read_layout(file)
             extents = list(pages.walk(file, layout))
-            if len(extents) != len(self._counts) or layout.file_bytes != size:
+            if len(extents) != len(self._crcs) or layout.file_bytes != size:
                 raise BuildError(
                     f"{self._path}: {len(extents)} values in {size:,} bytes were found in the pages, but "
-                    f"{len(self._counts)} in {layout.file_bytes:,} were written. The disk or LMDB failed: run warmup "
+                    f"{len(self._crcs)} in {layout.file_bytes:,} were written. The disk or LMDB failed: run warmup "
                     "again."
                 )
             self._compare_places(extents)
             return self._read_through(file, extents)
 
     def _compare_places(self, extents: list[pages.Extent]) -> None:
-        """Raise BuildError if LMDB returns another key, length or offset of a value than walking the pages did.
+        """Raise BuildError if LMDB returns another key, length or offset of a record than walking the pages did.
 
-        LMDB returns addresses in memory: address minus offset must be the same for all values.
+        LMDB returns addresses in memory: address minus offset must be the same for all records.
         """
         env = lmdb.open(str(self._path), subdir=False, lock=False, readonly=True, create=False, max_dbs=0, **_ENGINE)
         try:
@@ -231,30 +202,24 @@ class ShardWriter:
     def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
         """Read the file once, check each record's checksum, and return the index rows and the file's SHA-256.
 
-        `extents` says where each LMDB value should be in the file. Raises BuildError for a value that is not there, and
+        `extents` says where each record should be in the file. Raises BuildError for a record that is not there, and
         for a wrong checksum.
         """
-        rows, firsts = np.zeros(len(self._lengths), INDEX_DTYPE), [0, *itertools.accumulate(self._counts)]
+        rows = np.zeros(len(extents), INDEX_DTYPE)
         buffer = memoryview(bytearray(max((extent.length for extent in extents), default=0)))
         digest, at = hashlib.sha256(), file.seek(0)
         for position in sorted(range(len(extents)), key=lambda position: extents[position].offset):
             _, offset, length = extents[position]
-            value = buffer[:length]
+            record = buffer[:length]
             between = file.read(max(0, offset - at))  # pages of the tree
-            if at + len(between) != offset or file.readinto(value) != length:  # type: ignore[attr-defined]
+            if at + len(between) != offset or file.readinto(record) != length:  # type: ignore[attr-defined]
+                raise self._misplaced(position)
+            if zlib.crc32(record) != self._crcs[position]:
                 raise self._misplaced(position)
             digest.update(between)
-            digest.update(value)
+            digest.update(record)
             at = offset + length
-            first = firsts[position]
-            for number in range(first, first + self._counts[position]):
-                size = self._lengths[number]
-                crc = zlib.crc32(value[:size])
-                if crc != self._crcs[number]:
-                    raise self._misplaced(position)
-                rows[number], value, offset = (offset, size, crc, 0), value[size:], offset + size
-            if len(value):
-                raise self._misplaced(position)
+            rows[position] = offset, length, self._crcs[position], 0
         digest.update(file.read())
         return rows, digest.hexdigest()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,8 +16,7 @@ from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import CODECS
-from tpucache.store.fields import Field, part_layouts
-from tpucache.store.format import Part
+from tpucache.store.fields import Field
 from tpucache.warmup.sources.source import Listing, Sample, Source
 
 # A small cache is divided, too, so that several workers write its shards at the same time.
@@ -30,51 +29,35 @@ MIN_CHUNKS: Final = 64
 
 @dataclass(frozen=True)
 class Block:
-    """Samples in the order of their numbers. Their records form one shard for each part: a variant, or one band of it.
+    """Samples in the order of their numbers. Their records form one shard for each variant.
 
-    `parts` are the parts to build. If the cache already has the clean records (variant 0) of these samples, `clean`
-    maps each sample's number to the CRC-32s of its clean record, one for each band.
+    `variants` are the variants to build. If the cache already has the clean records (variant 0) of these samples,
+    `clean` maps each sample's number to the CRC-32 of its clean record.
     """
 
     number: int
     samples: tuple[Sample, ...]
-    parts: tuple[Part, ...]
-    clean: Mapping[int, Sequence[int]] = field(default_factory=dict)
-
-    @property
-    def variants(self) -> tuple[int, ...]:
-        """The variants that are built for this block."""
-        return variants_of(self.parts)
+    variants: tuple[int, ...]
+    clean: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Consecutive samples of the block with the number `block`.
 
-    One task decodes each of these samples once, and builds its records for all `parts`. `number` is the chunk's
-    position in the block, from 0. `parts` and `clean` are as in `Block`, but `clean` has only these samples.
+    One task decodes each of these samples once, and builds its records for all `variants`. `number` is the chunk's
+    position in the block, from 0. `variants` and `clean` are as in `Block`, but `clean` has only these samples.
     """
 
     block: int
     number: int
     samples: tuple[Sample, ...]
-    parts: tuple[Part, ...]
-    clean: Mapping[int, Sequence[int]] = field(default_factory=dict)
-
-
-def parts_of(variants: Iterable[int], fields: Sequence[Field]) -> tuple[Part, ...]:
-    """Return the parts of the variants `variants`: one for each variant and band."""
-    bands = range(len(part_layouts(fields)))
-    return tuple(Part(variant, band) for variant in variants for band in bands)
-
-
-def variants_of(parts: Iterable[Part]) -> tuple[int, ...]:
-    """Return the variants of `parts`, each once, in the order of the parts."""
-    return tuple(dict.fromkeys(part.variant for part in parts))
+    variants: tuple[int, ...]
+    clean: Mapping[int, int] = field(default_factory=dict)
 
 
 def record_bytes(fields: Sequence[Field]) -> int:
-    """Return the expected bytes of a record with all its bands: exact for raw fields, typical for other codecs."""
+    """Return the expected bytes of a record: exact for raw fields, typical for other codecs."""
     return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in fields)))
 
 
@@ -91,9 +74,9 @@ def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Reci
     count = -(-len(samples) // min(by_bytes, by_count))
     count = min(count, recipe.max_blocks or count)
     bounds = [len(samples) * number // count for number in range(count + 1)]
-    parts = parts_of(range(recipe.variants + 1), fields)
+    variants = tuple(range(recipe.variants + 1))
     return [
-        Block(first + number, tuple(samples[start:stop]), parts)
+        Block(first + number, tuple(samples[start:stop]), variants)
         for number, (start, stop) in enumerate(itertools.pairwise(bounds))
     ]
 
@@ -113,18 +96,15 @@ def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe, *, retry: boo
 
 
 def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> list[Block]:
-    """Return the blocks of a finished cache, without skipped and deleted samples, and with the parts of `variants`."""
+    """Return the blocks of a finished cache, without skipped and deleted samples, and with `variants` to build."""
     numbers = cache.samples.numbers.tolist()
     manifest, blocks = cache.manifest, []
-    parts = parts_of(variants, manifest.fields)
     for entry in sorted(manifest.shards, key=lambda entry: entry.block):
-        if entry.part == (manifest.variants[0], 0):
+        if entry.variant == manifest.variants[0]:
             some = numbers[entry.first : entry.first + entry.records]
             samples = tuple(listing.samples[number] for number in some)
-            bands = () if entry.variant else range(len(manifest.layouts))
-            rows = (cache.rows_of(entry) + band * cache.rows_a_band for band in bands)
-            checksums = zip(*(cache.index[of_band]["crc32"].tolist() for of_band in rows), strict=True)
-            blocks.append(Block(entry.block, samples, parts, dict(zip(some, checksums, strict=False))))
+            clean = {} if entry.variant else dict(zip(some, cache.index_of(entry)["crc32"].tolist(), strict=True))
+            blocks.append(Block(entry.block, samples, variants, clean))
     return blocks
 
 
@@ -133,7 +113,7 @@ def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk
 
     The bytes of shards do not depend on this division.
     """
-    size = record_bytes(fields) * len(block.variants)  # a record's size includes all bands
+    size = record_bytes(fields) * len(block.variants)
     most = max(1, min(_CHUNK_BYTES // size, -(-samples // MIN_CHUNKS)))
     parts: list[list[Sample]] = []
     weight = 0
@@ -144,12 +124,12 @@ def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk
         parts[-1].append(sample)
         weight += sample.bytes
     return [
-        Chunk(block.number, number, tuple(part), block.parts, _of_samples(block.clean, part))
+        Chunk(block.number, number, tuple(part), block.variants, _of_samples(block.clean, part))
         for number, part in enumerate(parts)
     ]
 
 
-def _of_samples(clean: Mapping[int, Sequence[int]], samples: Sequence[Sample]) -> dict[int, Sequence[int]]:
+def _of_samples(clean: Mapping[int, int], samples: Sequence[Sample]) -> dict[int, int]:
     return {sample.number: clean[sample.number] for sample in samples if sample.number in clean}
 
 

@@ -330,7 +330,7 @@ class _Build:
     def _check_limits(self) -> None:
         if self.options.target == "kaggle":
             existing = len(self.plan.existing.manifest.shards) if self.plan.existing else 0
-            check_kaggle_files(existing + sum(len(block.parts) for block in self.plan.blocks))
+            check_kaggle_files(existing + sum(len(block.variants) for block in self.plan.blocks))
 
     def _compared_with_cache(self) -> BuildContext:
         """Build a few records of the existing cache again, and raise BuildError if they differ from the cache's.

@@ -27,7 +27,6 @@ from tpucache.store.format import (
     INDEX_NAME,
     SAMPLES_NAME,
     WORK_NAME,
-    Part,
     hashes_name,
     shard_name,
     table_name,
@@ -36,7 +35,7 @@ from tpucache.store.index import encode_index
 from tpucache.store.manifest import Deleted, FileEntry, Manifest, ShardEntry, Skipped
 from tpucache.store.samples import HEIGHT, TURNED, WIDTH, Column, encode_columns
 from tpucache.store.writer import ShardWriter
-from tpucache.warmup.blocks import listing_sha256, parts_of, plan_blocks
+from tpucache.warmup.blocks import listing_sha256, plan_blocks
 from tpucache.warmup.change import changing, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, content_digests, places_in_source, to_slices
 from tpucache.warmup.run.folder import remove_old_files
@@ -64,14 +63,18 @@ def compact_cache(cache: str | Path) -> Manifest:
         before = opened.manifest
         layout = _Compaction.of(opened)
         check_room(folder, sum(entry.bytes for entry in before.shards))
-        shards = [_shard(opened, layout, block, part) for part in layout.parts for block in range(len(layout.blocks))]
+        shards = [
+            _shard(opened, layout, block, variant)
+            for variant in opened.manifest.variants
+            for block in range(len(layout.blocks))
+        ]
         manifest, tables = _manifest(opened, layout, shards)
         if manifest.identity == before.identity:
             return before
         first = 1 + max(entry.block for entry in (*before.shards, *manifest.shards))
         _place_aside(folder, manifest, tables, first, before.generation + 1)
         for entry in manifest.shards:
-            aside = shard_name(entry.part, first + entry.block)
+            aside = shard_name(entry.variant, first + entry.block)
             link_or_copy(folder / aside, folder / entry.name, folder / WORK_NAME / f"{aside}.tmp")
         sync_directory(folder)
         for name, data in tables.items():
@@ -92,7 +95,7 @@ def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], 
     work, shards = folder / WORK_NAME, []
     for entry in manifest.shards:
         block = first + entry.block
-        name = shard_name(entry.part, block)
+        name = shard_name(entry.variant, block)
         (work / entry.name).replace(folder / name)
         shards.append(dataclasses.replace(entry, name=name, block=block))
     sync_directory(folder)
@@ -107,14 +110,13 @@ class _Compaction:
     """The new numbers of samples, and their new blocks.
 
     `numbers` maps the old number of each kept and skipped sample to its new number. `blocks` has the old numbers of the
-    kept samples of each block. `parts` are the parts of each block, in the order of the manifest. `places` has, for
+    kept samples of each block. `places` has, for
     each new number, the sample's position in a source without the deleted samples, or None if no sample has this
     number. `positions` maps old numbers to positions in the samples table.
     """
 
     numbers: Mapping[int, int]
     blocks: Sequence[Sequence[int]]
-    parts: Sequence[Part]
     places: Sequence[int | None]
     positions: Mapping[int, int]
 
@@ -142,23 +144,21 @@ class _Compaction:
         recipe = Recipe.from_dict(manifest.recipe)
         plan = plan_blocks([Sample(number, "") for number in range(count)], manifest.fields, recipe)
         blocks = [[olds[each.number] for each in block.samples if olds.get(each.number) in positions] for block in plan]
-        bands = range(len(manifest.layouts))
-        parts = [part for band in bands for part in parts_of(manifest.variants, manifest.fields) if part.band == band]
-        return cls(numbers, blocks, parts, places, positions)
+        return cls(numbers, blocks, places, positions)
 
 
-def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[ShardEntry, Array]:
-    """Write one shard into the work folder: for each sample of the new block `block`, its record in `part`.
+def _shard(cache: Cache, layout: _Compaction, block: int, variant: int) -> tuple[ShardEntry, Array]:
+    """Write one shard into the work folder: for each sample of the new block `block`, its record in `variant`.
 
-    `part` is a variant and a band. Return the shard's manifest entry, whose `first` the caller sets later, and its
+    Return the shard's manifest entry, whose `first` the caller sets later, and its
     index rows. Raises DamageError for a record whose checksum is not that of the index, BuildError or OSError when the
     disk fails.
     """
-    name = shard_name(part, block)
+    name = shard_name(variant, block)
     path = cache.directory / WORK_NAME / name
     olds = layout.blocks[block]
-    rows = cache.index[cache.rows(part.variant, [layout.positions[old] for old in olds], part.band)]
-    with ShardWriter(path.with_name(f"{name}.tmp"), cache.manifest.value_bytes) as writer:
+    rows = cache.index[cache.rows(variant, [layout.positions[old] for old in olds])]
+    with ShardWriter(path.with_name(f"{name}.tmp")) as writer:
         for old, row in zip(olds, rows, strict=True):
             record, crc = cache.reader.read(row), int(row["crc32"])
             if zlib.crc32(record) != crc:
@@ -168,9 +168,7 @@ def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[S
                 )
             writer.append(layout.numbers[old], bytes(record), crc)
         sealed = writer.seal(path)
-    entry = ShardEntry(
-        name, sealed.bytes, sealed.sha256, part.variant, block, 0, len(olds), sealed.records_sha256, part.band
-    )
+    entry = ShardEntry(name, sealed.bytes, sealed.sha256, variant, block, 0, len(olds), sealed.records_sha256)
     return entry, sealed.rows
 
 
@@ -180,7 +178,7 @@ def _manifest(
     before = cache.manifest
     entries, runs, first = list[ShardEntry](), list[Array](), 0
     for entry, rows in shards:
-        if entries and entries[-1].part != entry.part:
+        if entries and entries[-1].variant != entry.variant:
             first = 0
         numbered = rows.copy()
         numbered["shard"] = len(entries)

@@ -148,7 +148,7 @@ def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
     gone = [Deleted(int(numbers[at]), paths[at]) for at in chosen.tolist()]
     columns = {name: taken(column, np.flatnonzero(is_kept)) for name, column in cache.samples.items()}
     shards = without_numbers(before.shards, numbers, {each.number for each in gone})
-    index = cache.index.read_all()[np.tile(is_kept, len(before.variants) * len(before.layouts))]
+    index = cache.index.read_all()[np.tile(is_kept, len(before.variants))]
     generation = before.generation + 1
     manifest = before.changed(
         samples=before.samples - len(chosen),
@@ -173,13 +173,13 @@ def without_numbers(
 
     `numbers` are the numbers of the samples before the deletion, in the order of the samples table.
     """
-    changed, firsts = [], dict[Any, int]()
+    changed, firsts = [], dict[int, int]()
     for entry in shards:
         own = numbers[entry.first : entry.first + entry.records].tolist()
         deleted = [number for number in own if number in gone]
-        first = firsts.get(entry.part, 0)
+        first = firsts.get(entry.variant, 0)
         records = entry.records - len(deleted)
-        firsts[entry.part] = first + records
+        firsts[entry.variant] = first + records
         every = tuple(sorted((*entry.deleted, *deleted)))
         changed.append(dataclasses.replace(entry, first=first, records=records, deleted=every))
     return tuple(changed)

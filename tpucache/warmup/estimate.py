@@ -16,10 +16,7 @@ from tpucache import kaggle
 from tpucache.errors import BuildError, SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.ahead import Lateness
-from tpucache.store.codecs.dct.coefficients import BLOCK
-from tpucache.store.fields import Field, RecordLayout
-from tpucache.store.format import Part
-from tpucache.store.manifest import value_bytes_of
+from tpucache.store.fields import RecordLayout
 from tpucache.store.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.deadline import NEVER, Deadline
@@ -106,15 +103,15 @@ def estimate(
     Samples that fail are ignored. `folder` is a folder on the cache's disk. `jobs` is the number of workers, which
     decides how many files of chunks exist at once; None: one for each core.
     """
-    samples = [(sample, chunk.parts) for chunk in remaining.chunks for sample in chunk.samples]
+    samples = [(sample, chunk.variants) for chunk in remaining.chunks for sample in chunk.samples]
     done = _try_samples(encoder, samples, deadline, trials)
     timed = [trial.seconds for trial in done[1:] or done]  # the first one also includes imports
-    to_build = sum(len(parts) for _, parts in samples)
+    to_build = sum(len(variants) for _, variants in samples)
     to_write = sum(records for records, _ in remaining.unsealed)
     sizes, on_disk = [trial.bytes for trial in done], [trial.on_disk for trial in done]
     if not done:  # use the mean size in finished chunks, or else the largest possible size
         mean = remaining.spooled / max(1, to_write - to_build) or RecordLayout(encoder.fields).nbytes
-        sizes, on_disk = [mean], [on_disk_bytes(round(mean), encoder.fields)]
+        sizes, on_disk = [mean], [on_disk_bytes(round(mean))]
     return Estimate(
         records=to_build,
         bytes=round(_upper(on_disk, trials.margin) * to_write),
@@ -126,24 +123,24 @@ def estimate(
 
 
 def _try_samples(
-    encoder: SampleEncoder, samples: Sequence[tuple[Sample, Sequence[Part]]], deadline: Deadline, trials: Trials
+    encoder: SampleEncoder, samples: Sequence[tuple[Sample, Sequence[int]]], deadline: Deadline, trials: Trials
 ) -> list[_TrialSample]:
     done: list[_TrialSample] = []
     began = time.monotonic()
     tried = spread(samples, trials.samples)
     with LoadAhead(encoder.load, encoder.source, (sample for sample, _ in tried), Lateness()) as items:
-        for sample, parts in tried:
+        for sample, variants in tried:
             start = time.monotonic()
             if deadline.is_past or start - began > trials.seconds:
                 break
             try:
-                encoded = encoder.encode(sample, parts, items.load(sample))
+                encoded = encoder.encode(sample, variants, items.load(sample))
             except SampleError as error:
                 trials.look(sample, error)
                 continue
             seconds = time.monotonic() - start
             lengths = [len(record) for record in encoded.records]
-            on_disk = statistics.mean(on_disk_bytes(length, encoder.fields) for length in lengths)
+            on_disk = statistics.mean(on_disk_bytes(length) for length in lengths)
             done.append(_TrialSample(statistics.mean(lengths), on_disk, seconds))
             trials.look(sample, encoded)
     return done
@@ -160,11 +157,9 @@ def _upper(sizes: Sequence[float], margin: float) -> float:
     return statistics.fmean(sizes) + margin * deviation / math.sqrt(len(sizes))
 
 
-def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
+def on_disk_bytes(length: int) -> float:
     """Return the bytes that a record of `length` bytes takes in a shard: pages of its own, or its share of a page."""
     page: int = os.sysconf("SC_PAGE_SIZE")
-    if value_bytes := value_bytes_of(fields):  # several records share one value of about this size
-        return length * (1 + page / 2 / value_bytes)
     in_leaf = page - PAGE_HEADER_BYTES
     node = length + length % 2 + _NODE_BYTES
     if node <= in_leaf // 2:
@@ -207,13 +202,11 @@ def kaggle_blocks(recipe: Recipe) -> int:
 
     Raises BuildError if even one block has too many shards.
     """
-    bands = len(recipe.bands or (BLOCK,))
-    blocks = kaggle.TARGET_SHARDS // ((recipe.variants + 1) * bands)
+    blocks = kaggle.TARGET_SHARDS // (recipe.variants + 1)
     if not blocks:
-        in_bands = f", in {bands} bands each," if bands > 1 else ""
         raise BuildError(
-            f"{recipe.variants} variants and the clean one{in_bands} make more than {kaggle.TARGET_SHARDS} shards: "
-            f"with --target kaggle, give --variants {kaggle.TARGET_SHARDS // bands - 1} or fewer"
+            f"{recipe.variants} variants and the clean one make more than {kaggle.TARGET_SHARDS} shards: "
+            f"with --target kaggle, give --variants {kaggle.TARGET_SHARDS - 1} or fewer"
         )
     return blocks
 

@@ -158,7 +158,7 @@ class Maker:
         source, recipe = meant_source(source, cache, options), recipe or Recipe()
         plan = plan_build(source, source.list(), recipe, options)
         self._samples = plan.listing.samples
-        self._parts = sorted(plan.blocks[0].parts, key=lambda part: (part.band, part.variant))
+        self._variants = sorted(plan.blocks[0].variants)
         self._encoder = make_encoder(source, recipe, plan)
         # Augmentation libraries are not thread-safe, and sources may not be.
         is_safe = loads_in_threads(source) and not recipe.variants
@@ -169,8 +169,8 @@ class Maker:
         with self._alone:
             return [self._record(*divmod(number, len(self._samples))) for number in numbers.tolist()]
 
-    def _record(self, part: int, sample: int) -> bytes:
-        return self._encoder.encode(self._samples[sample], [self._parts[part]]).records[0]
+    def _record(self, place: int, sample: int) -> bytes:
+        return self._encoder.encode(self._samples[sample], [self._variants[place]]).records[0]
 
 
 def _answer(answers: BinaryIO, message: object) -> None:

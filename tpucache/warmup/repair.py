@@ -17,7 +17,6 @@ from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store import pages
 from tpucache.store.cache import Cache
-from tpucache.store.fields import RecordLayout
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
 from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, TIMES_NAME, WORK_NAME
 from tpucache.store.hashes import hashes_name
@@ -136,14 +135,14 @@ class _Case:
     @property
     def blocks(self) -> list[Block]:
         entries: dict[int, list[ShardEntry]] = {}
-        for entry in sorted(self.cache.manifest.shards, key=lambda entry: (entry.block, entry.part)):
+        for entry in sorted(self.cache.manifest.shards, key=lambda entry: (entry.block, entry.variant)):
             if entry.name in self.damaged:
                 entries.setdefault(entry.block, []).append(entry)
         return [
             Block(
                 block,
                 tuple(self.listing.samples[number] for number in self.numbers_of(damaged[0])),
-                tuple(entry.part for entry in damaged),
+                tuple(entry.variant for entry in damaged),
             )
             for block, damaged in entries.items()
         ]
@@ -266,12 +265,12 @@ def rebuild_index(case: _Case, work: Path) -> bytes:
     """
     manifest = case.cache.manifest
     order = {variant: at for at, variant in enumerate(manifest.variants)}
-    numbered = sorted(enumerate(manifest.shards), key=lambda one: (one[1].band, order[one[1].variant], one[1].first))
-    layouts, kept = manifest.layouts, case.cache.samples.numbers
+    numbered = sorted(enumerate(manifest.shards), key=lambda one: (order[one[1].variant], one[1].first))
+    kept = case.cache.samples.numbers
     runs = []
     for position, entry in numbered:
         folder = work if entry.name in case.damaged else case.cache.directory
-        rows = _rows(folder / entry.name, position, layouts[entry.band] if manifest.value_bytes else None)
+        rows = _rows(folder / entry.name, position)
         own = kept[entry.first : entry.first + entry.records]
         every = np.union1d(own, np.array(entry.deleted, np.uint64))
         if len(every) == len(rows):  # if not, the SHA-256 below will differ
@@ -286,17 +285,11 @@ def rebuild_index(case: _Case, work: Path) -> bytes:
     return data
 
 
-def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
-    """Return the index rows of a shard's records, in key order. `shard` is the shard's position in the manifest.
-
-    With a `layout`, an LMDB value contains several records of that layout; without, it is one record.
-    """
+def _rows(path: Path, shard: int) -> Array:
+    """Return the index rows of a shard's records, in key order. `shard` is the shard's position in the manifest."""
     rows = []
     with open_file(path) as file:
         for extent in list(pages.walk(file)):
             file.seek(extent.offset)
-            value, at = memoryview(file.read(extent.length)), 0
-            for length in [extent.length] if layout is None else layout.lengths_in(value):
-                rows.append((extent.offset + at, length, zlib.crc32(value[at : at + length]), shard))
-                at += length
+            rows.append((extent.offset, extent.length, zlib.crc32(file.read(extent.length)), shard))
     return np.array(rows, INDEX_DTYPE)

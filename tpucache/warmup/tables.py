@@ -22,6 +22,7 @@ from tpucache.store.format import (
     INDEX_DTYPE,
     INDEX_NAME,
     SAMPLES_NAME,
+    VERSION,
     WORK_NAME,
     shard_name,
     table_name,
@@ -35,7 +36,6 @@ from tpucache.warmup.library_versions import versions
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.records.arrays import SEVERAL_FRAMES
-from tpucache.warmup.records.frequencies import summarise_frequencies
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
 from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
@@ -91,7 +91,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) -> 
             "digests": _digests(new, before),
         },
         created_by=versions(),
-        version=version_of(plan.fields, before.deleted if before else ()),
+        version=version_of(before.deleted if before else ()),
         deleted=before.deleted if before else (),
         history=_history(cache, plan),
     )
@@ -125,22 +125,17 @@ def make_prospect(plan: BuildPlan) -> Prospect:
     blocks, listing = plan.blocks, plan.listing
     numbers = np.arange(len(listing.samples), dtype=np.uint64)
     columns, classes, _ = sample_columns(listing, ChunkInfo(), numbers)
-    parts = blocks[0].parts
-    shards = [
-        shard_name(part, block.number)
-        for part in sorted(parts, key=lambda part: (part.band, part.variant))
-        for block in blocks
-    ]
+    variants = sorted(blocks[0].variants)
     return Prospect(
         samples=len(listing.samples),
-        variants=tuple(sorted({part.variant for part in parts})),
+        variants=tuple(variants),
         fields=plan.fields,
         classes=classes,
         value_names=value_names(listing.value_names, columns.get(LABEL), classes),
         mask_names=listing.mask_names,
         recipe=plan.full_recipe,
-        version=version_of(plan.fields),
-        shards=tuple(shards),
+        version=VERSION,
+        shards=tuple(shard_name(variant, block.number) for variant in variants for block in blocks),
         table=columns,
     )
 
@@ -309,7 +304,7 @@ def _plain_column(values: Sequence[Any]) -> Column:
 def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Array]:
     """Return the manifest entries of all shards, new and existing, and the rows of the index for them.
 
-    Both are ordered by band, variant and block.
+    Both are ordered by variant and block.
     """
     rows = {_order(shard.entry): (shard.entry, shard.rows) for shard in shards}
     if existing is not None:
@@ -320,7 +315,7 @@ def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[
     first = 0
     for place in sorted(rows):
         entry, own = rows[place]
-        if entries and entries[-1].part != entry.part:
+        if entries and entries[-1].variant != entry.variant:
             first = 0
         numbered = own.copy()
         numbered["shard"] = len(entries)
@@ -330,8 +325,8 @@ def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[
     return tuple(entries), np.concatenate(runs).astype(INDEX_DTYPE)
 
 
-def _order(entry: ShardEntry) -> tuple[int, int, int]:
-    return entry.band, entry.variant, entry.block
+def _order(entry: ShardEntry) -> tuple[int, int]:
+    return entry.variant, entry.block
 
 
 def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
@@ -363,5 +358,4 @@ def _statistics(
         class_counts=counts,
         sums=tuple(whole.sums),
         squares=tuple(whole.squares),
-        frequencies=before.statistics.frequencies if before else summarise_frequencies(new.frequencies),
     )

@@ -176,7 +176,7 @@ def _all_of(plan: BuildPlan) -> Remaining:
     samples = sum(len(block.samples) for block in plan.blocks)
     cut = [cut_block(block, plan.fields, samples) for block in plan.blocks]
     unsealed = [
-        (len(block.samples) * len(block.parts), max(len(chunk.samples) for chunk in chunks) * len(block.parts))
+        (len(block.samples) * len(block.variants), max(len(chunk.samples) for chunk in chunks) * len(block.variants))
         for block, chunks in zip(plan.blocks, cut, strict=True)
     ]
     return Remaining([chunk for chunks in cut for chunk in chunks], unsealed, 0)

@@ -109,11 +109,11 @@ def test_luma_by_itself_is_that_of_the_decoded_image(codec: str, request: pytest
     packing, chroma = (CODECS[codec].packing, "444") if codec.startswith("dct") else (None, None)
     field = Field("image", codec, "|u1", image.shape, 95 if chroma else None, chroma, packing)
     data, luma = encode(field, image), np.zeros((2, 21, 30), np.uint8)
-    decode_luma(field, [[memoryview(data)]] * 2, luma)
+    decode_luma(field, [memoryview(data)] * 2, luma)
     assert CODECS[codec].has_luma
     assert np.abs(luma - decode(field, data) @ np.array([0.299, 0.587, 0.114])).max() < 2
     with pytest.raises(DamageError, match=f"'image' does not (decode|unpack) as {codec}"):
-        decode_luma(field, [[memoryview(data)], [memoryview(data[:-9])]], luma)
+        decode_luma(field, [memoryview(data), memoryview(data[:-9])], luma)
 
 
 @pytest.mark.parametrize("codec", ["dct-zstd", "dct-lz4"])
@@ -122,14 +122,14 @@ def test_half_luma_is_the_means_of_2x2_pixels(codec: str) -> None:
     field = Field("image", codec, "|u1", image.shape, 95, "444", CODECS[codec].packing)
     data, luma, half = encode(field, image), np.zeros((2, 22, 30), np.uint8), np.zeros((2, 11, 15), np.uint8)
     for out in (luma, half):
-        decode_luma(field, [[memoryview(data)]] * 2, out)
+        decode_luma(field, [memoryview(data)] * 2, out)
     assert CODECS[codec].has_half_luma
     assert np.abs(half - luma.reshape(2, 11, 2, 15, 2).mean((2, 4))).max() <= 1
 
 
 def test_a_codec_that_has_no_luma_says_so() -> None:
     with pytest.raises(UsageError, match="png does not decode luma"):
-        decode_luma(field_of(noise(4, 4, 3), "png"), [[memoryview(b"")]], np.zeros((1, 4, 4), np.uint8))
+        decode_luma(field_of(noise(4, 4, 3), "png"), [memoryview(b"")], np.zeros((1, 4, 4), np.uint8))
 
 
 @pytest.mark.usefixtures("without_simplejpeg")

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from disk import SmallDisk
 from patience import PATIENCE, wait_for
 from servers import Server
@@ -677,25 +676,6 @@ def test_all_that_an_epoch_reads_is_counted_as_needed(
             time.sleep(0.01)  # so that all is here long before the epoch ends
         assert dataset.network is not None
         assert dataset.network.needed_bytes == records
-    server.close()
-
-
-def test_of_a_cache_in_bands_those_are_fetched_that_a_size_needs(
-    photos: Path, small_pieces: None, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    build_cache(photos, cache, Recipe(size=64, codec="dct-lz4", bands=(2, 4, 8)), jobs=1)
-    server = Server(cache)
-    dataset = CachedDataset(server.url, cache_dir=tmp_path / "kept", in_memory=False, resolution=32)
-    local = CachedDataset(cache, resolution=32)
-    for epoch in range(2):
-        found, expected = (
-            torch.cat([images for images, _ in CachedLoader(each, 8, seed=epoch, shuffle="block")])
-            for each in (dataset, local)
-        )
-        assert torch.equal(found, expected)
-    names = {name for name, _, _ in server.ranges if name.endswith(".lmdb")}
-    assert names == {entry.name for entry in dataset.manifest.shards if entry.band < 2}
     server.close()
 
 

@@ -108,8 +108,8 @@ def test_variants_by_libraries_that_make_other_pixels_are_refused(
 ) -> None:
     cache = tmp_path / "cache"
     build_cache(source, cache, Recipe(size=16, codec=codec), jobs=1)
-    real = SampleEncoder.to_records
-    monkeypatch.setattr(SampleEncoder, "to_records", lambda encoder, arrays: real(encoder, _negative(arrays)))
+    real = SampleEncoder.to_record
+    monkeypatch.setattr(SampleEncoder, "to_record", lambda encoder, arrays: real(encoder, _negative(arrays)))
     monkeypatch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
     with pytest.raises(
         BuildError, match=r"the clean record.*made with other versions.*cykooz_resizer.*99\.0.*use those"
@@ -123,8 +123,8 @@ def test_samples_by_libraries_that_make_other_pixels_are_refused(
     cache = tmp_path / "cache"
     build_cache(source, cache, Recipe(size=16), jobs=1)
     shutil.copy(min(source.rglob("*.jpg")), source / "cat" / "new.jpg")
-    real = SampleEncoder.to_records
-    monkeypatch.setattr(SampleEncoder, "to_records", lambda encoder, arrays: real(encoder, _negative(arrays)))
+    real = SampleEncoder.to_record
+    monkeypatch.setattr(SampleEncoder, "to_record", lambda encoder, arrays: real(encoder, _negative(arrays)))
     with pytest.raises(BuildError, match=r"the clean record is not the same as in"):
         build_cache(source, cache, Recipe(size=16), jobs=1)
 
@@ -134,9 +134,9 @@ def test_an_interrupted_run_is_not_finished_by_libraries_that_make_other_pixels(
 ) -> None:
     cache = tmp_path / "cache"
     _begin(source, cache, Recipe(size=16))
-    real = SampleEncoder.to_records
+    real = SampleEncoder.to_record
     with monkeypatch.context() as patch:
-        patch.setattr(SampleEncoder, "to_records", lambda encoder, arrays: real(encoder, _negative(arrays)))
+        patch.setattr(SampleEncoder, "to_record", lambda encoder, arrays: real(encoder, _negative(arrays)))
         patch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
         with pytest.raises(BuildError, match=r"the clean record.*made with other versions.*cykooz_resizer"):
             build_cache(source, cache, Recipe(size=16), jobs=1)

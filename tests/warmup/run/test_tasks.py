@@ -20,7 +20,7 @@ from PIL import Image
 
 from tpucache.errors import BuildError, SampleError
 from tpucache.recipe import Recipe
-from tpucache.store.format import WORK_NAME, Part
+from tpucache.store.format import WORK_NAME
 from tpucache.warmup.blocks import Block, Chunk
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.plan import resolve
@@ -44,7 +44,7 @@ from tpucache.warmup.run.tasks import (
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.source import Item
 
-PARTS = tuple(map(Part, range(9)))
+VARIANTS = tuple(range(9))
 
 
 class CountingSource:
@@ -75,12 +75,12 @@ def context(tmp_path: Path, photos: Path, jitter: str) -> Iterator[BuildContext]
 
 @pytest.fixture
 def block(context: BuildContext) -> Block:
-    return Block(2, tuple(context.encoder.source.list().samples[10:20]), PARTS)
+    return Block(2, tuple(context.encoder.source.list().samples[10:20]), VARIANTS)
 
 
 def chunks_of(block: Block) -> list[Chunk]:
     parts = block.samples[:4], block.samples[4:]
-    return [Chunk(block.number, number, part, block.parts) for number, part in enumerate(parts)]
+    return [Chunk(block.number, number, part, block.variants) for number, part in enumerate(parts)]
 
 
 def build_one(context: BuildContext, chunk: Chunk) -> ChunkResult:
@@ -91,7 +91,7 @@ def build_one(context: BuildContext, chunk: Chunk) -> ChunkResult:
 def build(context: BuildContext, block: Block) -> list[BuiltShard]:
     for chunk in chunks_of(block):
         build_one(context, chunk)
-    shards = [seal_shard(context, block, part, 2) for part in block.parts]
+    shards = [seal_shard(context, block, part, 2) for part in block.variants]
     return [shard for shard in shards if shard is not None]
 
 
@@ -127,8 +127,8 @@ def test_how_a_block_is_cut_does_not_show(context: BuildContext, block: Block) -
     build(context, block)
     before = files(context)
     remove_chunks(context.work, 2)
-    build_one(context, Chunk(2, 0, block.samples, PARTS))
-    for part in PARTS:
+    build_one(context, Chunk(2, 0, block.samples, VARIANTS))
+    for part in VARIANTS:
         seal_shard(context, block, part, 1)
     assert files(context) == before
 
@@ -150,16 +150,16 @@ def test_sums_are_exact_over_the_clean_images(
 
 def test_a_receipt_returns_the_shard_as_it_was_sealed(context: BuildContext, block: Block) -> None:
     for shard in build(context, block):
-        assert plain(load_receipt(context.shards, context.work, 2, shard.entry.part)) == plain(shard)
-    assert load_receipt(context.shards, context.work, 1, Part(0)) is None
+        assert plain(load_receipt(context.shards, context.work, 2, shard.entry.variant)) == plain(shard)
+    assert load_receipt(context.shards, context.work, 1, 0) is None
 
 
 @pytest.mark.slow
 def test_no_flipped_bit_of_what_is_kept_changes_what_is_read_of_it(context: BuildContext, block: Block) -> None:
-    (shard, *_), part = build(context, block), Part(0)
+    (shard, *_), part = build(context, block), 0
     names = ("chunk-00002-000000.json", "shard-00002-v0000.npz")
     reads: list[Callable[[], object]] = [
-        lambda: load_chunk(context.work, 2, 0, PARTS),
+        lambda: load_chunk(context.work, 2, 0, VARIANTS),
         lambda: (kept := load_receipt(context.shards, context.work, 2, part)) and plain(kept),
     ]
     assert reads[1]() == plain(shard)
@@ -183,15 +183,15 @@ def test_a_receipt_does_not_count_without_its_shard(context: BuildContext, block
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-4096])
-    assert load_receipt(context.shards, context.work, 2, Part(2)) is None
-    assert load_receipt(context.shards, context.work, 2, Part(1)) is not None
+    assert load_receipt(context.shards, context.work, 2, 2) is None
+    assert load_receipt(context.shards, context.work, 2, 1) is not None
 
 
 def test_a_bad_sample_fails_its_chunk_and_leaves_nothing(context: BuildContext, block: Block, tmp_path: Path) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"no image")
     bad = Sample(20, os.fspath(tmp_path / "bad.jpg"), 0)
     with pytest.raises(SampleError, match=r"bad\.jpg") as caught:
-        build_one(context, Chunk(2, 0, (*block.samples, bad), PARTS))
+        build_one(context, Chunk(2, 0, (*block.samples, bad), VARIANTS))
     assert caught.value.path == bad.path
     assert [path.name for path in context.work.iterdir()] == ["lock"]
 
@@ -212,7 +212,7 @@ def test_skipped_samples_are_reported_and_the_others_are_as_without_them(context
 
 def test_no_shard_is_sealed_while_a_chunk_is_missing(context: BuildContext, block: Block) -> None:
     build_one(context, chunks_of(block)[0])
-    assert seal_shard(context, block, Part(0), 2) is None
+    assert seal_shard(context, block, 0, 2) is None
     assert files(context) == {}
 
 
@@ -225,8 +225,8 @@ def test_a_chunk_torn_by_a_power_cut_is_not_used(context: BuildContext, block: B
         path.unlink()
     else:
         path.write_bytes(bytes(path.stat().st_size) if "zeros" in harm else path.read_bytes()[:-7])
-    assert load_chunk(context.work, 2, 1, PARTS) is None
-    assert seal_shard(context, block, Part(3), 2) is None
+    assert load_chunk(context.work, 2, 1, VARIANTS) is None
+    assert seal_shard(context, block, 3, 2) is None
 
 
 @pytest.mark.slow
@@ -236,8 +236,8 @@ def test_records_torn_by_a_power_cut_are_found_when_sealed_and_made_again(contex
     torn = context.work / "chunk-00002-000001-v0003.bin"
     torn.write_bytes(bytes(torn.stat().st_size))
     with pytest.raises(BuildError):
-        seal_shard(context, block, Part(3), 2)
-    assert load_chunk(context.work, 2, 1, PARTS) is None
+        seal_shard(context, block, 3, 2)
+    assert load_chunk(context.work, 2, 1, VARIANTS) is None
     build(context, block)
     assert files(context) == before
 
@@ -255,7 +255,7 @@ class Countdown(Deadline):
 
 @pytest.fixture
 def clean(block: Block) -> list[Chunk]:
-    return chunks_of(dataclasses.replace(block, parts=(Part(0),)))
+    return chunks_of(dataclasses.replace(block, variants=(0,)))
 
 
 def whole(written: WrittenShard | None) -> tuple[object, ...]:
@@ -266,9 +266,9 @@ def whole(written: WrittenShard | None) -> tuple[object, ...]:
 
 def by_chunks(context: BuildContext, chunks: list[Chunk]) -> WrittenShard | None:
     for chunk in chunks:
-        if load_chunk(context.work, 2, chunk.number, (Part(0),)) is None:
+        if load_chunk(context.work, 2, chunk.number, (0,)) is None:
             build_one(context, chunk)
-    return write_shard(context, Block(2, (), (Part(0),)), Part(0), len(chunks))
+    return write_shard(context, Block(2, (), (0,)), 0, len(chunks))
 
 
 def test_a_block_built_whole_is_what_its_chunks_make(
@@ -287,7 +287,7 @@ def test_a_block_that_the_deadline_stops_is_continued_by_its_chunks(
     late = dataclasses.replace(context, deadline=Countdown(times=[None] * done))
     assert build_block(late, clean) is None
     assert not list(context.work.glob("*.lmdb.*"))
-    assert [load_chunk(context.work, 2, number, (Part(0),)) is not None for number in (0, 1)] == [done >= 4, False]
+    assert [load_chunk(context.work, 2, number, (0,)) is not None for number in (0, 1)] == [done >= 4, False]
     continued = whole(by_chunks(context, clean))
     assert context.encoder.source.loads == dict.fromkeys(range(10, 20), 1)  # type: ignore[attr-defined]  # CountingSource
     remove_chunks(context.work, 2)
@@ -298,10 +298,10 @@ def test_a_bad_sample_of_a_block_leaves_the_chunks_before_it(context: BuildConte
     bad = dataclasses.replace(clean[1], samples=(*clean[1].samples, Sample(20, "cat/gone.jpg", 0)))
     with pytest.raises(SampleError, match=r"gone\.jpg"):
         build_block(context, [clean[0], bad])
-    first = load_chunk(context.work, 2, 0, (Part(0),))
+    first = load_chunk(context.work, 2, 0, (0,))
     assert first is not None
     assert first.info.numbers == [sample.number for sample in clean[0].samples]
-    assert load_chunk(context.work, 2, 1, (Part(0),)) is None
+    assert load_chunk(context.work, 2, 1, (0,)) is None
     assert not list(context.work.glob("*.lmdb.*"))
 
 
@@ -312,13 +312,13 @@ def test_a_shard_is_synced_before_it_gets_its_name(
     for chunk in chunks_of(block):
         build_one(context, chunk)
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), sync(file))[1])
-    written = write_shard(context, block, Part(3), 2)
+    written = write_shard(context, block, 3, 2)
     assert written is not None
     assert (synced, files(context)) == ([], {})
     number = written.aside.stat().st_ino
     shard = install_shard(context, written)
     assert synced[0] == number == (context.shards / shard.entry.name).stat().st_ino
-    assert plain(shard) == plain(load_receipt(context.shards, context.work, 2, Part(3)))
+    assert plain(shard) == plain(load_receipt(context.shards, context.work, 2, 3))
 
 
 def test_a_shard_that_cannot_be_synced_is_removed(
@@ -329,7 +329,7 @@ def test_a_shard_that_cannot_be_synced_is_removed(
 
     for chunk in chunks_of(block):
         build_one(context, chunk)
-    written = write_shard(context, block, Part(3), 2)
+    written = write_shard(context, block, 3, 2)
     assert written is not None
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(BuildError, match=r"v03-00002\.lmdb cannot be written: .*No space left"):

@@ -7,7 +7,6 @@ import functools
 import itertools
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
 from tpucache.loading.reading.leases import MapUse
 from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
-from tpucache.loading.reading.views import decode_packed, decode_view
+from tpucache.loading.reading.views import decode_view
 from tpucache.native import Addresses, Array, FileRecords, address, copy_rows, native
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import CODECS, decode_rows, unpack_files, unpack_rows
@@ -49,7 +48,7 @@ Divide = Callable[[Callable[[int, int], None], int], None]
 UseRecords = Callable[[Numbers, Addresses], None]
 
 #: Attributes that are not pickled: each process makes its own.
-_PER_PROCESS: Final = ("_scratch", "_is_proven", "pools", "_packed")
+_PER_PROCESS: Final = ("_scratch", "pools", "_packed")
 
 
 class ReadingPlan(NamedTuple):
@@ -118,12 +117,9 @@ class RecordReader:
             raise FormatError(f"{cache.directory} holds a field of bytes, whose length varies: tensors cannot hold it")
         self.cache = cache
         self.in_memory: InMemory = in_memory
-        self._layouts = cache.manifest.layouts
+        self._layout = cache.manifest.layout
         stored = cache.manifest.fields
         self._shown = stored if shown is None else shown
-        #: The position of the field that is stored in frequency bands; None if there is none.
-        self._banded = next((at for at, field in enumerate(self._shown) if field.bands is not None), None)
-        self._bands = 1 if self._banded is None else len(self._shown[self._banded].split)
         #: The fields as they are read, which are the arrays of a buffer.
         self.fields = tuple(field.packed for field in self._shown) if is_packed else self._shown
         self._is_plain = all(
@@ -138,7 +134,6 @@ class RecordReader:
         self._memory = RecordMemory(self._record_bytes, cache.manifest.records, most if in_memory else 0)
         self._maps = ShardMaps(cache.reader, cache.manifest.records)
         self._scratch = RecordScratch()
-        self._is_proven = self._nothing_proven()
         self.pools = BufferPools(self.fields)
         self._packed: RecordReader | None = None
         if in_memory is True:
@@ -150,13 +145,8 @@ class RecordReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._scratch = RecordScratch()
-        self._is_proven = self._nothing_proven()
         self.pools = BufferPools(self.fields)
         self._packed = None
-
-    def _nothing_proven(self) -> npt.NDArray[np.bool_]:
-        """Return a flag for each record in each band, all False: was the record compared with its checksum?"""
-        return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
     @property
     def maps(self) -> dict[str, int]:
@@ -170,7 +160,7 @@ class RecordReader:
     def network(self) -> NetworkUse | None:
         """This process's network traffic so far; None for a cache in a folder."""
         arriving = self.cache.reader.arriving
-        return None if arriving is None else arriving.network(self._bands)
+        return None if arriving is None else arriving.network()
 
     def packing(self) -> RecordReader:
         """Return a reader that leaves fields packed: this reader if no field changes, otherwise a second reader.
@@ -272,7 +262,7 @@ class RecordReader:
         The result is False if `keep` is False. Unless in_memory is True, it is also False while records are being
         fetched: to save CPU time, such records are only kept in a later epoch.
         """
-        arriving.prioritise(self.in_all_bands(rows))
+        arriving.prioritise(rows)
         return keep and (self.in_memory is True or not arriving.is_busy)
 
     def _visit_part(
@@ -345,22 +335,13 @@ class RecordReader:
         if self.cache.reader.arriving is not None:
             return  # `Arriving.expect` was called instead
         missing = self.not_in_memory(rows[~self._maps.is_present(rows)])
-        self.cache.reader.hint(self.cache.index[self.in_all_bands(missing)])
+        self.cache.reader.hint(self.cache.index[missing])
         if self.cache.reader.is_late:  # elsewhere, the reader may have done nothing
             self._maps.note_asked(missing)
 
     def not_in_memory(self, rows: Numbers) -> Numbers:
         """Return those of the index row numbers `rows` whose records are not kept in memory."""
         return rows[self._memory.addresses(rows) == 0] if self.in_memory else rows
-
-    def in_all_bands(self, rows: Numbers) -> Numbers:
-        """Return the index row numbers of records in all frequency bands that are read, int64 (bands * n,).
-
-        `rows` are the n row numbers in the lowest band.
-        """
-        if self._bands == 1:
-            return rows
-        return (rows + self.cache.rows_a_band * np.arange(self._bands)[:, None]).reshape(-1)
 
     def _promise_memory(self) -> None:
         if not self._memory.promise():
@@ -394,7 +375,7 @@ class RecordReader:
         missing = start + np.flatnonzero(decoded == 0)
         if len(missing) and places.found is not None:
             try:
-                self._read(buffer, missing, rows[missing], places.found[missing], places.encoded[missing])
+                self._read(buffer, missing, places.found[missing], places.encoded[missing])
             except DamageError as error:
                 raise self._named(error, rows[missing], places.found[missing]) from error
             if keep and self.in_memory:
@@ -410,16 +391,14 @@ class RecordReader:
         nothing = np.zeros(1, np.int64)
         for number, row in zip(numbers.tolist(), found, strict=True):
             try:
-                self._read(single, nothing, np.array([number]), row.reshape(1), nothing)
+                self._read(single, nothing, row.reshape(1), nothing)
             except DamageError as one:
-                if str(one).startswith("Shard "):
-                    return one
                 return self._damage(number, row, one)
         return error
 
     def _damage(self, number: int, row: Rows, reason: object) -> DamageError:
         cache = self.cache
-        place, position = divmod(number % cache.rows_a_band, cache.manifest.samples)
+        place, position = divmod(number, cache.manifest.samples)
         shard = cache.reader.path(int(row["shard"])).name
         path, variant = cache.samples.paths[position], cache.manifest.variants[place]
         return DamageError(
@@ -435,11 +414,11 @@ class RecordReader:
         for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
             copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
 
-    def _read(self, buffer: Buffer, places: Indices, numbers: Numbers, found: Rows, mapped: Addresses) -> None:
+    def _read(self, buffer: Buffer, places: Indices, found: Rows, mapped: Addresses) -> None:
         """Read records from files, or decode them from maps, into the rows `places` of a buffer.
 
-        `numbers` are the records' index row numbers, and `found` are these index rows. `mapped` are the addresses of
-        mapped records, and 0 for a record that is not mapped.
+        `found` are the records' index rows. `mapped` are the addresses of mapped records, and 0 for a record that is
+        not mapped.
         """
         if self._is_plain:
             self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
@@ -449,58 +428,18 @@ class RecordReader:
             _Target(field, form != field, array, rows)
             for field, form, array in zip(self._shown, self.fields, buffer.arrays, strict=True)
         ]
-        if self._banded is None:
-            self._read_encoded(self._layouts[0], targets, found, mapped, buffer.is_large)
-        else:
-            self._read_bands(targets, self._banded, numbers, found, buffer.is_large)
+        self._read_encoded(targets, found, mapped, buffer.is_large)
 
-    def _read_bands(self, targets: list[_Target], banded: int, numbers: Numbers, found: Rows, is_large: bool) -> None:
-        """Read the records of all frequency bands, and put the parts of each image together.
-
-        `banded` is the position of the image in `targets`. A packed image has the coefficients of the bands one after
-        the other. `numbers` and `found` are the index row numbers and index rows in the lowest band. `is_large` says
-        whether the buffer is so large that stores should bypass the CPU's caches.
-
-        In every band, a record is compared with its checksum when it is first read: an intact record in one band says
-        nothing about the other bands. Raises DamageError.
-        """
-        image, rows, packed = targets[banded], targets[banded].rows, targets[banded].array
-        if not image.is_packed:
-            packed, rows = np.empty((len(found), *image.field.packed.shape), np.uint8), np.arange(len(found))
-        nothing, at = np.zeros(len(found), np.int64), 0
-        for number, (layout, band) in enumerate(zip(self._layouts, image.field.split, strict=False)):
-            part = _Target(band, True, packed[:, at : at + band.packed.nbytes], rows)
-            at += band.packed.nbytes
-            of_band = numbers + number * self.cache.rows_a_band
-            there = self.cache.index[of_band] if number else found
-            into = [part] if number else [part if each is image else each for each in targets]
-            self._read_encoded(layout, into, there, nothing, is_large, of_band)
-        if not image.is_packed:
-            decode_packed(image.field, packed, image.array, image.rows)
-
-    def _read_encoded(
-        self,
-        layout: RecordLayout,
-        targets: list[_Target],
-        found: Rows,
-        mapped: Addresses,
-        is_large: bool,
-        to_prove: Numbers | None = None,
-    ) -> None:
-        """Read encoded records, and decode them into rows of arrays. Mapped records are decoded without a copy.
-
-        If `to_prove` is given, it has the records' index row numbers, and each record is compared with its checksum on
-        its first read.
-        """
+    def _read_encoded(self, targets: list[_Target], found: Rows, mapped: Addresses, is_large: bool) -> None:
+        """Read encoded records, and decode them into rows of arrays. Mapped records are decoded without a copy."""
         unmapped = mapped == 0
         chosen = np.flatnonzero(~unmapped)
         if len(chosen):
             block, start = self._maps.block()
             lengths = found["length"][chosen].astype(np.int64)
-            _decode(layout, [each.of(chosen) for each in targets], block, mapped[chosen] - start, lengths)
+            _decode(self._layout, [each.of(chosen) for each in targets], block, mapped[chosen] - start, lengths)
         left = np.flatnonzero(unmapped)
-        is_proven = to_prove is None or self._is_proven[to_prove].all()
-        if len(left) and is_proven:
+        if len(left):
             left = left[self._unpack([each.of(left) for each in targets], found[left]) :]
         if not len(left):
             return
@@ -511,15 +450,7 @@ class RecordReader:
         views = [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
         parts = np.stack([address(block) + starts, lengths], -1)[:, None]
         self._scatter(found, views, parts, is_large)
-        if to_prove is not None and not is_proven:
-            self._prove(to_prove, found, [view for (view,) in views])
-        _decode(layout, targets, block, starts, lengths)
-
-    def _prove(self, numbers: Numbers, found: Rows, records: list[memoryview]) -> None:
-        for at in np.flatnonzero(~self._is_proven[numbers]).tolist():
-            if zlib.crc32(records[at]) != found["crc32"][at]:
-                raise self._damage(int(numbers[at]), found[at], "its bytes do not match its checksum")
-        self._is_proven[numbers] = True
+        _decode(self._layout, targets, block, starts, lengths)
 
     def _unpack(self, targets: list[_Target], found: Rows) -> int:
         """Read and unpack records one by one, if they have a single field that stays packed.

@@ -16,11 +16,11 @@ from tpucache.errors import UsageError
 from tpucache.geometry import Placement, clip_boxes, fill_boxes, margins, mark_points, nearest, placement, within
 from tpucache.native import Array
 from tpucache.ondevice.decode import CoefficientDecoder, Resize, packed_or_pixels, to_resize
-from tpucache.store.codecs import CODECS, FREQUENCY_CODECS, PackedCodec, decode_into, unpack_rows
+from tpucache.store.codecs import CODECS, FREQUENCY_CODECS, decode_into, unpack_rows
 from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, ResizedView
 from tpucache.store.index import Numbers
-from tpucache.store.manifest import Manifest, Statistics
+from tpucache.store.manifest import Manifest
 
 _FITS = ("crop", "pad", "stretch")
 _AT_ONCE = 8  # images per step, so that their coefficients stay in the CPU's cache
@@ -29,32 +29,15 @@ _FEW: Final = 3  # up to this many frequencies, one more is used
 _MARGIN: Final = 0.25  # above that, a quarter of a frequency is added before rounding up
 
 
-def kept_resolution(manifest: Manifest) -> int | None:
-    """Return the `resolution` in pixels at which a copy without the upper frequencies can be read.
-
-    Returns None for a cache with all frequencies, which needs no `resolution`.
-    """
-    image = next((field for field in manifest.fields if field.name == IMAGE), None)
-    if image is None or image.bands is None or image.bands[-1] >= BLOCK:
-        return None
-    return min(side * image.bands[-1] // BLOCK for side in image.shape[:2])
-
-
 def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, frequencies: int | None) -> Manifest:
     """Return a manifest whose image, masks, boxes and keypoints have another size; without `size`, the manifest itself.
 
-    Raises UsageError for invalid `frequencies`, if the codec stores none, if the size cannot be made from the stored
-    images, or if the cache lacks the frequencies that the size needs.
+    Raises UsageError for invalid `frequencies`, if the codec stores none, or if the size cannot be made.
     """
     image = next((field for field in manifest.fields if field.name == IMAGE), None)
     if size is None:
         if frequencies is not None:
             raise UsageError("frequencies only applies together with resolution: give resolution=, too")
-        if image is not None and image.bands is not None and (possible := kept_resolution(manifest)) is not None:
-            raise UsageError(
-                f"this copy of the cache has the lowest {image.bands[-1]} of {BLOCK} frequencies: give resolution=, "
-                f"such as {possible}, or fetch the whole cache"
-            )
         return manifest
     if image is None or not CODECS[image.codec].has_frequencies:
         found = "no image" if image is None else f"images of the codec {image.codec}"
@@ -68,43 +51,8 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
         frequencies = frequencies_for(resize, image)
     if not isinstance(frequencies, int) or isinstance(frequencies, bool) or not 1 <= frequencies <= BLOCK:
         raise UsageError(f"frequencies are a whole number from 1 to {BLOCK}, not {frequencies!r}")
-    if image.bands is not None:
-        enough = [band for band in image.bands if band >= frequencies]
-        if not enough:
-            raise UsageError(
-                f"{resize.height}x{resize.width} pixels need {frequencies} of {BLOCK} frequencies, and this copy of "
-                f"the cache has {image.bands[-1]}: give a smaller resolution=, or fetch more frequencies"
-            )
-        frequencies = enough[0]
-        image = dataclasses.replace(image, bands=tuple(band for band in image.bands if band <= frequencies))
-    fields = tuple(
-        _shown(image if field.name == IMAGE else field, resize, frequencies, image) for field in manifest.fields
-    )
-    return dataclasses.replace(manifest, fields=fields, statistics=_statistics(manifest.statistics, resize, image))
-
-
-def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statistics:
-    """Return `statistics` with the standard deviations of images that are read at the size of `resize`.
-
-    They are interpolated between `statistics.frequencies`. If that is empty, `statistics` is returned unchanged.
-    """
-    measured = statistics.frequencies
-    if not measured:
-        return statistics
-    count = BLOCK * min(1.0, _share(resize, image))
-    std = [
-        whole * float(np.interp(count, range(1, len(measured) + 1), [each.std[channel] for each in measured]))
-        for channel, whole in enumerate(statistics.std)
-    ]
-    return dataclasses.replace(statistics, std=tuple(std))
-
-
-def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
-    """Return how many frequency bands are needed to read images at the resolution `size`; 1 for a cache without bands.
-
-    Raises UsageError for a size that cannot be made from the stored images.
-    """
-    return len(in_resolution(manifest, size, None).layouts)
+    fields = tuple(_shown(field, resize, frequencies, image) for field in manifest.fields)
+    return dataclasses.replace(manifest, fields=fields)
 
 
 def frequencies_for(resize: Resize, image: Field) -> int:
@@ -114,17 +62,12 @@ def frequencies_for(resize: Resize, image: Field) -> int:
     A size of n/8 of the stored side can represent n frequencies. Up to n = 3, and just below n = 4, one more frequency
     is used, because it still improves the result (docs/numbers.md has the measurements).
     """
-    shown = BLOCK * _share(resize, image)
+    place = _placement(image.shape, resize)
+    left, top, right, bottom = place.box
+    shown = BLOCK * max(place.size[0] / (right - left), place.size[1] / (bottom - top))
     if shown <= _FEW:
         return math.ceil(shown) + 1
     return math.ceil(shown + _MARGIN) if shown < BLOCK // 2 else min(BLOCK, math.ceil(shown))
-
-
-def _share(resize: Resize, image: Field) -> float:
-    """Return the scale, such as 0.5, from stored images to the size of `resize`, along the side that shrinks less."""
-    place = _placement(image.shape, resize)
-    left, top, right, bottom = place.box
-    return max(place.size[0] / (right - left), place.size[1] / (bottom - top))
 
 
 def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
@@ -143,23 +86,6 @@ def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: 
     for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
         decode_into(stored, block.data[start:end], whole)
         out[row] = moved(whole, field)
-
-
-def decode_packed(field: Field, packed: Array, out: Array, rows: Numbers) -> None:
-    """Decode packed images, uint8 (n, m), into the rows `rows` of `out`.
-
-    Raises DamageError for an image that cannot be decoded, UsageError for a codec without a packed form.
-    """
-    if field.view is not None:
-        for first in range(0, len(rows), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            out[rows[some]] = _decoder(field).decode_here(packed[some])
-        return
-    codec = CODECS[field.codec]
-    if not isinstance(codec, PackedCodec):
-        raise UsageError(f"images of the codec {field.codec} have no packed form")
-    for image, row in zip(packed, rows.tolist(), strict=True):
-        codec.decode_packed(field, image, out[row])
 
 
 def moved(array: Array, field: Field) -> Array:

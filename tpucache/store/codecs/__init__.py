@@ -29,12 +29,10 @@ __all__ = [
     "Codec",
     "FieldSpec",
     "PackedCodec",
-    "decode_bands",
     "decode_into",
     "decode_luma",
     "decode_rows",
     "encode",
-    "encode_bands",
     "unpack_files",
     "unpack_rows",
 ]
@@ -77,14 +75,6 @@ def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None
     return CODECS[field.codec].encode(field, array, quality)
 
 
-def encode_bands(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> list[bytes]:
-    """Encode an array as one piece of bytes per frequency band. A field without bands gives one piece.
-
-    `quality` is in the codec's `quality_range`; None means the codec's default. Raises what `encode` raises.
-    """
-    return CODECS[field.codec].encode_bands(field, array, quality)
-
-
 def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
     """Decode a field's bytes into `out`, a contiguous array of the field's dtype and shape.
 
@@ -94,15 +84,7 @@ def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> No
     CODECS[field.codec].decode_into(field, data, out)
 
 
-def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
-    """Decode a field's bytes into `out`. `parts` has one piece of bytes per frequency band.
-
-    Raises what `decode_into` raises.
-    """
-    CODECS[field.codec].decode_bands(field, parts, out)
-
-
-def decode_luma(field: FieldSpec, records: Sequence[Sequence[memoryview]], out: npt.NDArray[Any]) -> None:
+def decode_luma(field: FieldSpec, records: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
     """Decode only the luma (brightness) of n colour images. `Codec.decode_luma` describes `records` and `out`.
 
     Raises what `decode_into` raises, and UsageError for a codec without `has_luma`.

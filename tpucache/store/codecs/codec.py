@@ -63,18 +63,8 @@ class FieldSpec(Protocol):
         ...
 
     @property
-    def bands(self) -> tuple[int, ...] | None:
-        """The upper frequency limit of each band; None if the array is not stored in frequency bands."""
-        ...
-
-    @property
     def view(self) -> ViewSpec | None:
         """How the field is decoded at another size than the stored one; None for the stored size."""
-        ...
-
-    @property
-    def band(self) -> int | None:
-        """The number of the frequency band, if the field stands for one band only; otherwise None."""
         ...
 
 
@@ -127,7 +117,7 @@ class Codec(ABC):
     has_half_luma: ClassVar[bool] = False
     #: The attribute `packing` of the codec's fields in manifests; None if the codec has only one form of bytes.
     packing: ClassVar[str | None] = None
-    #: Whether the codec stores images as frequencies, so that they can be decoded at any size and stored in bands.
+    #: Whether the codec stores images as frequencies, so that they can be decoded at any size.
     has_frequencies: ClassVar[bool] = False
     #: The optional package that the codec needs; None if it needs none.
     package: ClassVar[str | None] = None
@@ -172,24 +162,12 @@ class Codec(ABC):
         except Exception as error:  # libraries raise anything for broken bytes
             raise _not_decoded(field, error) from error
 
-    def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
-        """Encode an array as one piece of bytes per frequency band; a field without bands gives one piece.
-
-        Raises what `encode` raises.
-        """
-        return [self.encode(field, array, quality)]
-
-    def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        """Decode a field's bytes into `out`. `parts` has one piece of bytes per frequency band. Raises DamageError."""
-        (data,) = parts
-        self.decode_into(field, data, out)
-
-    def decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+    def decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
         """Decode only the luma (brightness, ITU-R BT.601, 0 to 255) of n colour images into `out`.
 
         `out` is uint8 (n, height, width), or (n, height / 2, width / 2) if `has_half_luma` is true and both sides are
-        even. `records` has each image's encoded bytes, one item per frequency band. Raises DamageError, and UsageError
-        for a codec without `has_luma`.
+        even. `records` has each image's encoded bytes. Raises DamageError, and UsageError for a codec without
+        `has_luma`.
         """
         if not self.has_luma:
             raise UsageError(f"{self.name} does not decode luma alone: decode whole images")
@@ -200,7 +178,7 @@ class Codec(ABC):
         except Exception as error:  # libraries raise anything for broken bytes
             raise _not_decoded(field, error) from error
 
-    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+    def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
         """Implement `decode_luma` in codecs with `has_luma`. Raises what `_decode_into` may raise."""
         raise NotImplementedError
 

@@ -151,8 +151,8 @@ class Jpeg(PictureCodec):
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         self._decode(field, data, out, _MODES[field.shape[2]])
 
-    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
-        for (data,), luma in zip(records, out, strict=True):
+    def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
+        for data, luma in zip(records, out, strict=True):
             self._decode(field, data, luma[..., None], "L")
 
     def _decode(self, field: FieldSpec, data: memoryview, out: Array, mode: str) -> None:

@@ -46,8 +46,8 @@ class Yuv420(PackedCodec):
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         out[...] = unpack(data, *field.shape[:2])
 
-    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
-        for (data,), luma in zip(records, out, strict=True):
+    def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
+        for data, luma in zip(records, out, strict=True):
             if len(data) != self.packed_bytes(field):
                 raise ValueError(f"a record has {len(data):,} bytes, not {self.packed_bytes(field):,}")
             luma[...] = np.frombuffer(data, np.uint8, luma.size).reshape(luma.shape)

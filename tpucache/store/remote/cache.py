@@ -167,7 +167,7 @@ class _Tables(Cache):
 
     def describe(self, number: int) -> str:
         """Return the sample's path and the variant of the record with index row `number`, as text for messages."""
-        place, position = divmod(number % self.rows_a_band, self.manifest.samples)
+        place, position = divmod(number, self.manifest.samples)
         return f"{self.samples.paths[position]!r} in variant {self.manifest.variants[place]}"
 
 

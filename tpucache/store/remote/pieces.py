@@ -56,7 +56,7 @@ class Pieces:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self.shards, self.bands = cache.manifest.shards, len(cache.manifest.layouts)
+        self.shards = cache.manifest.shards
         self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)
         counts = [-(-entry.records // int(each)) for entry, each in zip(self.shards, self._sizes, strict=True)]
         self._first = np.cumsum([0, *counts])

@@ -47,7 +47,6 @@ class RemoteReader(ShardReader):
         self._making = ThreadLock()
         shards = cache.manifest.shards
         self._variants = np.array([entry.variant for entry in shards], np.int64)
-        self._bands = np.array([entry.band for entry in shards], np.int64)
         self._whole = np.zeros(len(shards), np.bool_)  # shards whose records the local copy has and will not remove
         self._is_proven = np.zeros(len(shards), np.bool_)  # shards whose records are all proven (`LocalCopy`)
         self._since: dict[int, Moment] = {}  # the status of each proven shard's file when it was proven
@@ -70,13 +69,13 @@ class RemoteReader(ShardReader):
                 self._since.clear()
             return self._fetcher
 
-    def network(self, bands: int) -> NetworkUse:
+    def network(self) -> NetworkUse:
         """Return this process's network traffic so far, and how much of the cache is on the disk.
 
-        Only the first `bands` frequency bands count. Their bytes on the disk are estimated from the number of records.
+        The bytes on the disk are estimated from the number of records.
         """
-        fetcher, records = self.fetcher, bands * self._cache.rows_a_band
-        total = sum(entry.bytes for entry in self._shards if entry.band < bands)
+        fetcher, records = self.fetcher, self._cache.manifest.records
+        total = sum(entry.bytes for entry in self._shards)
         return fetcher.statistics.use(int(total * fetcher.local.count(records) / max(1, records)), total)
 
     @property
@@ -89,16 +88,13 @@ class RemoteReader(ShardReader):
         """Whether records are being fetched to the disk while readers wait less than half of the time."""
         return self._fetcher is not None and self._fetcher.is_busy
 
-    def expect(
-        self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
-    ) -> None:
+    def expect(self, owner: object, variants: Sequence[int], windows: Windows, further: Windows | None = None) -> None:
         """Fetch records ahead, in the order in which `owner` will read them. Replaces the owner's earlier order.
 
         `windows()` yields arrays of the records' index row numbers. `further()` yields the same arrays again, followed
-        by those of later epochs. Does nothing if the disk has all records of `variants` in the first `bands` frequency
-        bands.
+        by those of later epochs. Does nothing if the disk has all records of `variants`.
         """
-        shards = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
+        shards = np.flatnonzero(np.isin(self._variants, variants))
         self._look_at(shards)
         if self._whole[shards].all():
             return

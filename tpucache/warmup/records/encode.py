@@ -1,4 +1,4 @@
-"""SampleEncoder: loads a sample, and makes its record in each variant and band."""
+"""SampleEncoder: loads a sample, and makes its record in each variant."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.store.codecs import encode_bands
-from tpucache.store.fields import Field, part_layouts
-from tpucache.store.format import Part
+from tpucache.store.codecs import encode
+from tpucache.store.fields import Field, RecordLayout
 from tpucache.warmup.records.arrays import Counts, Facts, clean_and_count, count_annotations, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
 from tpucache.warmup.sources.labelled import NO_LABEL_REASON
@@ -25,7 +24,7 @@ class EncodedSample(NamedTuple):
     """An encoded sample.
 
     `item` is what the source returned, `clean` has the clean arrays by field, and `records` has a record for each
-    requested variant and band. `counts` says how many annotations each field has: in the source, then in each of
+    requested variant. `counts` says how many annotations each field has: in the source, then in each of
     the variants of `records`. `facts` has values of the source's image, such as its width, by column of the samples
     table.
     """
@@ -53,20 +52,19 @@ class SampleEncoder:
     labels: LabelRule | None = None
     is_labelled: bool = False
 
-    def encode(self, sample: Sample, parts: Sequence[Part], item: Item | None = None) -> EncodedSample:
-        """Decode a sample once, and encode its record for each variant and band in `parts`.
+    def encode(self, sample: Sample, variants: Sequence[int], item: Item | None = None) -> EncodedSample:
+        """Decode a sample once, and encode its record for each of `variants`.
 
         `item` is the result of `load`; without it, the sample is loaded here. Raises SampleError, RecipeError.
         """
         item = self.load(sample) if item is None else item
         clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)
-        made: dict[Part, bytes] = {}
-        counts = [given]
-        for variant in dict.fromkeys(part.variant for part in parts):
+        records, counts = [], [given]
+        for variant in variants:
             arrays = self.augment(clean, sample, variant) if variant else clean
-            made |= {Part(variant, band): record for band, record in enumerate(self.to_records(arrays))}
+            records.append(self.to_record(arrays))
             counts.append(count_annotations(arrays))
-        return EncodedSample(item, clean, [made[part] for part in parts], counts, facts)
+        return EncodedSample(item, clean, records, counts, facts)
 
     def load(self, sample: Sample) -> Item:
         """Load a sample from its source and check its label. Raises SampleError."""
@@ -92,15 +90,10 @@ class SampleEncoder:
         except AugmentationError as error:
             raise SampleError(sample.path, str(error)) from error
 
-    def to_records(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """Encode a sample's arrays, given by field, as records: one for each frequency band of the image."""
-        bands = [encode_bands(field, arrays[field.name], self._qualities[field.name]) for field in self.fields]
-        first, *further = part_layouts(self.fields)
-        more = [part for encoded in bands for part in encoded[1:]]
-        return [
-            first.join([encoded[0] for encoded in bands]),
-            *(layout.join([part]) for layout, part in zip(further, more, strict=True)),
-        ]
+    def to_record(self, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+        """Encode a sample's arrays, given by field, as its record."""
+        parts = [encode(field, arrays[field.name], self._qualities[field.name]) for field in self.fields]
+        return RecordLayout(self.fields).join(parts)
 
     @functools.cached_property
     def _qualities(self) -> dict[str, int | None]:

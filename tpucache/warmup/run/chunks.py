@@ -1,6 +1,6 @@
 """Chunks and receipts: the finished work of a build on disk, so that the next run does not repeat it.
 
-A chunk has one file of records for each part (a variant, or a band of a variant) and, written last, a JSON file of
+A chunk has one file of records for each variant and, written last, a JSON file of
 metadata. If a time limit cuts a chunk short, its metadata get another name, so that it is never mistaken for a complete
 chunk.
 
@@ -32,7 +32,7 @@ import numpy as np
 
 from tpucache.native import Array
 from tpucache.store.files import read_file, write_atomically
-from tpucache.store.format import Part, shard_name
+from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.run.folder import disk_failure
@@ -40,8 +40,8 @@ from tpucache.warmup.sources.source import Label, Sample
 
 #: The key for the number of annotations in the source. The keys for variants are their numbers.
 IN_SOURCE: Final = "source"
-#: The name of a receipt, with its block and its part.
-RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4}(?:-[1-7])?)\.npz")
+#: The name of a receipt, with its block and its variant.
+RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4})\.npz")
 
 
 #: The key of a chunk's metadata with the CRC-32 of all else in it. Version 0.2 wrote none.
@@ -76,8 +76,7 @@ class ChunkInfo:
     each of these samples. A label is None if the listing has the labels, and an item of a column is None if the sample
     lacks this column. `sums` and `squares` are exact sums over each channel of the clean images. `annotations` has the
     counts of boxes, keypoints or masks by field: in the source, and in each variant. `digests` has content hashes by
-    sample number: of all skipped samples, and of a few kept samples. `frequencies` has results of `measure_frequencies`
-    by sample number.
+    sample number: of all skipped samples, and of a few kept samples.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -88,7 +87,6 @@ class ChunkInfo:
     squares: list[int] = field(default_factory=list)
     annotations: dict[str, dict[str, int]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    frequencies: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def add(self, samples: Sequence[KeptSample]) -> None:
         """Add samples that are not skipped.
@@ -125,11 +123,11 @@ class ChunkInfo:
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """The metadata of a chunk on disk: its info, and the length and CRC-32 of each record by part."""
+    """The metadata of a chunk on disk: its info, and the length and CRC-32 of each record by variant."""
 
     info: ChunkInfo
-    lengths: dict[Part, list[int]]
-    crcs: dict[Part, list[int]]
+    lengths: dict[int, list[int]]
+    crcs: dict[int, list[int]]
 
 
 def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
@@ -147,7 +145,6 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
         squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],
         annotations=add_annotations([info.annotations for info in infos if info.numbers]),
         digests={number: digest for info in infos for number, digest in info.digests.items()},
-        frequencies={number: found for info in infos for number, found in info.frequencies.items()},
     )
 
 
@@ -167,9 +164,9 @@ def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[st
 
 
 def save_chunk(
-    work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[Part, Sequence[bytes]], whole: bool = True
+    work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[int, Sequence[bytes]], whole: bool = True
 ) -> None:
-    """Write a chunk to the folder `work`: a file of records for each part, and then a file with its metadata, `stored`.
+    """Write a chunk to the folder `work`: a file of records for each variant, and then its metadata, `stored`.
 
     `block` and `chunk` are the numbers of the block and of the chunk. If not `whole`, a time limit or a stop cut the
     chunk short, so that `stored` and `records` have only its first samples; `load_chunk` then returns it only with
@@ -178,11 +175,13 @@ def save_chunk(
     # A unique name, because a worker of a killed run may still be writing the same chunk.
     temporary = work / f"spool.{uuid.uuid4().hex}.tmp"
     try:
-        for part, data in records.items():
+        for variant, data in records.items():
             with temporary.open("wb") as file:
                 file.writelines(data)
-            temporary.replace(_records_path(work, block, chunk, part))
-        lengths, crcs = ({str(part): each for part, each in by.items()} for by in (stored.lengths, stored.crcs))
+            temporary.replace(_records_path(work, block, chunk, variant))
+        lengths, crcs = (
+            {f"{variant:04d}": each for variant, each in by.items()} for by in (stored.lengths, stored.crcs)
+        )
         content = {"note": stored.info.to_dict(), "lengths": lengths, "crcs": crcs}
         temporary.write_text(json.dumps({**content, _CHECKSUM: _checksum(content)}))
         temporary.replace(_metadata_path(work, block, chunk, whole))
@@ -190,11 +189,10 @@ def save_chunk(
         temporary.unlink(missing_ok=True)
 
 
-def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole: bool = True) -> StoredChunk | None:
+def load_chunk(work: Path, block: int, chunk: int, variants: Sequence[int], whole: bool = True) -> StoredChunk | None:
     """Return the metadata of a chunk or, if not `whole`, of a chunk's beginning.
 
-    Returns None if the metadata are missing or damaged, or if the file of a part in `parts` is missing or has a wrong
-    size.
+    Returns None if the metadata are missing or damaged, or if a file of records is missing or has a wrong size.
     """
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
@@ -202,9 +200,11 @@ def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole:
             return None
         if content.pop(_CHECKSUM, _checksum(content)) != _checksum(content):
             return None
-        lengths = {Part.parse(part): values for part, values in content["lengths"].items()}
-        crcs = {Part.parse(part): values for part, values in content["crcs"].items()}
-        if any(_records_path(work, block, chunk, part).stat().st_size != sum(lengths[part]) for part in parts):
+        lengths = {int(variant): values for variant, values in content["lengths"].items()}
+        crcs = {int(variant): values for variant, values in content["crcs"].items()}
+        if any(
+            _records_path(work, block, chunk, variant).stat().st_size != sum(lengths[variant]) for variant in variants
+        ):
             return None
         return StoredChunk(ChunkInfo.from_dict(content["note"]), lengths, crcs)
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # not made, or torn by a power cut
@@ -216,11 +216,11 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 
 def read_records(
-    work: Path, block: int, chunk: int, part: Part, stored: StoredChunk
+    work: Path, block: int, chunk: int, variant: int, stored: StoredChunk
 ) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (sample number, record, CRC-32) for each record of one part of a chunk. Raises OSError."""
-    rows = zip(stored.info.numbers, stored.lengths[part], stored.crcs[part], strict=True)
-    with _records_path(work, block, chunk, part).open("rb") as file:
+    """Yield (sample number, record, CRC-32) for each record of one variant of a chunk. Raises OSError."""
+    rows = zip(stored.info.numbers, stored.lengths[variant], stored.crcs[variant], strict=True)
+    with _records_path(work, block, chunk, variant).open("rb") as file:
         for number, length, crc in rows:
             yield number, file.read(length), crc
 
@@ -245,8 +245,8 @@ def _metadata_path(work: Path, block: int, chunk: int, whole: bool = True) -> Pa
     return work / f"chunk-{block:05d}-{chunk:06d}{'' if whole else '-begun'}.json"
 
 
-def _records_path(work: Path, block: int, chunk: int, part: Part) -> Path:
-    return work / f"chunk-{block:05d}-{chunk:06d}-v{part}.bin"
+def _records_path(work: Path, block: int, chunk: int, variant: int) -> Path:
+    return work / f"chunk-{block:05d}-{chunk:06d}-v{variant:04d}.bin"
 
 
 @dataclass(frozen=True)
@@ -265,43 +265,43 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
     """Record durably that a shard is finished. Raises BuildError."""
     metadata = json.dumps({"entry": shard.entry.to_dict(), "note": shard.info.to_dict()})
     columns = {_METADATA: np.frombuffer(metadata.encode(), np.uint8), "rows": shard.rows}
-    path = receipt_path(work, shard.entry.block, shard.entry.part)
+    path = receipt_path(work, shard.entry.block, shard.entry.variant)
     try:
         write_atomically(path, encode_columns(columns))
     except OSError as error:
         raise disk_failure(path, error) from error
 
 
-def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard | None:
+def load_receipt(cache: Path, work: Path, block: int, variant: int) -> BuiltShard | None:
     """Return a finished shard; None if its receipt is missing or damaged, or if the shard does not exist any more.
 
     A shard exists if its file is in the folder `cache`, or if it was sent to the URL or to Kaggle.
     """
     try:
-        data = read_file(receipt_path(work, block, part))
+        data = read_file(receipt_path(work, block, variant))
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             metadata = json.loads(archive[_METADATA].tobytes())
             entry = ShardEntry(**metadata["entry"])
-            if entry.name != shard_name(part, block):
+            if entry.name != shard_name(variant, block):
                 return None
-            if not sent_path(work, block, part).exists() and (cache / entry.name).stat().st_size != entry.bytes:
+            if not sent_path(work, block, variant).exists() and (cache / entry.name).stat().st_size != entry.bytes:
                 return None
             return BuiltShard(entry, archive["rows"], ChunkInfo.from_dict(metadata["note"]))
     except _DAMAGED:
         return None
 
 
-def receipt_path(work: Path, block: int, part: Part) -> Path:
+def receipt_path(work: Path, block: int, variant: int) -> Path:
     """Return the path of a shard's receipt."""
-    return work / f"shard-{block:05d}-v{part}.npz"
+    return work / f"shard-{block:05d}-v{variant:04d}.npz"
 
 
-def sent_path(work: Path, block: int, part: Part) -> Path:
+def sent_path(work: Path, block: int, variant: int) -> Path:
     """Return the path of the file that marks a shard as sent to the URL or to Kaggle."""
-    return receipt_path(work, block, part).with_suffix(".sent")
+    return receipt_path(work, block, variant).with_suffix(".sent")
 
 
-def sent_shards(work: Path) -> list[tuple[int, Part]]:
-    """Return the block and the part of each shard that is marked as sent."""
+def sent_shards(work: Path) -> list[tuple[int, int]]:
+    """Return the block and the variant of each shard that is marked as sent."""
     found = (RECEIPT_NAME.fullmatch(path.with_suffix(".npz").name) for path in work.glob("*.sent"))
-    return sorted((int(each[1]), Part.parse(each[2])) for each in found if each)
+    return sorted((int(each[1]), int(each[2])) for each in found if each)

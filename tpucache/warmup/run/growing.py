@@ -30,9 +30,7 @@ from tpucache.machine import pread
 from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES
 from tpucache.store.files import OpenFile, is_late, write_atomically
-from tpucache.store.format import Part
 from tpucache.store.growing import ARRIVED_DTYPE, ARRIVED_NAME, FAILURE_NAME, SPOOL_BIT, list_asked, spool_name
-from tpucache.store.manifest import value_bytes_of
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.blocks import Block, Chunk
 from tpucache.warmup.estimate import Remaining
@@ -86,10 +84,6 @@ def can_grow(context: BuildContext, plan: BuildPlan) -> bool:
     return is_known and not any(context.work.glob("chunk-*"))
 
 
-def _sort_key(part: Part) -> tuple[int, int]:
-    return part.band, part.variant
-
-
 @dataclass(frozen=True)
 class _Group:
     """Built samples of one block: their `info`, and a row of the log for each of their records."""
@@ -123,11 +117,11 @@ class GrowingScheduler:
         self._context, self._blocks, self._on_progress = context, {block.number: block for block in blocks}, on_progress
         self._samples: list[Sample] = [sample for block in blocks for sample in block.samples]
         self._firsts = [block.samples[0].number for block in blocks]
-        self._parts = sorted(blocks[0].parts, key=_sort_key)
-        self._sealed: dict[tuple[int, Part], BuiltShard] = {}
+        self._variants = sorted(blocks[0].variants)
+        self._sealed: dict[tuple[int, int], BuiltShard] = {}
         self._infos: dict[int, list[ChunkInfo]] = {block.number: [] for block in blocks}
-        #: The log's row of each part and sample. Without a record, `file` and the length are 0.
-        self._rows = np.zeros((len(self._parts), len(self._samples)), ARRIVED_DTYPE)
+        #: The log's row of each variant and sample. Without a record, `file` and the length are 0.
+        self._rows = np.zeros((len(self._variants), len(self._samples)), ARRIVED_DTYPE)
         self._is_made = np.zeros(len(self._samples), np.bool_)
         self._is_given = np.zeros(len(self._samples), np.bool_)  # to a worker
         self._queues: dict[str, Iterator[int]] = {}  # numbers of samples, by the file in which a reader asks for them
@@ -137,7 +131,7 @@ class GrowingScheduler:
         self._samples_a_task = 1
         self._workers = 1
         self._stopped = False
-        self.known: dict[int, dict[Part, int]] = {}  # checksums of one sample of each block, by its number
+        self.known: dict[int, dict[int, int]] = {}  # checksums of one sample of each block, by its number
         self._find_shards()
         self._find_arrivals()
 
@@ -152,11 +146,15 @@ class GrowingScheduler:
     def remaining(self) -> Remaining:
         """Return the amount of remaining work."""
         left = [
-            Chunk(block.number, 0, tuple(sample for sample in block.samples if not self._is_made[sample.number]), parts)
-            for block, parts in ((block, block.parts) for block in self._blocks.values())
+            Chunk(
+                block.number, 0, tuple(each for each in block.samples if not self._is_made[each.number]), block.variants
+            )
+            for block in self._blocks.values()
         ]
         unsealed = [
-            (len(block.samples) * len(parts), 0) for block in self._blocks.values() if (parts := self._left(block))
+            (len(block.samples) * len(variants), 0)
+            for block in self._blocks.values()
+            if (variants := self._left(block))
         ]
         spooled = sum(path.stat().st_size for path in self._context.work.glob("spool-*"))
         return Remaining([chunk for chunk in left if chunk.samples], unsealed, spooled, is_read=True)
@@ -185,14 +183,14 @@ class GrowingScheduler:
                 f"the time limit is near: {progress.samples:,} of {progress.total:,} samples are finished in "
                 f"{self._context.shards}. Run the same command again to continue."
             )
-        return [self._sealed[number, part] for number, block in self._blocks.items() for part in block.parts]
+        return [self._sealed[number, variant] for number, block in self._blocks.items() for variant in block.variants]
 
     def _is_late(self) -> bool:
         return self._stopped or self._context.deadline.is_past
 
-    def _left(self, block: Block) -> list[Part]:
-        """Return the parts of a block that have no shard yet."""
-        return [part for part in block.parts if (block.number, part) not in self._sealed]
+    def _left(self, block: Block) -> list[int]:
+        """Return the variants of a block that have no shard yet."""
+        return [variant for variant in block.variants if (block.number, variant) not in self._sealed]
 
     def _tasks(self) -> Iterator[Task]:
         """Yield tasks that build missing samples, beginning with those that readers ask for.
@@ -261,7 +259,7 @@ class GrowingScheduler:
         blocks = list(self._blocks)
         for number, place in sorted(zip(numbers, places.tolist(), strict=True)):
             chunks.setdefault(blocks[place], []).append(self._samples[number])
-        return [Chunk(block, 0, tuple(some), tuple(self._parts)) for block, some in chunks.items()]
+        return [Chunk(block, 0, tuple(some), tuple(self._variants)) for block, some in chunks.items()]
 
     def _take(self, result: Any, log: FileIO, infos: Any) -> None:
         """Save the result of a task: first the `info` of its groups, then their rows in the log that readers follow."""
@@ -288,7 +286,7 @@ class GrowingScheduler:
         self._bytes += int(group.rows["length"].sum())
 
     def _add_shard(self, shard: BuiltShard) -> None:
-        self._sealed[shard.entry.block, shard.entry.part] = shard
+        self._sealed[shard.entry.block, shard.entry.variant] = shard
         self._on_progress(self._progress())
 
     def _can_seal(self, block: Block) -> bool:
@@ -309,21 +307,23 @@ class GrowingScheduler:
         first = block.samples[0].number
         info = _in_order(join_infos(self._infos[block.number]))
         bare = dataclasses.replace(block, samples=())
-        for part in self._left(block):
-            rows = self._rows[self._parts.index(part), first : first + len(block.samples)]
-            yield _run_seal, (self._context, bare, part, first, rows.copy(), info)
+        for variant in self._left(block):
+            rows = self._rows[self._variants.index(variant), first : first + len(block.samples)]
+            yield _run_seal, (self._context, bare, variant, first, rows.copy(), info)
 
     def _find_shards(self) -> None:
         context = self._context
         for block in self._blocks.values():
-            receipts = [load_receipt(context.shards, context.work, block.number, part) for part in block.parts]
+            receipts = [load_receipt(context.shards, context.work, block.number, variant) for variant in block.variants]
             for shard in receipts:
                 if shard and not shard.info.skipped and shard.info.covers(block.samples):
-                    self._sealed[block.number, shard.entry.part] = shard
+                    self._sealed[block.number, shard.entry.variant] = shard
             if not self._left(block):
                 numbers = np.array([sample.number for sample in block.samples])
                 self._is_made[numbers] = self._is_given[numbers] = True
-                first = {part: int(self._sealed[block.number, part].rows["crc32"][0]) for part in block.parts}
+                first = {
+                    variant: int(self._sealed[block.number, variant].rows["crc32"][0]) for variant in block.variants
+                }
                 self.known[block.samples[0].number] = first
 
     def _find_arrivals(self) -> None:
@@ -342,18 +342,18 @@ class GrowingScheduler:
         for block in self._blocks.values():
             first = block.samples[0].number
             if self._is_made[first] and first not in self.known:
-                self.known[first] = dict(zip(self._parts, self._rows[:, first]["crc32"].tolist(), strict=True))
+                self.known[first] = dict(zip(self._variants, self._rows[:, first]["crc32"].tolist(), strict=True))
 
     def _correct_log(self, logged: Rows) -> None:
         """Append rows to the log, so that the last row of each record is right. Raises BuildError.
 
         A record that is only in a shard gets a row with its position in the shard. A record that is lost gets a row
         with the length 0, because readers would otherwise read it where the log says. `logged` has the last row so far
-        for each part and sample.
+        for each variant and sample.
         """
         places, positions = self._rows.copy(), {number: at for at, number in enumerate(self._blocks)}
-        for (number, part), shard in self._sealed.items():
-            at = self._parts.index(part)
+        for (number, variant), shard in self._sealed.items():
+            at = self._variants.index(variant)
             first, count = self._blocks[number].samples[0].number, len(shard.rows)
             rows = places[at, first : first + count]
             if not rows["length"].all():
@@ -404,7 +404,7 @@ def _last_rows(logged: Rows, size: int) -> Rows:
 def _read_groups(work: Path, logged: Rows, shape: Rows) -> list[_Group]:
     """Return the groups of samples in spool files, without groups that have a damaged or missing record.
 
-    `logged` has the rows of the log that point to spool files. `shape` is any array of the shape (parts, samples).
+    `logged` has the rows of the log that point to spool files. `shape` is any array of the shape (variants, samples).
     """
     try:
         lines = (work / _INFOS_NAME).read_text().splitlines()
@@ -452,14 +452,13 @@ def _in_order(info: ChunkInfo) -> ChunkInfo:
         labels=sort(info.labels),
         columns={name: sort(values) for name, values in info.columns.items()},
         digests={name: info.digests[name] for name in sorted(info.digests, key=int)},
-        frequencies={name: info.frequencies[name] for name in sorted(info.frequencies, key=int)},
     )
 
 
 class _Record(NamedTuple):
-    """One record of the sample `number`. `part` is the index of its part: parts are sorted by band and variant."""
+    """One record of the sample `number`, in the variant with the index `place` among the sorted variants."""
 
-    part: int
+    place: int
     number: int
     data: bytes
 
@@ -472,7 +471,7 @@ class _Built(NamedTuple):
     records: list[_Record]
 
     def keep(self, number: int, records: Sequence[bytes]) -> None:
-        self.records.extend(_Record(part, number, record) for part, record in enumerate(records))
+        self.records.extend(_Record(place, number, record) for place, record in enumerate(records))
 
 
 class _Spool(NamedTuple):
@@ -529,7 +528,7 @@ def _write(context: BuildContext, built: Sequence[_Built], samples: int) -> list
     rows = np.zeros(len(made), ARRIVED_DTYPE)
     rows["length"] = [len(record.data) for record in made]
     rows["crc32"] = [zlib.crc32(record.data) for record in made]
-    rows["row"] = [record.part * samples + record.number for record in made]
+    rows["row"] = [record.place * samples + record.number for record in made]
     try:
         spool = _spool(context.work, context.run)
         start = os.fstat(spool.descriptor).st_size
@@ -551,17 +550,19 @@ def _append(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _run_seal(context: BuildContext, block: Block, part: Part, first: int, rows: Rows, info: ChunkInfo) -> WrittenShard:
-    """Write the shard of one part of a block from spool files, under a temporary name. Raises BuildError.
+def _run_seal(
+    context: BuildContext, block: Block, variant: int, first: int, rows: Rows, info: ChunkInfo
+) -> WrittenShard:
+    """Write the shard of one variant of a block from spool files, under a temporary name. Raises BuildError.
 
     `rows` are the log's rows of the shard's records, in the order of the samples. `first` is the number of the first
     sample. `info` describes all samples of the block.
     """
     check_run(context)
-    aside = temporary_shard(context, block.number, part)
+    aside = temporary_shard(context, block.number, variant)
     files: dict[int, OpenFile] = {}
     try:
-        with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
+        with ShardWriter(aside) as writer:
             for number, row in enumerate(rows, first):
                 file = int(row["file"])
                 if file not in files:
@@ -569,7 +570,7 @@ def _run_seal(context: BuildContext, block: Block, part: Part, first: int, rows:
                 record = pread(files[file].number, int(row["length"]), int(row["offset"]))
                 writer.append(number, record, int(row["crc32"]))
             check_run(context)
-            return written_shard(aside, block.number, part, writer.finish(), [info])
+            return written_shard(aside, block.number, variant, writer.finish(), [info])
     except OSError as error:
         raise disk_failure(context.work, error) from error
     except BuildError:

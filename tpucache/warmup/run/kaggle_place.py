@@ -23,7 +23,6 @@ from tpucache.store.format import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     WORK_NAME,
-    Part,
     most_index_bytes,
     most_table_bytes,
 )
@@ -79,15 +78,15 @@ class KagglePlace:
         draft = self._open_draft()
         if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
             draft.forget_expired()
-        for block, part in sent_shards(self._work):
-            shard = load_receipt(self._folder, self._work, block, part)
+        for block, variant in sent_shards(self._work):
+            shard = load_receipt(self._folder, self._work, block, variant)
             if shard is None or not draft.sent(shard.entry.name, shard.entry.sha256):
-                sent_path(self._work, block, part).unlink(missing_ok=True)
+                sent_path(self._work, block, variant).unlink(missing_ok=True)
         for path in self._work.glob("shard-*.npz"):  # the run may have been killed before it marked a shard as sent
             found = RECEIPT_NAME.fullmatch(path.name)
-            shard = load_receipt(self._folder, self._work, int(found[1]), Part.parse(found[2])) if found else None
+            shard = load_receipt(self._folder, self._work, int(found[1]), int(found[2])) if found else None
             if shard is not None and draft.sent(shard.entry.name, shard.entry.sha256):
-                sent_path(self._work, shard.entry.block, shard.entry.part).touch()
+                sent_path(self._work, shard.entry.block, shard.entry.variant).touch()
         if draft.asked_after is None:
             self._reopen()
         if draft.asked_after is not None or draft.has_version or self._dataset.version() is None:
@@ -108,7 +107,7 @@ class KagglePlace:
         """
         for entry in entries:
             self._send_entry(entry)
-            sent_path(self._work, entry.block, entry.part).touch()
+            sent_path(self._work, entry.block, entry.variant).touch()
 
     def finish(self, manifest: Manifest) -> None:
         """Send tables, manifest and companions, and make a version. Do nothing if the dataset has this cache already.

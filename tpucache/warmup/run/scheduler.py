@@ -12,7 +12,6 @@ from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedErro
 from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES
 from tpucache.store.files import is_late
-from tpucache.store.format import Part
 from tpucache.warmup.blocks import Block, Chunk, cut_block
 from tpucache.warmup.estimate import Remaining
 from tpucache.warmup.run.chunks import (
@@ -62,11 +61,11 @@ class Scheduler:
         self._on_shard = on_shard
         self._total = sum(len(block.samples) for block in blocks)
         self._chunks = {block.number: cut_block(block, context.encoder.fields, self._total) for block in blocks}
-        self._sealed: dict[tuple[int, Part], BuiltShard] = {}
+        self._sealed: dict[tuple[int, int], BuiltShard] = {}
         self._done: dict[tuple[int, int], ChunkResult] = {}
         self._partial: dict[tuple[int, int], ChunkResult] = {}  # chunks that a deadline cut short
         self._kept: set[int] = set()  # numbers of samples whose records an earlier run has made
-        self.known: dict[int, dict[Part, int]] = {}  # checksums of one sample of each chunk or shard, by its number
+        self.known: dict[int, dict[int, int]] = {}  # checksums of one sample of each chunk or shard, by its number
         self._made = 0
         self._built: set[int] = set()  # blocks whose shards are all finished
         self._stopped = False  # whether the deadline stopped a worker
@@ -87,10 +86,10 @@ class Scheduler:
         chunks = [chunk for block in self._blocks for chunk in self._chunks[block.number]]
         unsealed = []
         for block in self._blocks:
-            parts = [part for part in block.parts if (block.number, part) not in self._sealed]
-            if parts:
+            variants = [variant for variant in block.variants if (block.number, variant) not in self._sealed]
+            if variants:
                 most = max(len(chunk.samples) for chunk in self._chunks[block.number])
-                unsealed.append((len(block.samples) * len(parts), most * len(block.parts)))
+                unsealed.append((len(block.samples) * len(variants), most * len(block.variants)))
         left = [chunk for chunk in chunks if (chunk.block, chunk.number) not in self._done]
         return Remaining(left, unsealed, stored_bytes(self._context.work))
 
@@ -112,7 +111,7 @@ class Scheduler:
                 f"the time limit is near: {progress.samples:,} of {progress.total:,} samples are finished in "
                 f"{self._context.shards}. Run the same command again to continue."
             )
-        return [self._sealed[block.number, part] for block in self._blocks for part in block.parts]
+        return [self._sealed[block.number, variant] for block in self._blocks for variant in block.variants]
 
     def _run_tasks(self, executor: Executor, blocks: Sequence[Block]) -> None:
         try:
@@ -163,9 +162,9 @@ class Scheduler:
             yield from shard_tasks
             count = len(self._chunks[block.number])
             shard_tasks = [
-                (seal, (self._context, _bare(block), part, count))
-                for part in block.parts
-                if (block.number, part) not in self._sealed
+                (seal, (self._context, _bare(block), variant, count))
+                for variant in block.variants
+                if (block.number, variant) not in self._sealed
             ]
         for task in shard_tasks:
             if self._context.deadline.is_past:
@@ -201,7 +200,7 @@ class Scheduler:
         small = [
             block
             for block in blocks
-            if block.parts == (Part(0),)
+            if block.variants == (0,)
             and block.number not in begun
             and all(sample.bytes for sample in block.samples)  # 0 means that a size is not known
             and sum(sample.bytes for sample in block.samples) <= SMALL_BYTES
@@ -215,19 +214,19 @@ class Scheduler:
 
     def _find_shards(self, block: Block) -> None:
         context = self._context
-        receipts = [load_receipt(context.shards, context.work, block.number, part) for part in block.parts]
+        receipts = [load_receipt(context.shards, context.work, block.number, variant) for variant in block.variants]
         # An earlier run may have skipped samples that this one must not skip, or may have retried other samples.
         sealed = [
             shard
             for shard in receipts
             if shard and (context.skip_errors or not shard.info.skipped) and shard.info.covers(block.samples)
         ]
-        self._sealed.update({(block.number, shard.entry.part): shard for shard in sealed})
+        self._sealed.update({(block.number, shard.entry.variant): shard for shard in sealed})
         for chunk in self._chunks[block.number]:
             self._find_chunk(block, chunk)
         if self._is_built(block):
             info = sealed[0].info
-            self._remember(info.numbers, {s.entry.part: s.rows["crc32"].tolist() for s in sealed})
+            self._remember(info.numbers, {s.entry.variant: s.rows["crc32"].tolist() for s in sealed})
             self._count_built(block.number, info)
             remove_chunks(context.work, block.number)
 
@@ -240,7 +239,7 @@ class Scheduler:
 
     def _find_chunk(self, block: Block, chunk: Chunk) -> None:
         context = self._context
-        stored = load_chunk(context.work, block.number, chunk.number, block.parts)
+        stored = load_chunk(context.work, block.number, chunk.number, block.variants)
         if stored is None or (stored.info.skipped and not context.skip_errors):
             if partial := find_partial_chunk(context, chunk):
                 self._remember(partial.info.numbers, partial.crcs)
@@ -250,10 +249,10 @@ class Scheduler:
             self._remember(stored.info.numbers, stored.crcs)
             self._done[block.number, chunk.number] = _found(stored)
 
-    def _remember(self, numbers: Sequence[int], checksums: Mapping[Part, Sequence[int]]) -> None:
+    def _remember(self, numbers: Sequence[int], checksums: Mapping[int, Sequence[int]]) -> None:
         self._kept.update(numbers)
         if numbers:
-            self.known[numbers[0]] = {part: values[0] for part, values in checksums.items()}
+            self.known[numbers[0]] = {variant: values[0] for variant, values in checksums.items()}
 
     def _take(self, task: Block | Chunk, result: Any) -> None:
         """Store the result of a task, and report the progress.
@@ -269,7 +268,7 @@ class Scheduler:
             self._made += result.bytes
             self._samples_a_task = result.samples_a_task
         elif isinstance(result, BuiltShard):
-            self._sealed[task.number, result.entry.part] = result
+            self._sealed[task.number, result.entry.variant] = result
             self._on_shard(result)
             if (task.number, 0) not in self._done:  # the block was built in one task, without chunks
                 self._made += int(result.rows["length"].sum())
@@ -283,7 +282,7 @@ class Scheduler:
         self._on_progress(self._progress())
 
     def _is_built(self, block: Block) -> bool:
-        return all((block.number, part) in self._sealed for part in block.parts)
+        return all((block.number, variant) in self._sealed for variant in block.variants)
 
     def _progress(self) -> BuildProgress:
         results = {**self._partial, **self._done}.values()
@@ -325,9 +324,11 @@ def _run_block(
     return [(block, build_block(context, chunks, then))]
 
 
-def _run_seal(context: BuildContext, block: Block, part: Part, chunks: int) -> list[tuple[Block, BuiltShard | None]]:
-    return [(block, seal_shard(context, block, part, chunks))]
+def _run_seal(context: BuildContext, block: Block, variant: int, chunks: int) -> list[tuple[Block, BuiltShard | None]]:
+    return [(block, seal_shard(context, block, variant, chunks))]
 
 
-def _run_write(context: BuildContext, block: Block, part: Part, chunks: int) -> list[tuple[Block, WrittenShard | None]]:
-    return [(block, write_shard(context, block, part, chunks))]
+def _run_write(
+    context: BuildContext, block: Block, variant: int, chunks: int
+) -> list[tuple[Block, WrittenShard | None]]:
+    return [(block, write_shard(context, block, variant, chunks))]

@@ -20,15 +20,14 @@ from tpucache.native import Array
 from tpucache.store.ahead import Lateness
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
-from tpucache.store.format import Part, shard_name
-from tpucache.store.manifest import ShardEntry, Skipped, value_bytes_of
+from tpucache.store.format import shard_name
+from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import MEAN, STD
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
-from tpucache.warmup.blocks import Block, Chunk, content_sha256, parts_of, variants_of
+from tpucache.warmup.blocks import Block, Chunk, content_sha256
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.arrays import Facts
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
-from tpucache.warmup.records.frequencies import measure_frequencies
 from tpucache.warmup.records.moments import Moments, add_moments, mean_and_std, moments
 from tpucache.warmup.run.chunks import (
     IN_SOURCE,
@@ -62,8 +61,8 @@ _TRIED: Final = 8
 #: The number of compared samples if library versions differ: more, so that rare kinds of files are compared, too.
 _TRIED_OF_OTHER_VERSIONS: Final = 64
 
-#: The CRC-32 of some records, by sample number and part.
-Known = Mapping[int, Mapping[Part, int]]
+#: The CRC-32 of some records, by sample number and variant.
+Known = Mapping[int, Mapping[int, int]]
 
 
 @dataclass(frozen=True)
@@ -164,31 +163,31 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
     first = len(info.numbers) + len(info.skipped)
 
     def keep(_number: int, made: Sequence[bytes]) -> None:
-        for part, record in zip(chunk.parts, made, strict=True):
-            records[part].append(_Record(record, zlib.crc32(record)))
+        for variant, record in zip(chunk.variants, made, strict=True):
+            records[variant].append(_Record(record, zlib.crc32(record)))
 
     done = add_samples(context, chunk, first, info, items, keep)
     whole = done == len(chunk.samples)
     if whole or done > first:
         check_run(context)
         _save_chunk(context, chunk, info, records, whole)
-    made = sum(len(record.data) for part_records in records.values() for record in part_records)
+    made = sum(len(record.data) for of_variant in records.values() for record in of_variant)
     return ChunkResult(len(info.numbers), len(info.skipped), made, whole, context.lateness.samples_a_task)
 
 
 def build_block(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample] = ()) -> WrittenShard | None:
-    """Build a block with one part, and write its records directly into the shard, under a temporary name.
+    """Build a block with one variant, and write its records directly into the shard, under a temporary name.
 
     This avoids writing chunks and reading them again. At the deadline, or when a sample cannot be used, finished
     records are saved as chunks; at the deadline, None is returned. `then` are the samples with which this worker's next
     task probably begins. They are read ahead. Raises the errors of `build_chunk` and `write_shard`.
     """
     keep_freed_memory()
-    (part,) = chunks[0].parts
+    (variant,) = chunks[0].variants
     infos: list[ChunkInfo] = []
-    aside = temporary_shard(context, chunks[0].block, part)
+    aside = temporary_shard(context, chunks[0].block, variant)
     with (
-        ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer,
+        ShardWriter(aside) as writer,
         load_ahead(context, chunks, then) as items,
     ):
 
@@ -207,7 +206,7 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[S
             _keep_chunks(context, chunks, infos, writer)
             raise
         check_run(context)
-        return written_shard(aside, chunks[0].block, part, writer.finish(), infos)
+        return written_shard(aside, chunks[0].block, variant, writer.finish(), infos)
 
 
 def _keep_chunks(
@@ -220,20 +219,20 @@ def _keep_chunks(
     check_run(context)
     written = writer.records()
     for chunk, info in zip(chunks, infos, strict=False):
-        records = {chunk.parts[0]: [_Record(*each) for each in itertools.islice(written, len(info.numbers))]}
+        records = {chunk.variants[0]: [_Record(*each) for each in itertools.islice(written, len(info.numbers))]}
         if info.numbers or info.skipped:
             _save_chunk(context, chunk, info, records, whole=info.covers(chunk.samples))
 
 
 def _save_chunk(
-    context: BuildContext, chunk: Chunk, info: ChunkInfo, records: Mapping[Part, Sequence[_Record]], whole: bool
+    context: BuildContext, chunk: Chunk, info: ChunkInfo, records: Mapping[int, Sequence[_Record]], whole: bool
 ) -> None:
     stored = StoredChunk(
         info,
-        {part: [len(record.data) for record in made] for part, made in records.items()},
-        {part: [record.crc32 for record in made] for part, made in records.items()},
+        {variant: [len(record.data) for record in made] for variant, made in records.items()},
+        {variant: [record.crc32 for record in made] for variant, made in records.items()},
     )
-    data = {part: [record.data for record in made] for part, made in records.items()}
+    data = {variant: [record.data for record in made] for variant, made in records.items()}
     try:
         save_chunk(context.work, chunk.block, chunk.number, stored, data, whole)
     except OSError as error:
@@ -242,41 +241,41 @@ def _save_chunk(
 
 def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | None:
     """Return the beginning of a chunk that an earlier run has built, or None if it cannot be continued."""
-    stored = load_chunk(context.work, chunk.block, chunk.number, chunk.parts, whole=False)
+    stored = load_chunk(context.work, chunk.block, chunk.number, chunk.variants, whole=False)
     if stored is None or (stored.info.skipped and not context.skip_errors):
         return None
     done = len(stored.info.numbers) + len(stored.info.skipped)
     return stored if stored.info.covers(chunk.samples[:done]) else None
 
 
-def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, list[_Record]]]:
+def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[int, list[_Record]]]:
     """Return the info and the records of a chunk that an earlier run has begun.
 
     Both are empty if there is no such chunk, or if its files are damaged.
     """
-    empty: dict[Part, list[_Record]] = {part: [] for part in chunk.parts}
+    empty: dict[int, list[_Record]] = {variant: [] for variant in chunk.variants}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
         return ChunkInfo(), empty
     records = dict(empty)
     try:
-        for part in chunk.parts:
-            read = read_records(context.work, chunk.block, chunk.number, part, stored)
-            records[part] = [_Record(record, crc) for _, record, crc in read]
-            if any(zlib.crc32(record) != crc for record, crc in records[part]):  # damaged by a power cut
+        for variant in chunk.variants:
+            read = read_records(context.work, chunk.block, chunk.number, variant, stored)
+            records[variant] = [_Record(record, crc) for _, record, crc in read]
+            if any(zlib.crc32(record) != crc for record, crc in records[variant]):  # damaged by a power cut
                 return ChunkInfo(), empty
     except OSError:
         return ChunkInfo(), empty
     return stored.info, records
 
 
-def seal_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> BuiltShard | None:
-    """Write the shard of one part of a block from the block's chunks on disk, and give it its final name.
+def seal_shard(context: BuildContext, block: Block, variant: int, chunks: int) -> BuiltShard | None:
+    """Write the shard of one variant of a block from the block's chunks on disk, and give it its final name.
 
     `chunks` is their number. Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when
     the disk fails or a chunk is damaged.
     """
-    written = write_shard(context, block, part, chunks)
+    written = write_shard(context, block, variant, chunks)
     return None if written is None else install_shard(context, written)
 
 
@@ -291,20 +290,20 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
     return written.shard
 
 
-def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> WrittenShard | None:
-    """Write the shard of one part of a block from the block's chunks on disk, under a temporary name.
+def write_shard(context: BuildContext, block: Block, variant: int, chunks: int) -> WrittenShard | None:
+    """Write the shard of one variant of a block from the block's chunks on disk, under a temporary name.
 
     `chunks` is their number. Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when
     the disk fails or a chunk is damaged.
     """
     check_run(context)
-    found = [load_chunk(context.work, block.number, chunk, block.parts) for chunk in range(chunks)]
+    found = [load_chunk(context.work, block.number, chunk, block.variants) for chunk in range(chunks)]
     made = [stored for stored in found if stored is not None]
     if len(made) != chunks:
         return None
-    aside = temporary_shard(context, block.number, part)
+    aside = temporary_shard(context, block.number, variant)
     try:
-        sealed = _write_records(context, aside, block, part, made)
+        sealed = _write_records(context, aside, block, variant, made)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -315,22 +314,21 @@ def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) ->
         raise
     if sealed is None:
         return None
-    return written_shard(aside, block.number, part, sealed, [stored.info for stored in made])
+    return written_shard(aside, block.number, variant, sealed, [stored.info for stored in made])
 
 
-def temporary_shard(context: BuildContext, block: int, part: Part) -> Path:
+def temporary_shard(context: BuildContext, block: int, variant: int) -> Path:
     """Return a path for a shard that is being written. No other process uses it."""
-    return context.work / f"{shard_name(part, block)}.{uuid.uuid4().hex}"
+    return context.work / f"{shard_name(variant, block)}.{uuid.uuid4().hex}"
 
 
-def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
+def written_shard(aside: Path, block: int, variant: int, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
     """Return a WrittenShard for the verified file `aside`, which `sealed` describes, from its chunks' `infos`."""
     entry = ShardEntry(
-        name=shard_name(part, block),
+        name=shard_name(variant, block),
         bytes=sealed.bytes,
         sha256=sealed.sha256,
-        variant=part.variant,
-        band=part.band,
+        variant=variant,
         block=block,
         first=0,  # is set when the manifest is made
         records=len(sealed.rows),
@@ -340,15 +338,15 @@ def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos:
 
 
 def _write_records(
-    context: BuildContext, aside: Path, block: Block, part: Part, chunks: list[StoredChunk]
+    context: BuildContext, aside: Path, block: Block, variant: int, chunks: list[StoredChunk]
 ) -> ShardInfo | None:
-    """Write the records of one part of a block's chunks into the shard `aside`. Return None at the deadline.
+    """Write the records of one variant of a block's chunks into the shard `aside`. Return None at the deadline.
 
     Raises OSError, BuildError.
     """
-    with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
+    with ShardWriter(aside) as writer:
         for chunk, stored in enumerate(chunks):
-            for number, record, crc in read_records(context.work, block.number, chunk, part, stored):
+            for number, record, crc in read_records(context.work, block.number, chunk, variant, stored):
                 if context.deadline.is_past:
                     return None
                 writer.append(number, record, crc)
@@ -366,7 +364,7 @@ def add_samples(
 ) -> int:
     """Encode a chunk's samples, beginning with position `first`, and add their labels, columns and sums to `info`.
 
-    `items` loads the samples. `keep` is called with the number of each sample and its records, one for each part.
+    `items` loads the samples. `keep` is called with the number of each sample and its records, one for each variant.
     Returns the position after the last finished sample; it is lower than the chunk's length if the deadline came.
     """
     totals: Moments = (info.sums, info.squares)
@@ -380,7 +378,7 @@ def add_samples(
             break
         done += 1
         try:
-            encoded = context.encoder.encode(sample, chunk.parts, items.load(sample))
+            encoded = context.encoder.encode(sample, chunk.variants, items.load(sample))
         except SampleError as error:
             if not context.skip_errors:
                 raise
@@ -389,7 +387,6 @@ def add_samples(
             continue
         if sample.number in context.compared:
             info.digests[str(sample.number)] = encoded.item.sha256()
-            info.frequencies.update(_frequencies(context, sample, encoded))
         if sample.number in chunk.clean:
             check_clean(context, sample, encoded, chunk.clean[sample.number])
         keep(sample.number, encoded.records)
@@ -398,17 +395,11 @@ def add_samples(
             images.append((encoded.clean[IMAGE], encoded.facts))
             if len(images) * encoded.clean[IMAGE].nbytes >= _ADDED_BYTES:
                 totals = _add_images(totals, images)
-        for place, counts in zip((IN_SOURCE, *map(str, variants_of(chunk.parts))), encoded.counts, strict=True):
+        for place, counts in zip((IN_SOURCE, *map(str, chunk.variants)), encoded.counts, strict=True):
             info.count(place, counts)
     info.sums[:], info.squares[:] = _add_images(totals, images)
     info.add(kept)
     return done
-
-
-def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) -> dict[str, list[list[float]]]:
-    """Return what `measure_frequencies` finds in an image, by sample number; {} unless it is stored in bands."""
-    fields = [field for field in context.encoder.fields if field.bands is not None]
-    return {str(sample.number): measure_frequencies(field, encoded.clean[field.name]) for field in fields}
 
 
 def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
@@ -447,10 +438,10 @@ def known_records(cache: Cache) -> Known:
     manifest = cache.manifest
     positions = np.arange(0, manifest.samples, max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS)))
     augmented = manifest.variants[1:]
-    parts = parts_of(sorted({*manifest.variants[:1], *augmented[:1], *augmented[-1:]}), manifest.fields)
-    checksums = [cache.index[cache.rows(part.variant, positions, part.band)]["crc32"].tolist() for part in parts]
+    variants = sorted({*manifest.variants[:1], *augmented[:1], *augmented[-1:]})
+    checksums = [cache.index[cache.rows(variant, positions)]["crc32"].tolist() for variant in variants]
     return {
-        number: dict(zip(parts, own, strict=True))
+        number: dict(zip(variants, own, strict=True))
         for number, *own in zip(cache.samples.numbers[positions].tolist(), *checksums, strict=True)
     }
 
@@ -458,8 +449,8 @@ def known_records(cache: Cache) -> Known:
 def check_records(context: BuildContext, samples: Sequence[Sample], known: Known) -> None:
     """Encode a few samples again, and raise BuildError if their records differ from `known`.
 
-    `samples` are indexed by number, and `known` has the CRC-32s of existing records by sample number and part. Files of
-    different suffixes are compared. Samples that fail are ignored.
+    `samples` are indexed by number, and `known` has the CRC-32s of existing records by sample number and variant. Files
+    of different suffixes are compared. Samples that fail are ignored.
     """
     most = _TRIED_OF_OTHER_VERSIONS if context.other_versions else _TRIED
     numbers = list(known)
@@ -470,14 +461,14 @@ def check_records(context: BuildContext, samples: Sequence[Sample], known: Known
             records = context.encoder.encode(samples[number], list(checksums)).records
         except SampleError:
             continue
-        for (part, checksum), record in zip(checksums.items(), records, strict=True):
+        for (variant, checksum), record in zip(checksums.items(), records, strict=True):
             if zlib.crc32(record) != checksum:
-                raise _difference(context, samples[number], part.variant)
+                raise _difference(context, samples[number], variant)
 
 
-def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, checksums: Sequence[int]) -> None:
-    """Raise BuildError if a sample's clean records do not have the CRC-32s `checksums` of the existing cache."""
-    if [*map(zlib.crc32, context.encoder.to_records(encoded.clean))] != [*checksums]:
+def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, checksum: int) -> None:
+    """Raise BuildError if a sample's clean record does not have the CRC-32 of the existing cache."""
+    if zlib.crc32(context.encoder.to_record(encoded.clean)) != checksum:
         raise _difference(context, sample, 0)
 
 

@@ -20,7 +20,7 @@ from tpucache.errors import BuildError, NotACacheError, UnfinishedError
 from tpucache.store.cache import Cache
 from tpucache.store.copying import folder_path
 from tpucache.store.files import as_url, is_kaggle
-from tpucache.store.format import MANIFEST_NAME, WORK_NAME, Part
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.remote.cache import check_own, default_directory
 from tpucache.warmup.run.chunks import RECEIPT_NAME, BuiltShard, load_receipt
@@ -234,7 +234,7 @@ def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = 
                 seen = time.monotonic()
             for path in sorted(work.glob("*.npz")):
                 found = RECEIPT_NAME.fullmatch(path.name)
-                shard = load_receipt(folder, work, int(found[1]), Part.parse(found[2])) if found else None
+                shard = load_receipt(folder, work, int(found[1]), int(found[2])) if found else None
                 if shard is not None and shard.entry.name not in followed:
                     upload.add(shard)
                     followed.add(shard.entry.name)

@@ -16,7 +16,7 @@ from tpucache.errors import BuildError, StoreError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME, FINISHED, MAX_CLAIM_BYTES, Claim, check_ours, parse_claim
 from tpucache.store.files import read_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, Part, version_name
+from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, version_name
 from tpucache.store.history import load_earlier, read_times, refuse_version, to_times
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache
@@ -66,10 +66,10 @@ class UrlPlace:
             raise UsageError(f"{self.shown} holds files that no warmup left there: give another URL")
         if CLAIM_NAME in self._names and not has_plan(self._work) and not (self._folder / MANIFEST_NAME).exists():
             self._fetch_work()
-        for block, part in sent_shards(self._work):
-            shard = load_receipt(self._folder, self._work, block, part)
+        for block, variant in sent_shards(self._work):
+            shard = load_receipt(self._folder, self._work, block, variant)
             if shard is None or shard.entry.name not in self._names:  # somebody has removed it from the URL
-                sent_path(self._work, block, part).unlink()
+                sent_path(self._work, block, variant).unlink()
             else:
                 self._sent[shard.entry.name] = shard.entry.sha256
         return RemoteCache.open_url(self._url, max_age=0.0) if MANIFEST_NAME in self._names else None
@@ -88,13 +88,13 @@ class UrlPlace:
         self._check_taken()
         receipts: dict[str, bytes] = {}
         for entry in entries:
-            receipt = receipt_path(self._work, entry.block, entry.part)
+            receipt = receipt_path(self._work, entry.block, entry.variant)
             with contextlib.suppress(FileNotFoundError):  # in `follow_build`, the build may have removed it at its end
                 receipts[f"{_PREFIX}{receipt.name}"] = read_file(receipt)
         self._send_files(entries, receipts)
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
-                sent_path(self._work, entry.block, entry.part).touch()
+                sent_path(self._work, entry.block, entry.variant).touch()
             self._sent[entry.name] = entry.sha256
 
     def finish(self, manifest: Manifest) -> None:
@@ -192,7 +192,7 @@ class UrlPlace:
             write_atomically(self._work / name, self._remote.read(f"{_PREFIX}{name}", _MOST_PLAN_BYTES))
         for name in names:
             if found := RECEIPT_NAME.fullmatch(name):
-                sent_path(self._work, int(found[1]), Part.parse(found[2])).touch()
+                sent_path(self._work, int(found[1]), int(found[2])).touch()
 
     def _send_files(self, entries: Sequence[FileEntry], others: dict[str, bytes] | None = None) -> None:
         """Send files of the cache, and check their sizes. Then send the files `others`, by name. Raises StoreError."""

@@ -20,7 +20,6 @@ from tpucache.store.codecs.codec import (
     Numbers,
     PackedCodec,
     check_picture,
-    checked,
     load_zstandard,
     missing_package,
     unpack_frame,
@@ -68,70 +67,34 @@ class DctCodec(PackedCodec):
             )
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the size in bytes of an image's packed coefficients; of one band, if the field stands for one band."""
-        layout = packed_layout(field)
-        return layout.nbytes if field.band is None else layout.parts[field.band].nbytes
+        """Return the size in bytes of an image's packed coefficients."""
+        return packed_layout(field).nbytes
 
     def largest_bytes(self, field: FieldSpec) -> int:
         """Return an upper limit for the length of an encoded array of the field."""
         size = self.packed_bytes(field)
         return longest_record(size, sparse.most_bytes(size, self.packing))
 
-    def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
-        """Encode an array as one piece of bytes per frequency band; each piece is compressed separately.
-
-        Raises what `encode` raises.
-        """
-        if field.bands is None:
-            return [self.encode(field, array, quality)]
-        layout, at, found = packed_layout(field), 0, []
-        packed = coefficients.pack(checked(field, array), layout)
-        for band in layout.parts:
-            found.append(self._compressed(packed[at : at + band.nbytes]))
-            at += band.nbytes
-        return found
-
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
-        return self._compressed(coefficients.pack(array, packed_layout(field)))
-
-    def _compressed(self, packed: bytes) -> bytes:
-        form = sparse.squeeze(packed, self.packing)
+        form = sparse.squeeze(coefficients.pack(array, packed_layout(field)), self.packing)
         with self._calling_library():
             return self._compress(form)
 
-    def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        """Decode a field's bytes into `out`. `parts` has one piece of bytes per frequency band. Raises DamageError."""
-        if field.bands is None:
-            return super().decode_bands(field, parts, out)
-        return self.decode_packed(field, self._joined_bands(field, parts), out)
-
-    def _joined_bands(self, field: FieldSpec, parts: Sequence[memoryview]) -> Array:
-        packed, at = np.empty((1, self.packed_bytes(field)), np.uint8), 0
-        for band, part in zip(packed_layout(field).parts, parts, strict=True):
-            data, whole = np.frombuffer(part, np.uint8), np.array([[0, len(part)]])
-            self.unpack_rows(field, data, whole, packed[:, at : at + band.nbytes], np.zeros(1, np.int64))
-            at += band.nbytes
-        return np.asarray(packed[0])
-
     def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
-        """Decode packed coefficients, whose bands follow one another, to an image in `out`. Raises DamageError."""
+        """Decode packed coefficients to an image in `out`. Raises DamageError."""
         out[...] = coefficients.unpack(packed.data, packed_layout(field))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         self.decode_packed(field, self._unpacked(field, data), out)
 
-    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+    def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
         layout = packed_layout(field)
         for first in range(0, len(records), _LUMA_AT_ONCE):
             some = records[first : first + _LUMA_AT_ONCE]
-            if field.bands is None:
-                packed = np.empty((len(some), layout.nbytes), np.uint8)
-                ends = np.cumsum([len(data) for (data,) in some])
-                block = np.frombuffer(b"".join(data for (data,) in some), np.uint8)
-                spans = np.stack([ends - [len(data) for (data,) in some], ends], 1)
-                self._unpack_whole(block, spans, packed, np.arange(len(some)))
-            else:
-                packed = np.stack([self._joined_bands(field, parts) for parts in some])
+            packed = np.empty((len(some), layout.nbytes), np.uint8)
+            ends = np.cumsum([len(data) for data in some])
+            spans = np.stack([ends - [len(data) for data in some], ends], 1)
+            self._unpack_whole(np.frombuffer(b"".join(some), np.uint8), spans, packed, np.arange(len(some)))
             out[first : first + _LUMA_AT_ONCE] = coefficients.unpack_luma(packed, layout, layout.height // out.shape[1])
 
     def _unpacked(self, field: FieldSpec, data: memoryview) -> Array:
@@ -144,16 +107,16 @@ class DctCodec(PackedCodec):
         return packed
 
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-        if field.bands is not None or field.view is None or field.view.frequencies == BLOCK:
+        if field.view is None or field.view.frequencies == BLOCK:
             self._unpack_whole(block, spans, out, rows)
             return
         _check_rows(out, rows, len(spans))
-        stored = _stored_layout(field)
+        stored = layout_of(field.view.shape, field.quality or 0, field.chroma)
         for first in range(0, len(rows), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
             whole = np.empty((len(rows[some]), stored.nbytes), np.uint8)
             self._unpack_whole(block, spans[some], whole, np.arange(len(whole)))
-            out[rows[some]] = repack(whole, stored, (field.view.frequencies,))
+            out[rows[some]] = repack(whole, stored, field.view.frequencies)
 
     def _unpack_whole(self, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         library, size = self._library(), out.shape[1]
@@ -171,10 +134,10 @@ class DctCodec(PackedCodec):
         """Read n records from open files, and decode record i into its packed form in out[rows[i]].
 
         Returns the number of records before the first that failed. Returns 0 without the system's library, and for a
-        field without bands that is decoded at a smaller size. Raises IndexError for rows outside of `out`.
+        field that is decoded from fewer frequencies than are stored. Raises IndexError for rows outside of `out`.
         """
         library = self._library()
-        if library is None or (field.bands is None and field.view is not None and field.view.frequencies < BLOCK):
+        if library is None or (field.view is not None and field.view.frequencies < BLOCK):
             return 0
         _check_rows(out, rows, len(records.offsets))
         return library.unpack_files(records, out, rows, self.packing)
@@ -270,13 +233,7 @@ def packed_layout(field: FieldSpec) -> CoefficientLayout:
     If the field is decoded at another size (`field.view`), the layout has only the frequencies that this size needs.
     """
     shape, most = (field.shape, BLOCK) if field.view is None else (field.view.shape, field.view.frequencies)
-    bands = (most,) if field.bands is None else tuple(band for band in field.bands if band <= most)
-    return layout_of(shape, field.quality or 0, field.chroma, bands)
-
-
-def _stored_layout(field: FieldSpec) -> CoefficientLayout:
-    shape = field.shape if field.view is None else field.view.shape
-    return layout_of(shape, field.quality or 0, field.chroma)
+    return layout_of(shape, field.quality or 0, field.chroma, most)
 
 
 def _lz4() -> Any:

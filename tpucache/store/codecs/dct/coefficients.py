@@ -5,7 +5,6 @@ column `(v, j)` holds the coefficient of vertical frequency `u` and horizontal f
 pixels of the plane are `F @ (C * Q) @ E` with two constant matrices, and nothing is transposed or shuffled.
 
 The packed bytes are the low 8 bits of all coefficients, then bits 8 to 11 of the coefficients that can be that large.
-An image in frequency bands has both parts for one band after the other; the first bands alone make a smaller image.
 docs/format.md describes the bytes exactly. Transform and quantisation follow JPEG (ITU-T T.81). All sums are integers
 below 2^53, which float64 holds exactly, so every processor makes the same bytes.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, get_args
@@ -84,81 +82,41 @@ class Plane(NamedTuple):
         """Return how many rows and how many columns of the plane's matrix hold the lowest `frequencies` frequencies."""
         return frequencies * self.block_rows, frequencies * self.block_columns
 
-    def low(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the plane's matrix has the coefficients of the frequency band from `first` to below `last`.
+    def high(self, frequencies: int) -> list[Submatrix]:
+        """Return where the matrix of the lowest `frequencies` has coefficients that are stored with more than 8 bits.
 
-        The band is an L-shape: the columns to the right of the lower frequencies, then the rows below these.
+        There is at most one submatrix for each vertical frequency, the lowest frequency first.
         """
-        (rows, columns), (all_rows, all_columns) = self.shape(first), self.shape(last)
-        right = Submatrix(slice(0, rows), slice(columns, all_columns))
-        return [*([right] if first else []), Submatrix(slice(rows, all_rows), slice(0, all_columns))]
-
-    def high(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the plane's matrix has the coefficients of a band that are stored with more than 8 bits.
-
-        The band is from frequency `first` to below `last`. There is at most one submatrix for each vertical frequency,
-        the lowest frequency first.
-        """
-        found = []
-        for u, width in enumerate(self.widths[:last]):
-            start, stop = first if u < first else 0, min(width, last)
-            if stop > start:
-                rows = slice(u * self.block_rows, (u + 1) * self.block_rows)
-                found.append(Submatrix(rows, slice(start * self.block_columns, stop * self.block_columns)))
-        return found
+        return [
+            Submatrix(u * self.block_rows, self.block_rows, min(width, frequencies) * self.block_columns)
+            for u, width in enumerate(self.widths[:frequencies])
+            if width
+        ]
 
 
 class Submatrix(NamedTuple):
-    """A range of rows and a range of columns of a matrix."""
+    """Some rows, from `first` on, and the first columns of a matrix."""
 
-    rows: slice
-    columns: slice
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The number of rows and columns."""
-        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+    first: int
+    rows: int
+    columns: int
 
     @property
     def size(self) -> int:
         """The number of coefficients."""
-        return self.shape[0] * self.shape[1]
-
-
-class Band(NamedTuple):
-    """One frequency band, from frequency `first` to below `last`, and where its coefficients are in the matrices.
-
-    For each plane, `low` has the submatrices of all coefficients of the band, and `high` the submatrices of those
-    coefficients that are stored with more than 8 bits.
-    """
-
-    first: int
-    last: int
-    low: list[list[Submatrix]]
-    high: list[list[Submatrix]]
+        return self.rows * self.columns
 
     @property
-    def low_bytes(self) -> int:
-        """Bytes for the low 8 bits of all planes' coefficients."""
-        return sum(part.size for parts in self.low for part in parts)
-
-    @property
-    def high_bytes(self) -> int:
-        """Bytes for the bits 8 to 11 of all planes' coefficients: two coefficients per byte."""
-        return (sum(part.size for parts in self.high for part in parts) + 1) // 2
-
-    @property
-    def nbytes(self) -> int:
-        """Packed bytes of the band."""
-        return self.low_bytes + self.high_bytes
+    def place(self) -> tuple[slice, slice, slice]:
+        """The index of the submatrix in an array (n, rows, columns)."""
+        return slice(None), slice(self.first, self.first + self.rows), slice(self.columns)
 
 
 @dataclass(frozen=True)
 class CoefficientLayout:
     """How an image (height, width, channels) is stored in packed bytes. `quality` is JPEG's, 1 to 100.
 
-    The packed bytes are one frequency band after the other. `bands` has the upper frequency limit of each band: (8,)
-    for one band with all frequencies, (2, 4, 8) for three bands, (4,) for the lower half of the frequencies only.
+    Of each block, the coefficients of the lowest `frequencies` vertical and horizontal frequencies are stored.
     """
 
     height: int
@@ -166,7 +124,7 @@ class CoefficientLayout:
     channels: int
     quality: int
     chroma: str = "420"
-    bands: tuple[int, ...] = (BLOCK,)
+    frequencies: int = BLOCK
 
     @functools.cached_property
     def planes(self) -> tuple[Plane, ...]:
@@ -178,34 +136,39 @@ class CoefficientLayout:
         return (first,) if self.channels == 1 else (first, *(Plane(rows, columns, step, chroma, _widths(chroma)),) * 2)
 
     @functools.cached_property
-    def parts(self) -> tuple[Band, ...]:
-        """The frequency bands, the lowest first."""
-        return tuple(
-            Band(
-                first,
-                last,
-                [plane.low(first, last) for plane in self.planes],
-                [plane.high(first, last) for plane in self.planes],
-            )
-            for first, last in itertools.pairwise((0, *self.bands))
-        )
+    def low(self) -> tuple[tuple[int, int], ...]:
+        """The shape of each plane's matrix of coefficients."""
+        return tuple(plane.shape(self.frequencies) for plane in self.planes)
+
+    @functools.cached_property
+    def high(self) -> tuple[list[Submatrix], ...]:
+        """Where each plane's matrix has coefficients that are stored with more than 8 bits."""
+        return tuple(plane.high(self.frequencies) for plane in self.planes)
+
+    @functools.cached_property
+    def low_bytes(self) -> int:
+        """Bytes for the low 8 bits of all planes' coefficients."""
+        return sum(rows * columns for rows, columns in self.low)
+
+    @functools.cached_property
+    def high_bytes(self) -> int:
+        """Bytes for the bits 8 to 11 of all planes' coefficients: two coefficients per byte."""
+        return (sum(part.size for parts in self.high for part in parts) + 1) // 2
 
     @property
     def nbytes(self) -> int:
         """Packed bytes of an image."""
-        return sum(band.nbytes for band in self.parts)
+        return self.low_bytes + self.high_bytes
 
 
 @functools.lru_cache(64)
-def layout_of(
-    shape: tuple[int, ...], quality: int, chroma: str | None, bands: tuple[int, ...] = (BLOCK,)
-) -> CoefficientLayout:
+def layout_of(shape: tuple[int, ...], quality: int, chroma: str | None, frequencies: int = BLOCK) -> CoefficientLayout:
     """Return the layout of images with the shape (height, width, channels). A `chroma` of None means "420".
 
-    `quality` and `bands` are those of CoefficientLayout.
+    `quality` and `frequencies` are those of CoefficientLayout.
     """
     height, width, channels = shape
-    return CoefficientLayout(height, width, channels, quality, chroma or "420", bands)
+    return CoefficientLayout(height, width, channels, quality, chroma or "420", frequencies)
 
 
 def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
@@ -252,13 +215,9 @@ def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: 
     return to_uint8(pixels[:, : layout.height // step, : layout.width // step] + np.float32(128))
 
 
-def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return packed images in other frequency bands. The parameter `packed` and the result are uint8 (n, bytes).
-
-    `bands` has the upper frequency limits of the new bands. The last limit may be lower than in `layout`, so that
-    higher frequencies are left out.
-    """
-    return _joined(_split(packed, layout), dataclasses.replace(layout, bands=bands))
+def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, frequencies: int) -> npt.NDArray[np.uint8]:
+    """Return packed images with the lowest `frequencies` only. `packed` and the result are uint8 (n, bytes)."""
+    return _joined(_split(packed, layout), dataclasses.replace(layout, frequencies=frequencies))
 
 
 def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
@@ -267,19 +226,17 @@ def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uin
     `matrices` has a pair for each plane: the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows,
     columns).
     """
-    images = len(matrices[0][0])
-    found = []
-    for band in layout.parts:
-        for (low, _), parts in zip(matrices, band.low, strict=True):
-            found += [low[:, rows, columns].reshape(images, -1) for rows, columns in parts]
-        nibbles = np.zeros((images, 2 * band.high_bytes), np.uint8)
-        at = 0
-        for (_, high), parts in zip(matrices, band.high, strict=True):
-            for part in parts:
-                nibbles[:, at : at + part.size] = high[:, part.rows, part.columns].reshape(images, -1)
-                at += part.size
-        found.append(nibbles[:, : band.high_bytes] | nibbles[:, band.high_bytes :] << 4)
-    return np.concatenate(found, 1)
+    images, half = len(matrices[0][0]), layout.high_bytes
+    found = [
+        low[:, :rows, :columns].reshape(images, -1)
+        for (low, _), (rows, columns) in zip(matrices, layout.low, strict=True)
+    ]
+    nibbles, at = np.zeros((images, 2 * half), np.uint8), 0
+    for (_, high), parts in zip(matrices, layout.high, strict=True):
+        for part in parts:
+            nibbles[:, at : at + part.size] = high[part.place].reshape(images, -1)
+            at += part.size
+    return np.concatenate([*found, nibbles[:, :half] | nibbles[:, half:] << 4], 1)
 
 
 def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int | None = None) -> Matrices:
@@ -288,22 +245,18 @@ def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int
     A pair has the low 8 bits of the coefficients and their bits 8 to 11, both as uint8 (n, rows, columns), up to the
     layout's highest frequency.
     """
-    images = len(packed)
-    shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes[:planes]]
-    matrices = [(np.empty(shape, np.uint8), np.zeros(shape, np.uint8)) for shape in shapes]
-    end = 0
-    for band in layout.parts:
-        at, end = end, end + band.nbytes
-        for (low, _), parts in zip(matrices, band.low[:planes], strict=True):
-            for part in parts:
-                low[:, part.rows, part.columns] = packed[:, at : at + part.size].reshape(images, *part.shape)
-                at += part.size
-        pairs = packed[:, end - band.high_bytes : end]
-        nibbles, place = np.concatenate([pairs & 15, pairs >> 4], 1), 0
-        for (_, high), parts in zip(matrices, band.high[:planes], strict=True):
-            for part in parts:
-                high[:, part.rows, part.columns] = nibbles[:, place : place + part.size].reshape(images, *part.shape)
-                place += part.size
+    images, at, place = len(packed), 0, 0
+    pairs = packed[:, layout.low_bytes :]
+    nibbles = np.concatenate([pairs & 15, pairs >> 4], 1)
+    matrices = []
+    for (rows, columns), parts in zip(layout.low[:planes], layout.high[:planes], strict=True):
+        low = packed[:, at : at + rows * columns].reshape(images, rows, columns)
+        at += rows * columns
+        high = np.zeros((images, rows, columns), np.uint8)
+        for part in parts:
+            high[part.place] = nibbles[:, place : place + part.size].reshape(images, part.rows, part.columns)
+            place += part.size
+        matrices.append((low, high))
     return matrices
 
 
