@@ -34,9 +34,8 @@ from tpucache.training.learn.tasks.classes import Multilabel
 from tpucache.training.prediction import _Predictions, _write
 from tpucache.warmup.build_options import SoftOptions
 from tpucache.warmup.relabel import relabel_cache
-from tpucache.warmup.sources.cells import read_table
-from tpucache.warmup.sources.labels import split_names
-from tpucache.warmup.sources.table import TableOptions
+from tpucache.warmup.sources.columns import column_labels
+from tpucache.warmup.sources.table import TableOptions, read_table
 
 names = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)).filter(
     lambda name: "\0" not in name
@@ -85,9 +84,9 @@ def test_several_classes_of_a_sample_come_back_whatever_they_are_called(
         [name for name, mark in zip(classes, row, strict=True) if mark] for row in marks
     ]
     if any(map(any, marks)):
-        found, names = split_names(read.column("prediction"), SEPARATOR, "here", is_own=read.is_own)
-        places = [names.index(name) if name in names else None for name in classes]
-        assert [[place is not None and bool(row[place]) for place in places] for row in found] == marks
+        columns = {"prediction": read.column("prediction")}
+        found, _ = column_labels(columns, "here", separator=SEPARATOR, is_own=read.is_own)
+        assert [[name in row for name in classes] for row in found] == marks
 
 
 @given(st.lists(st.tuples(names, names, names), min_size=1, max_size=4))

@@ -40,7 +40,7 @@ MODULES = (
 INNER = {
     *(
         "is_whole",
-        "list_images.empty",
+        "CsvTable.path",
         "find_lr.stop",
         "Manifest.save.aside",
         "RecordIndex",
@@ -49,7 +49,6 @@ INNER = {
         "predict_parts",
         "write_json",
         "write_file",
-        "find_below",
         "read_below",
     ),
     *("Found", "Search", "Roots", "Bundle", "OpenFile"),

@@ -29,9 +29,9 @@ import numpy as np
 
 from tpucache.errors import SourceError
 from tpucache.warmup.sources import TableOptions, label_source, open_source
-from tpucache.warmup.sources.cells import read_table
-from tpucache.warmup.sources.reading import MOST_CLASSES
+from tpucache.warmup.sources.labels import MOST_CLASSES
 from tpucache.warmup.sources.source import Label, column_names
+from tpucache.warmup.sources.table import read_table
 
 #: What names and cells may be that programs take for something else.
 ODD: Final = (

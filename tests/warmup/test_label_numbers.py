@@ -11,7 +11,7 @@ from tpucache import Recipe, build_cache
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.format import WORK_NAME
 from tpucache.warmup.plan import check_labels
-from tpucache.warmup.sources.reading import MOST_CLASSES
+from tpucache.warmup.sources.labels import MOST_CLASSES
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 WRONG = [-7, 2**62, MOST_CLASSES, 10**400]

@@ -18,7 +18,7 @@ from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE
 from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
 from tpucache.warmup.listing import name_some
-from tpucache.warmup.sources.folder import read_file
+from tpucache.warmup.sources.folder import read_sample
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 #: The suffixes of pictures in torchvision: `torchvision.datasets.folder.IMG_EXTENSIONS`.
@@ -273,4 +273,4 @@ class PictureFolderSource:
 
     def load(self, sample: Sample) -> Item:
         """Return an item with the bytes of a picture's file. Raises SampleError when the file cannot be read."""
-        return Item({IMAGE: read_file(os.path.join(self._root, sample.path), sample.path)})
+        return Item({IMAGE: read_sample(os.path.join(self._root, sample.path), sample.path)})

@@ -30,7 +30,7 @@ from tpucache.text import from_cell
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import name_some
 from tpucache.warmup.records.moments import add_moments, moments
-from tpucache.warmup.sources.cells import read_table
+from tpucache.warmup.sources.table import read_table
 from tpucache.warmup.tables import class_counts, label_facts, taken, write_table
 
 Positions = npt.NDArray[np.int64]

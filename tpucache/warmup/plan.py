@@ -47,7 +47,7 @@ from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
 from tpucache.warmup.records.encode import LabelRule, SampleEncoder
 from tpucache.warmup.sources import label_source, pad_source
 from tpucache.warmup.sources.labelled import check_separator, class_names, labels_before
-from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
+from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, left_out_text, source_name
 
 _log: Final = logging.getLogger("tpucache")

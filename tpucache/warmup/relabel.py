@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SourceError, UsageError
+from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
@@ -24,11 +24,19 @@ from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, from_cell, to_cell, to_
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
-from tpucache.warmup.sources.cells import CsvTable, are_names, read_table, to_number
-from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, read_labels_as
+from tpucache.warmup.sources.columns import to_number
+from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, missing_texts
 from tpucache.warmup.sources.labels import read_labels
-from tpucache.warmup.sources.source import Label, unique
-from tpucache.warmup.sources.table import LABEL_NAMES, TableOptions, kept_columns, path_column
+from tpucache.warmup.sources.source import Label, Listing, Sample, unique
+from tpucache.warmup.sources.table import (
+    LABEL_NAMES,
+    CsvTable,
+    TableOptions,
+    kept_columns,
+    path_column,
+    raw_labels,
+    read_table,
+)
 from tpucache.warmup.tables import class_counts, label_column, label_facts, taken, value_names, write_table
 
 RowNumbers = npt.NDArray[np.int64]
@@ -151,9 +159,7 @@ def _new_columns(
     changes: dict[str, Any] = {}
     own, places = _used_part(table, rows)
     if options.label_cols:
-        found, classes = _table_labels(own, options)
-        where = [f"line {line}" for line in own.lines]
-        found, classes = read_labels_as(found, classes, kind, names, where, missing, options.label_cols)
+        found, classes = _table_labels(own, options, kind, names, missing)
         used = [found[place] for place in places.tolist()]
         if None in used:
             line = own.lines[int(places[used.index(None)])]
@@ -205,11 +211,24 @@ def _tell_of_unused(table: CsvTable, options: TableOptions) -> None:
                 )  # fmt: skip
 
 
-def _table_labels(table: CsvTable, options: TableOptions) -> tuple[Sequence[Label], tuple[str, ...]]:
-    read = read_labels(table, options.label_cols, options.label_sep)
-    for fault in read.faults.values():
-        raise SourceError(f"{table.path}, {fault}")
-    return read.labels, read.classes
+def _table_labels(
+    table: CsvTable,
+    options: TableOptions,
+    kind: LabelKind,
+    classes: tuple[str, ...] = (),
+    missing: Sequence[str] = (),
+) -> tuple[Sequence[Label], tuple[str, ...]]:
+    labels, faults = raw_labels(table, options)
+    samples = [
+        Sample(row, f"line {line}", label, fault=faults.get(row, ""))
+        for row, (line, label) in enumerate(zip(table.lines, labels, strict=True))
+    ]
+    listing = Listing(samples, value_names=options.label_cols)
+    read = read_labels(listing, kind, classes, missing_texts(missing), where=str(table.path))
+    for sample in read.samples:
+        if sample.fault:
+            raise SampleError(sample.path, sample.fault, str(table.path))
+    return [sample.label for sample in read.samples], read.classes
 
 
 def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
@@ -311,11 +330,8 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
     table = dataclasses.replace(table, columns=plain, is_own=True)
     rows = _find_rows(cache, table, options, need_all=False)
     table, places_in_table = _used_part(table, rows[rows >= 0])
-    found, names = _table_labels(table, options)
     labels, classes = samples.labels.copy(), manifest.classes
-    if names and not classes and not are_names(names if len(options.label_cols) == 1 else ()):
-        where = [f"line {line}" for line in table.lines]
-        found, names = read_labels_as(found, names, "numbers", (), where, value_names=options.label_cols)
+    found, names = _table_labels(table, options, "auto" if classes else "numbers")
     if unknown := [name for name in names if name not in classes]:
         raise SourceError(
             f"{table.path} has the label {unknown[0]!r}, and the classes of {cache.directory} are "

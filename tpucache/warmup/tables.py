@@ -37,7 +37,7 @@ from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.records.arrays import SEVERAL_FRAMES
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
-from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
+from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
 
 _log: Final = logging.getLogger("tpucache")

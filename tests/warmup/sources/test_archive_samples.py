@@ -12,7 +12,7 @@ import pytest
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
 from tpucache.errors import SampleError, SourceError
-from tpucache.warmup.sources import TableOptions, open_source
+from tpucache.warmup.sources import TableOptions, label_source, open_source
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 
@@ -88,12 +88,12 @@ def test_labels_in_json_and_captions(tmp_path):
         tmp_path / "a.tar",
         [{"png": _pixels(n), "json": {"kind": k, "n": n}, "txt": f"a {k}"} for n, k in enumerate(names)],
     )
-    listing = open_source(path, TableOptions(label_cols=("kind",))).list()
+    listing = label_source(open_source(path, TableOptions(label_cols=("kind",))), "auto").list()
     assert listing.classes == ("cat", "dog")
     assert [sample.label for sample in listing.samples] == [0, 1, 0]
     assert listing.columns["txt"] == ["a cat", "a dog", "a cat"]
     path = _write(tmp_path / "b.tar", [{"png": _pixels(n), "json": {"x": n % 2, "y": 1}} for n in range(3)])
-    several = open_source(path, TableOptions(label_cols=("x", "y"))).list()
+    several = label_source(open_source(path, TableOptions(label_cols=("x", "y"))), "auto").list()
     assert [sample.label for sample in several.samples] == [(0, 1), (1, 1), (0, 1)]
     assert several.classes == several.value_names == ("x", "y")
     with pytest.raises(SourceError, match="no 'none' in its JSON: its keys are 'x', 'y'"):
@@ -112,7 +112,7 @@ def test_labels_in_json_and_captions(tmp_path):
 )
 def test_a_padded_number_is_a_name_in_cls_files_too(tmp_path, texts, classes, labels):
     path = _write(tmp_path / "a.tar", [{"png": _pixels(n), "cls": text} for n, text in enumerate(texts)])
-    listing = open_source(path).list()
+    listing = label_source(open_source(path), "auto").list()
     assert listing.classes == classes
     assert [sample.label for sample in listing.samples] == labels
 

@@ -17,7 +17,7 @@ from tpucache import CachedDataset, Recipe, build_cache, machine
 from tpucache.cli import main
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.sources import FolderSource, TableOptions, open_source
+from tpucache.warmup.sources import FolderSource, TableOptions, label_source, open_source
 from tpucache.warmup.sources.archives import list_zip
 
 SMALL = Recipe(size=8)
@@ -112,7 +112,7 @@ def test_a_table_in_an_archive_or_beside_it(few, tmp_path, kind):
     beside = TableOptions(label_cols=("kind",), root=archive)
     inside = open_source(archive / "train.csv", options)
     for source in (inside, open_source(archive, options), open_source(tmp_path / "beside.csv", beside)):
-        listing = source.list()
+        listing = label_source(source, "auto").list()
         assert listing.classes == ("a", "b")
         assert list(listing.columns["age"]) == [*range(12), 3]
         loader = pickle.loads(pickle.dumps(source))

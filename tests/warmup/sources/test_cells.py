@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tpucache.warmup.sources.cells import _plain_columns, in_order, to_number
+from tpucache.warmup.sources.columns import in_order, to_number
+from tpucache.warmup.sources.table import plain_columns
 
 
 @given(st.lists(st.text('ab1, "\n\r', max_size=8), max_size=6).map("\n".join))
@@ -18,7 +19,7 @@ from tpucache.warmup.sources.cells import _plain_columns, in_order, to_number
 @example("\n")
 @example("")
 def test_a_text_that_needs_no_parser_is_what_the_parser_reads(text: str) -> None:
-    columns = _plain_columns(text)
+    columns = plain_columns(text)
     if columns:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
         assert [list(cells) for cells in zip(*columns, strict=True)] == rows

@@ -26,7 +26,7 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.records.masks import draw_runs
-from tpucache.warmup.sources.table import Runs, TableOptions, TableSource, read_runs
+from tpucache.warmup.sources.table import TableOptions, TableSource, read_runs
 
 Mask = npt.NDArray[np.uint8]
 
@@ -66,13 +66,13 @@ def masks_of(folder: Path, path: Path, recipe: Recipe, **options: Any) -> Mask:
 def test_what_is_written_as_on_kaggle_is_read_as_it_was(width: int, height: int, data: st.DataObject) -> None:
     bits = data.draw(st.lists(st.booleans(), min_size=width * height, max_size=width * height))
     mask = np.array(bits, np.uint8).reshape(height, width)
-    runs = read_runs([Runs(1, encode_runs(mask))], False, "a")
+    runs = read_runs([(1, encode_runs(mask))], False, "a")
     np.testing.assert_array_equal(draw_runs(runs, (width, height), "a"), mask)
     text = encode_runs(mask).split()
     starts, lengths = np.array(text[::2], int) - 1, np.array(text[1::2], int)
     ends = np.concatenate([[0], (starts + lengths)[:-1]]) if len(starts) else starts
     relative = " ".join(f"{start - end} {length}" for start, end, length in zip(starts, ends, lengths, strict=True))
-    np.testing.assert_array_equal(read_runs([Runs(1, relative)], True, "a"), runs)
+    np.testing.assert_array_equal(read_runs([(1, relative)], True, "a"), runs)
 
 
 @pytest.mark.parametrize("order", ["columns", "rows"])

@@ -107,16 +107,19 @@ def test_paths_and_classes_of_the_dataset_are_used(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "attributes", [{"paths": ["a"]}, {"paths": [1, 2]}, {"classes": {"a": 0}}, {"classes": "ab"}, {"classes": [1]}]
+    "attributes", [{"paths": ["a"]}, {"paths": [1, 2]}, {"classes": ["a", "b"], "class_to_idx": {"b": 0, "a": 1}}]
 )
 def test_paths_and_classes_that_cannot_be_meant_are_refused(make: Make, attributes: Any) -> None:
     with pytest.raises(SourceError, match=rf"{NAME}.*{next(iter(attributes))}"):
         make(IMAGE, IMAGE, **attributes).list()
 
 
-def test_two_classes_of_one_name_are_refused(make: Make) -> None:
-    with pytest.raises(SourceError, match="two classes are called 'a'"):
-        make((IMAGE, 0), classes=["a", "b", "a"]).list()
+@pytest.mark.parametrize("classes", [["a", "b", "a"], {"a": 0}, "ab", [1], [("a", "b")]], ids=str)
+def test_classes_that_are_no_different_names_are_told_of(
+    make: Make, classes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert make((IMAGE, 0), classes=classes).list().classes == ()
+    assert "its attribute classes is no list of different texts" in caplog.text
 
 
 @pytest.mark.parametrize(

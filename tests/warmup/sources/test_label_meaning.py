@@ -16,10 +16,10 @@ from PIL import Image
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.warmup import build_cache, relabel_cache, repair_cache
+from tpucache.warmup import build_cache, relabel_cache
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources import TableOptions, TableSource, labels, open_source, select_source
-from tpucache.warmup.sources.reading import find_reading
+from tpucache.warmup.sources import TableOptions, TableSource, label_source, open_source, select_source
+from tpucache.warmup.sources.labels import find_reading
 
 hub = pytest.importorskip("datasets")
 SMALL = Recipe(size=8)
@@ -27,7 +27,7 @@ SMALL = Recipe(size=8)
 
 def test_a_label_that_is_no_list_of_texts_is_named() -> None:
     with pytest.raises(SourceError, match="such as 3: give a list of texts for each sample"):
-        find_reading([("a", "b"), 3], "auto", (), None, where="here", is_all=True, may_index=True)
+        find_reading([("a", "b"), 3], "auto", where="here")
 
 
 class Plain:
@@ -141,7 +141,7 @@ def test_a_word_that_may_mean_no_label_is_a_class_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "tpucache"):
-        assert _table(tmp_path, ["cat", "NA"]).list().classes == ("NA", "cat")
+        assert label_source(_table(tmp_path, ["cat", "NA"]), "auto").list().classes == ("NA", "cat")
     assert "'NA' is a class: if it means that there is no label, give --missing-label" in caplog.text
 
 
@@ -217,8 +217,8 @@ _NUMBERS = [["1", "10"], ["2"], ["10", "2"], ["1"]]
 
 
 @pytest.mark.parametrize("form", ["table", "object", "python"])
-def test_several_names_that_are_numbers_are_in_their_order_and_a_cache_keeps_its_own(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_several_names_that_are_numbers_are_in_their_order_also_when_samples_are_added(
+    form: str, tmp_path: Path
 ) -> None:
     def source(lists: list[list[str]]) -> Any:
         if form == "python":
@@ -232,14 +232,8 @@ def test_several_names_that_are_numbers_are_in_their_order_and_a_cache_keeps_its
 
     expected = [[1, 0, 1], [0, 1, 0], [0, 1, 1], [1, 0, 0]]
     assert _read(source(_NUMBERS), tmp_path / "cache")[:2] == (("1", "2", "10"), expected)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(labels, "in_order", lambda names: tuple(sorted(names)))
-        before = build_cache(source(_NUMBERS), tmp_path / "old", SMALL, jobs=1)
-    assert before.classes == ("1", "10", "2")
-    assert build_cache(source(_NUMBERS), tmp_path / "old", SMALL, jobs=1) == before
-    repair_cache(source(_NUMBERS), tmp_path / "old", jobs=1)
-    found = _read(source([*_NUMBERS, ["2", "1"]]), tmp_path / "old")
-    assert found[:2] == (("1", "10", "2"), [[1, 1, 0], [0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 0, 1]])
+    found = _read(source([*_NUMBERS, ["2", "1"]]), tmp_path / "cache")
+    assert found[:2] == (("1", "2", "10"), [*expected, [1, 1, 0]])
 
 
 def test_names_are_in_the_order_of_their_numbers_without_those_that_mean_no_label(tmp_path: Path) -> None:
@@ -517,7 +511,7 @@ def test_names_of_classes_are_not_read_as_numbers(tmp_path: Path) -> None:
         rows = hub.Dataset.from_dict({"image": images, "label": lists}, features=features)
         rows.to_parquet(str(tmp_path / f"{name}.parquet"))
         for source in (rows, tmp_path / f"{name}.parquet"):
-            with pytest.raises(SourceError, match=r"labels are lists of the classes .*: leave out --labels numbers"):
+            with pytest.raises(SourceError, match=r"lists of texts, which are classes: leave out --labels numbers"):
                 build_cache(source, tmp_path / "cache", SMALL, jobs=1, labels="numbers")
 
 

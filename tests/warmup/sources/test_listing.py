@@ -79,4 +79,4 @@ def test_what_is_found_is_counted(
     counted = re.findall(r"^list: (?:(\d+)(?: of 3)?) (\w+), [\d,.]+/s", capsys.readouterr().err, re.MULTILINE)
     last = {unit: number for number, unit in counted}
     assert [f"{number} {unit}" for unit, number in last.items()] == lines
-    assert int(counted[0][0]) == (COUNT if name.endswith(("zip", "parquet")) else 1)
+    assert int(counted[0][0]) == (1 if name.endswith("tar") else COUNT)

@@ -17,7 +17,7 @@ from PIL import Image
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
 from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources import TableOptions, open_source, parquet
+from tpucache.warmup.sources import TableOptions, label_source, open_source, parquet
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 
@@ -113,7 +113,7 @@ def test_paths_labels_folds_masks_and_columns(tmp_path):
     path = _write(tmp_path / "a.parquet", columns)
     options = TableOptions(path_col="file", label_cols=("kind",), fold_col="part", suffix=".png")
     source = open_source(path, options)
-    listing = source.list()
+    listing = label_source(source, "auto").list()
     assert listing.classes == ("a", "b")
     assert [sample.label for sample in listing.samples] == [1, 0, 1, 0]
     assert listing.columns["fold"].tolist() == [0, 1, 0, 1]
@@ -151,7 +151,7 @@ def test_several_label_columns_lists_of_classes_and_numbers(tmp_path):
         (("age",), (), [(1.5,), (2.0,), (3.0,)]),
         ((), tuple(NAMES), [(1, 0, 1), (0, 0, 0), (0, 1, 0)]),
     ):
-        listing = open_source(path, TableOptions(label_cols=names)).list()
+        listing = label_source(open_source(path, TableOptions(label_cols=names)), "auto").list()
         assert (listing.classes, [sample.label for sample in listing.samples]) == (classes, labels)
     assert open_source(path, TableOptions(label_cols=("age", "a"))).list().value_names == ("age", "a")
 
@@ -175,7 +175,7 @@ def test_lists_of_numbers_are_arrays(tmp_path):
 def test_what_is_ambiguous_is_refused(tmp_path):
     _shard(tmp_path / "d" / "train-00000-of-00001.parquet", range(2))
     _shard(tmp_path / "d" / "test-00000-of-00001.parquet", range(2))
-    with pytest.raises(SourceError, match="splits test, train: give a pattern for one split"):
+    with pytest.raises(SourceError, match="parts of a data set, test, train: give a pattern for one of them"):
         open_source(tmp_path / "d").list()
     assert len(open_source(tmp_path / "d" / "test-*.parquet").list().samples) == 2
     columns = {"image": _images([1]), "fine": [1], "coarse": [1]}
@@ -253,7 +253,7 @@ def test_a_resumed_build_has_the_same_bytes(tmp_path):
 def test_files_of_the_parts_of_a_data_set_are_refused_together(names, tmp_path):
     for name in names:
         _write(tmp_path / name, {"image": [_png(1)], "label": [0]})
-    with pytest.raises(SourceError, match=r"holds files of parts of a data set, .*train.*: give one of them"):
+    with pytest.raises(SourceError, match=r"holds files of parts of a data set, .*train.*: give a pattern for one"):
         open_source(tmp_path).list()
     assert len(open_source(tmp_path / names[0]).list().samples) == 1
     both = ",".join(name.removesuffix(".parquet") for name in names)
@@ -263,5 +263,5 @@ def test_files_of_the_parts_of_a_data_set_are_refused_together(names, tmp_path):
 @pytest.mark.parametrize("labels", [[3, 4], [["a"], ["b"]]])
 def test_a_separator_for_labels_that_are_no_text_is_refused(labels, tmp_path):
     _write(tmp_path / "a.parquet", {"image": [_png(1)] * 2, "label": labels})
-    with pytest.raises(SourceError, match=r"label column 'label' holds .*, not text: leave --label-sep out"):
+    with pytest.raises(SourceError, match=r"column 'label' holds .*, not text: leave --label-sep out"):
         open_source(tmp_path / "a.parquet", TableOptions(label_cols=("label",), label_sep="|")).list()

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.warmup.sources import Sample, TableOptions, TableSource, open_source
-from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources import Sample, TableOptions, TableSource, label_source, open_source
+from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.source import Item, Listing, column_names, unique
 
 
@@ -26,7 +26,7 @@ def _write(folder: Path, text: str, name: str = "table.csv") -> Path:
 
 
 def _list(folder: Path, text: str, **options: Any) -> Listing:
-    return TableSource(_write(folder, text), TableOptions(**options)).list()
+    return label_source(TableSource(_write(folder, text), TableOptions(**options)), "auto").list()
 
 
 def _labels(listing: Listing) -> list[Any]:
@@ -81,7 +81,7 @@ def test_several_columns_of_numbers_are_values(tmp_path: Path) -> None:
 def test_names_in_one_cell_are_classes_at_once_and_an_empty_cell_is_none_of_them(tmp_path: Path) -> None:
     (tmp_path / "2.jpg").write_bytes(b"image")
     options = TableOptions(label_cols=("y",), label_sep=" ")
-    source = TableSource(_write(tmp_path, "path,y\n1.jpg,dog  cat\n2.jpg,\n3.jpg,emu\n"), options)
+    source = label_source(TableSource(_write(tmp_path, "path,y\n1.jpg,dog  cat\n2.jpg,\n3.jpg,emu\n"), options), "auto")
     listing = source.list()
     assert source.load(listing.samples[1]) == Item({"image": b"image"})
     assert listing.classes == ("cat", "dog", "emu")
@@ -89,10 +89,10 @@ def test_names_in_one_cell_are_classes_at_once_and_an_empty_cell_is_none_of_them
 
 
 @pytest.mark.parametrize("cell", ["inf", "-inf", "1e999"])
-def test_a_label_that_is_no_finite_number_is_a_fault_of_its_sample_with_its_line(tmp_path: Path, cell: str) -> None:
+def test_a_label_that_is_no_finite_number_is_a_fault_of_its_sample(tmp_path: Path, cell: str) -> None:
     listing = _list(tmp_path, f"path,y\n1.jpg,0.5\n2.jpg,{cell}\n", label_cols=("y",))
     assert [sample.label for sample in listing.samples] == [(0.5,), None]
-    assert f"line 3, column 'y': '{cell}' is not a number" in listing.samples[1].fault
+    assert f"has the label '{cell}', which is no number" in listing.samples[1].fault
 
 
 @pytest.mark.parametrize("cell", ["nan", "NA", "", "None", "<NA>", " n/a "])
@@ -299,8 +299,8 @@ def test_columns_with_a_meaning_are_not_kept_again_and_the_fold_is(tmp_path: Pat
 
 
 @pytest.mark.parametrize("cell", ["", "-2", "0.5", "a", "nan", "99999999999999999999"])
-def test_a_fold_that_is_no_whole_number_from_0_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
-    with pytest.raises(SourceError, match="line 3, column 'f': a fold must be a whole number from 0"):
+def test_a_fold_that_is_no_whole_number_from_0_is_refused(tmp_path: Path, cell: str) -> None:
+    with pytest.raises(SourceError, match=r"column 'f': .* is not a fold: a fold must be a whole number from 0"):
         _list(tmp_path, f"path,f\n1,0\n2,{cell}\n", fold_col="f")
 
 
@@ -327,7 +327,7 @@ def test_a_path_to_a_csv_file_is_accepted_wherever_a_table_is(tmp_path: Path, mo
     source = open_source("Train.CSV", TableOptions(label_cols=("y",)))
     monkeypatch.chdir("/")
     (sample,) = source.list().samples
-    assert sample.label == 0
+    assert sample.label == "a"
     assert source.load(sample) == Item({"image": b"image"})
 
 
@@ -395,7 +395,7 @@ def test_the_only_column_that_is_called_so_is_the_label_and_that_is_said(
     names = header.split(",")
     rows = [",".join([f"{letter}.png", *[letter] * (len(names) - 1)]) for letter in "ab"]
     (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
-    listing = TableSource(tmp_path / "t.csv", TableOptions(**options)).list()
+    listing = label_source(TableSource(tmp_path / "t.csv", TableOptions(**options)), "auto").list()
     assert [sample.label for sample in listing.samples] == [*(labels or (None, None))]
     assert ("using the labels in column" in caplog.text) is (labels is not None)
 

@@ -16,7 +16,7 @@ from tpucache.store.fields import Field, RecordLayout
 from tpucache.warmup.records.arrays import Counts, Facts, clean_and_count, count_annotations, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
 from tpucache.warmup.sources.labelled import NO_LABEL_REASON
-from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
+from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Item, Label, Sample, Source
 
 

@@ -22,8 +22,16 @@ from tpucache.warmup.sources.datasets import DatasetSource, pad_source
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
 from tpucache.warmup.sources.parquet import ParquetSource
-from tpucache.warmup.sources.selected import select_source
-from tpucache.warmup.sources.source import CheckedSource, Item, Items, Listing, Sample, Source, SourceKind
+from tpucache.warmup.sources.source import (
+    CheckedSource,
+    Item,
+    Items,
+    Listing,
+    Sample,
+    Source,
+    SourceKind,
+    select_source,
+)
 from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecords import TFRecordSource
 

@@ -22,7 +22,7 @@ from tpucache.store.files import as_url, check_is_local
 from tpucache.text import shown
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, without_folders, zip_file
-from tpucache.warmup.sources.folder import FoundFile, list_images, without_ignored
+from tpucache.warmup.sources.folder import FoundFile, is_ignored, list_images
 from tpucache.warmup.sources.kept import Files, kept_listings
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.source import (
@@ -66,12 +66,11 @@ class CloudFolder:
 
         Raises SourceError if there are no images, and StoreError if the network fails.
         """
-        found = _files(self._url)
-        files = {name: found[name] for name in without_ignored(self, found)}
-        if files and all(name.lower().endswith(_PARQUET) for name in files):
+        files = _files(self._url)
+        names = [name for name in files if not any(map(is_ignored, name.split("/")))]
+        if names and all(name.lower().endswith(_PARQUET) for name in names):
             raise SourceError(f"{self} holds parquet files: give a pattern for them, such as '{self}/*{_PARQUET}'")
-        places = [FoundFile(PurePosixPath(name), PurePosixPath(name), size) for name, size in files.items()]
-        return list_images(self, places)
+        return list_images(self, [FoundFile(name, name, size) for name, size in files.items()])
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a sample's file.

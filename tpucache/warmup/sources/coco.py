@@ -18,8 +18,8 @@ from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
 from tpucache.text import parse_json
-from tpucache.warmup.sources.cells import to_number
-from tpucache.warmup.sources.reading import named
+from tpucache.warmup.sources.columns import to_number
+from tpucache.warmup.sources.labels import named
 from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, source_name
 
 #: The column of the samples table that counts the boxes which reach beyond a sample's image.

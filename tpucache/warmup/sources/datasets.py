@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import logging
 import pickle
 import re
 import sys
@@ -23,8 +24,9 @@ from tpucache.native import Array
 from tpucache.plugins import load_callable
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import BOXES, IMAGE, MASK
-from tpucache.warmup.sources.folder import FolderSource, read_file
-from tpucache.warmup.sources.labels import LABEL_NAMES, labels_of_values
+from tpucache.warmup.sources.columns import LABEL_NAMES
+from tpucache.warmup.sources.folder import FolderSource, read_sample
+from tpucache.warmup.sources.kept import Copy
 from tpucache.warmup.sources.source import (
     CheckedSource,
     DerivedSource,
@@ -38,7 +40,6 @@ from tpucache.warmup.sources.source import (
     source_name,
     unique,
 )
-from tpucache.warmup.sources.stream import Copy
 from tpucache.warmup.sources.table import TableSource
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ _MAIN: Final = (SEQUENCE, "ids", "tokens")
 #: The column with the unpadded length of each sequence.
 LENGTH: Final = "length"
 _TRIED: Final = 8
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class DatasetSource:
@@ -107,9 +110,9 @@ class DatasetSource:
         """Return all items as samples.
 
         The dataset's attribute `paths` has the samples' paths. In a stream, or without this attribute, the path is the
-        item's number. The class names are the dataset's attribute `classes`; without it, `class_to_idx`, or the names
-        in the label column of a Hugging Face dataset. Raises UsageError if `module:callable` cannot be imported, and
-        SourceError if the callable fails or returns no dataset, or if the dataset cannot be listed.
+        item's number. The class names are those of `class_names`, or of the label column of a Hugging Face dataset,
+        whose labels are listed. Raises UsageError if `module:callable` cannot be imported, and SourceError if the
+        callable fails or returns no dataset, or if the dataset cannot be listed.
         """
         dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
         if is_stream(dataset):
@@ -119,15 +122,14 @@ class DatasetSource:
             names: Iterable[str] = map(str, range(self._copied))
         else:
             names = _numbers(self._dataset, self._name) or map(str, range(len(dataset)))
-        samples = [Sample(number, name) for number, name in enumerate(names)]
-        named = _with_classes(dataset)
-        classes = _in_order(named, _texts(named, "classes", self._name), self._name) or _feature_names(dataset)
-        if self._copy is not None or (values := _label_column(dataset)) is None:
-            return Listing(samples, classes)
-        labels, classes = labels_of_values(values, self._name, classes)
-        return Listing(
-            [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)], classes
-        )
+        features = getattr(dataset, "features", None)
+        features = features if isinstance(features, Mapping) else {}
+        label = next((name for name in LABEL_NAMES if name in features), "")
+        own, has_lists = _classes_of(features.get(label))
+        labels = [None] * self._copied if self._copy is not None else _label_column(dataset, label)
+        samples = [Sample(number, name, labels[number] if labels else None) for number, name in enumerate(names)]
+        classes = class_names(dataset, self._name)
+        return Listing(samples, classes or own, has_class_lists=has_lists and not classes)
 
     def load(self, sample: Sample) -> Item:
         """Return an item's content.
@@ -146,10 +148,7 @@ class DatasetSource:
         return labelled_item(value, sample.path)
 
     def read_label(self, sample: Sample) -> Any:
-        """Return only the label of an item; of a copied stream, this does not read the rest of the item.
-
-        Raises SampleError and SourceError as `load` does.
-        """
+        """Return only the label of an item; of a copied stream, this does not read the rest of the item."""
         if self._copy is not None:
             return self._copy.label(int(sample.path), sample.path)
         return self.load(sample).label
@@ -236,7 +235,7 @@ def _undecoded(dataset: Any) -> Any:
             dataset = dataset.cast_column(name, type(feature)(decode=False))
     if len(images) == 1 and IMAGE not in features:
         dataset = dataset.rename_column(*images, IMAGE)
-    classes = [name for name, feature in features.items() if _names_of(feature)]
+    classes = [name for name, feature in features.items() if _classes_of(feature)[0]]
     if any(name in features for name in LABEL_NAMES) or not classes:
         return dataset
     if len(classes) > 1:
@@ -251,19 +250,14 @@ def _undecoded(dataset: Any) -> Any:
 def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
     """Return the number of each item by its path; empty if the dataset has no attribute `paths`."""
     dataset = _dataset(made_by, name)
-    paths = _texts(dataset, "paths", name)
-    if paths and len(paths) != len(dataset):
+    paths = getattr(dataset, "paths", None)
+    if paths is None:
+        return {}
+    if not isinstance(paths, (list, tuple, np.ndarray)) or not all(isinstance(path, (str, Path)) for path in paths):
+        raise SourceError(f"{name}: the dataset's paths are a {type(paths).__name__}: make them a list of texts")
+    if len(paths) != len(dataset):
         raise SourceError(f"{name}: the dataset has {len(dataset)} items and {len(paths)} paths: give each item a path")
-    return {path: number for number, path in enumerate(unique(paths))}
-
-
-def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
-    values = getattr(dataset, attribute, None)
-    if values is None:
-        return ()
-    if isinstance(values, (list, tuple, np.ndarray)) and all(isinstance(text, (str, Path)) for text in values):
-        return tuple(map(str, values))
-    raise SourceError(f"{name}: the dataset's {attribute} are a {type(values).__name__}: make them a list of texts")
+    return {path: number for number, path in enumerate(unique(map(str, paths)))}
 
 
 def class_names(dataset: Any, name: str) -> tuple[str, ...]:
@@ -272,30 +266,18 @@ def class_names(dataset: Any, name: str) -> tuple[str, ...]:
     They are the attribute `classes` of the dataset, or of the one inside a torch Subset or ConcatDataset; without it,
     `class_to_idx`. Raises SourceError if these two attributes give the classes different numbers.
     """
-    named = _with_classes(dataset)
-    names = getattr(named, "classes", None)
-    is_named = isinstance(names, (list, tuple, np.ndarray)) and all(isinstance(each, str) for each in names)
-    names = tuple(map(str, names)) if names is not None and is_named and len({*names}) == len(names) else ()
-    return _in_order(named, names, name)
-
-
-def _with_classes(dataset: Any) -> Any:
-    """Return the dataset whose class names a torch Subset or ConcatDataset has, or the dataset itself."""
     kind = type(dataset)
     if kind.__module__.startswith("torch.utils.data"):  # a subclass may number the labels anew
         if kind.__name__ == "Subset":
-            return _with_classes(dataset.dataset)
-        is_joined = kind.__name__ == "ConcatDataset"
-        if is_joined and len({class_names(part, kind.__name__) for part in dataset.datasets}) == 1:
-            return _with_classes(dataset.datasets[0])
-    return dataset
-
-
-def _in_order(dataset: Any, names: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Return `names`, or the keys of the dataset's `class_to_idx` by number if there are no names.
-
-    Raises SourceError if `class_to_idx` gives the names other numbers.
-    """
+            return class_names(dataset.dataset, name)
+        if kind.__name__ == "ConcatDataset" and len({class_names(part, name) for part in dataset.datasets}) == 1:
+            return class_names(dataset.datasets[0], name)
+    stated: Any = getattr(dataset, "classes", None)
+    is_list = isinstance(stated, (list, tuple, np.ndarray)) and all(isinstance(each, str) for each in stated)
+    is_named = is_list and len({*stated}) == len(stated)
+    if stated is not None and not is_named:
+        _log.warning("%s: its attribute classes is no list of different texts, and no names of classes", name)
+    names: tuple[str, ...] = tuple(map(str, stated)) if is_named else ()
     numbers = getattr(dataset, "class_to_idx", None)
     if not isinstance(numbers, Mapping) or not all(isinstance(each, str) for each in numbers):
         return names
@@ -306,40 +288,27 @@ def _in_order(dataset: Any, names: tuple[str, ...], where: str) -> tuple[str, ..
     if names and names != ordered and {*names} == {*ordered}:
         wrong = next(number for number, pair in enumerate(zip(names, ordered, strict=True)) if pair[0] != pair[1])
         raise SourceError(
-            f"{where}: class {wrong} is {names[wrong]!r} in the attribute classes and {ordered[wrong]!r} in "
+            f"{name}: class {wrong} is {names[wrong]!r} in the attribute classes and {ordered[wrong]!r} in "
             "class_to_idx: give both the same order"
         )
     return names or ordered
 
 
-def _names_of(feature: Any) -> tuple[str, ...]:
-    """Return the class names of a Hugging Face feature, or of the items of a list feature; () if it has none."""
+def _classes_of(feature: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the class names of a Hugging Face feature, () if it has none, and whether it is a list of classes."""
     is_list = isinstance(feature, list) and len(feature) == 1
     inner = getattr(feature, "feature", None) or (feature[0] if is_list else feature)
-    return tuple(getattr(inner, "names", None) or ())
+    names = tuple(getattr(inner, "names", None) or ())
+    return names, bool(names) and inner is not feature
 
 
-def _feature_names(dataset: Any) -> tuple[str, ...]:
-    """Return the class names of the label in a Hugging Face dataset; () for any other dataset."""
-    features = getattr(dataset, "features", None)
-    if not isinstance(features, Mapping):
-        return ()
-    label = next((features[name] for name in LABEL_NAMES if name in features), None)
-    return _names_of(label)
-
-
-def _label_column(dataset: Any) -> list[Any] | None:
-    """Return the column of labels of a Hugging Face dataset that has one, and has no transform; else None."""
-    features = getattr(dataset, "features", None)
-    if not isinstance(features, Mapping) or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
-        return None
-    if getattr(dataset, "format", {}).get("type") == "custom":
-        return None
-    name = next((name for name in LABEL_NAMES if name in features), None)
-    if name is None:
-        return None
-    found: list[Any] = dataset.select_columns([name]).with_format(None)[:][name]
-    return found
+def _label_column(dataset: Any, name: str) -> list[Any]:
+    """Return the column of labels of a Hugging Face dataset that has one and no transform; else []."""
+    is_custom = getattr(dataset, "format", {}).get("type") == "custom" if name else True
+    if is_custom or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
+        return []
+    found = dataset.select_columns([name]).with_format(None)[:][name]
+    return [tuple(label) if isinstance(label, list) else label for label in found]
 
 
 def _is_callable(source: str | Path) -> bool:
@@ -353,10 +322,6 @@ def is_saved(source: str | Path) -> bool:
     """Return whether `source` is a folder that `save_to_disk` of Hugging Face's datasets wrote."""
     path = Path(source)
     return (path / _SAVED_SPLITS).is_file() or all((path / name).is_file() for name in _SAVED)
-
-
-def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
-    return DatasetSource(load_saved(source))
 
 
 def load_saved(source: str | Path) -> Any:
@@ -382,7 +347,11 @@ def load_saved(source: str | Path) -> Any:
         raise SourceError(f"{path} cannot be read as a dataset ({type(error).__name__}: {error})") from error
 
 
-SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets wrote", is_saved, _open_saved)
+SAVED: Final = SourceKind(
+    "a folder that save_to_disk of Hugging Face's datasets wrote",
+    is_saved,
+    lambda source, _: DatasetSource(load_saved(source)),
+)
 
 
 def to_item(value: Any, path: str) -> Item:
@@ -441,7 +410,7 @@ def _encoded(value: Mapping[Any, Any], key: str, path: str) -> bytes:
     if isinstance(data, bytes) and data:
         return data
     if isinstance(file, (str, Path)) and str(file):
-        return read_file(Path(file), path)
+        return read_sample(Path(file), path)
     raise SampleError(path, f"{key!r} has neither bytes nor the path of a file")
 
 

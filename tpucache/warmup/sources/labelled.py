@@ -1,4 +1,4 @@
-"""Reads labels as the user's options say, and puts classes into the order that the user gives."""
+"""label_source: a source whose labels are read as the user's options say, with classes in the order that they give."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 
@@ -19,28 +19,8 @@ from tpucache.store.files import read_text
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources.cells import are_names, in_order, to_number
-from tpucache.warmup.sources.reading import (
-    UNLABELLED,
-    LabelFault,
-    Reading,
-    are_counted_from_minus_one,
-    find_reading,
-    is_missing,
-    is_one_hot,
-    named,
-    shown,
-)
-from tpucache.warmup.sources.source import (
-    DerivedSource,
-    Item,
-    Label,
-    Listing,
-    Sample,
-    Source,
-    loads_in_threads,
-    source_name,
-)
+from tpucache.warmup.sources.labels import LabelFault, Reading, decide, plain, read_labels, shown
+from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source
 
 #: Why a sample without a label cannot be used where other samples have one.
 NO_LABEL_REASON: Final = (
@@ -54,17 +34,11 @@ _LOOKED_AT_AGAIN: Final = 8
 
 #: What a label is, by the kind in a manifest and by the form of a reading.
 _KINDS: Final = {"classes": "one class", "multilabel": "several classes", "numbers": "one or several numbers"}
-_FORMS: Final = {
-    "class": _KINDS["classes"],
-    "number": _KINDS["numbers"],
-    "numbers": _KINDS["numbers"],
-    "marks": _KINDS["multilabel"],
-    "indices": _KINDS["multilabel"],
-}
+_FORMS: Final = {"class": "classes", "numbers": "numbers", "marks": "multilabel", "indices": "multilabel"}
 _LIKE_ADVICE: Final = {
-    _KINDS["classes"]: "give one class for each sample, or leave --like out",
-    _KINDS["multilabel"]: "give --label-sep if a cell has several names, and --labels multilabel if each has one",
-    _KINDS["numbers"]: "give numbers, or leave --like out",
+    "classes": "give one class for each sample, or leave --like out",
+    "multilabel": "give --label-sep if a cell has several names, and --labels multilabel if each has one",
+    "numbers": "give numbers, or leave --like out",
 }
 
 _log: Final = logging.getLogger("tpucache")
@@ -84,14 +58,13 @@ def label_source(
     and if `missing` is a single text.
     """
     check_kind(kind, classes)
-    return LabelledSource(source, kind, classes, _missing_texts(missing), before)
+    return LabelledSource(source, kind, tuple(classes), missing_texts(missing), before or {})
 
 
 def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
-    """Return how the labels of a finished cache were read, and the names of its classes.
+    """Return how the labels of a finished cache were read; None without a cache, or if it was relabelled.
 
-    None without a cache, or if it was relabelled.
-    A damaged cache counts as no cache here; opening it later raises the error.
+    A damaged cache counts as none: opening it later raises the error.
     """
     if isinstance(cache, Path):
         try:
@@ -99,10 +72,11 @@ def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
         except TpucacheError:
             return None
     read = cache.source.get("labels")
-    return {**read, "names": cache.classes} if isinstance(read, dict) and not earlier_tables(cache) else None
+    return read if isinstance(read, dict) and not earlier_tables(cache) else None
 
 
-def _missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
+def missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
+    """Return the values that mean no label as texts, None without any. Raises UsageError for a single text."""
     if isinstance(missing, str):
         raise UsageError(f"missing_label must be a list of values, such as [{missing!r:.60}], not one text")
     return tuple(str(value).strip() for value in missing) if missing else None
@@ -138,6 +112,17 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     if twice:
         raise UsageError(f"{where} has the class {twice[0]!r} more than once: name each class once")
     return names
+
+
+def _read_names(path: Path) -> tuple[str, ...]:
+    folder, version = split_version(path)
+    if Path(folder).is_dir():
+        return load_version(folder, version).classes
+    try:
+        lines = read_text(path, "utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the classes in {path} cannot be read: {error}. Give a text file, or a cache") from error
+    return tuple(line.strip() for line in lines if line.strip())
 
 
 def labels_like(
@@ -187,196 +172,29 @@ class _LikeSource(DerivedSource):
     def list(self) -> Listing:
         return dataclasses.replace(self.source.list(), like=self.like)
 
-    def load(self, sample: Sample) -> Item:
-        return self.source.load(sample)
-
 
 def _check_like(reading: Reading, like: Mapping[str, Any], where: str) -> None:
     """Raise SourceError if labels have another form than those of the cache that `like` describes."""
-    wanted, found = _KINDS.get(str(like.get("kind")), ""), _FORMS.get(reading.form, "")
-    values, length = like.get("columns"), reading.length
-    if found and wanted and found != wanted:
-        raise SourceError(f"{where}: a label is {found}, and {wanted} in {like['cache']}: {_LIKE_ADVICE[wanted]}")
-    if found == wanted == _KINDS["numbers"] and isinstance(values, int) and length != values:
+    wanted, found = str(like.get("kind")), _FORMS.get(reading.form)
+    if found is None or wanted not in _KINDS:
+        return
+    if found != wanted:
         raise SourceError(
-            f"{where}: a label has {length} numbers, and {values} in {like['cache']}: name the same columns with "
-            "--label-col, or leave --like out"
+            f"{where}: a label is {_KINDS[found]}, and {_KINDS[wanted]} in {like['cache']}: {_LIKE_ADVICE[wanted]}"
         )
-
-
-def _read_names(path: Path) -> tuple[str, ...]:
-    folder, version = split_version(path)
-    if Path(folder).is_dir():
-        return load_version(folder, version).classes
-    try:
-        lines = read_text(path, "utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the classes in {path} cannot be read: {error}. Give a text file, or a cache") from error
-    return tuple(line.strip() for line in lines if line.strip())
-
-
-def read_labels_as(
-    labels: Sequence[Label],
-    own: Sequence[str],
-    kind: LabelKind,
-    classes: Sequence[str],
-    paths: Sequence[str],
-    missing: Sequence[str] | None = None,
-    value_names: tuple[str, ...] = (),
-) -> tuple[list[Label], tuple[str, ...]]:
-    """Return `labels`, read as `kind`, and their classes. `own` are the source's classes, `classes` the user's.
-
-    The texts `missing` mean no label. `value_names` are those of a Listing. A class may have no sample. Raises
-    SampleError, with the sample's path, for a label that does not fit `kind`, or whose class is not among the user's.
-    Without `paths`, the error names the row.
-    """
-    asked = _missing_texts(missing)
-    listing = Listing((), tuple(own), value_names=value_names)
-    read = _read_all(labels, listing, kind, tuple(classes), asked, where="the table", may_index=False)
-    for fault in read.faults:
-        raise SampleError(paths[fault] if paths else f"row {fault + 1}", read.faults[fault])
-    return read.labels, read.classes
-
-
-class _ReadLabels(NamedTuple):
-    labels: list[Label]
-    classes: tuple[str, ...]
-    faults: dict[int, str]
-
-
-def _read_all(
-    values: Sequence[Any],
-    listing: Listing,
-    kind: LabelKind,
-    classes: tuple[str, ...],
-    missing: tuple[str, ...] | None,
-    *,
-    where: str,
-    may_index: bool,
-    before: Mapping[str, Any] | None = None,
-) -> _ReadLabels:
-    """Return labels, their classes, and the reasons why some labels cannot be read, by position in `values`.
-
-    `listing` has the source's classes, and `classes` are the user's. The texts `missing` mean no label. `may_index`
-    says whether a list of whole numbers may be class numbers. `where` names the source in messages. `before` is the
-    result of `labels_before`. Raises SourceError if labels of several classes are read as numbers.
-    """
-    given, stated = values, missing
-    columns = _label_columns(listing)
-    own = () if columns else listing.classes
-    if kind == "numbers" and own and any(map(_is_marks, values)):
-        raise SourceError(f"{where}: labels are lists of the classes {named(own)}: leave out --labels numbers")
-    numbers = () if are_names(own) else [to_number(name) or 0 for name in own]
-    is_class = str(UNLABELLED) in classes
-    if missing is None and kind != "numbers" and not is_class and are_counted_from_minus_one(numbers):
-        missing = (str(UNLABELLED),)
-    values, own = _without_missing(values, own, missing)
-    if kind == "auto" and classes and not own and _are_single_floats(values):
-        kind = "classes"
-    names = columns or own
-    reading = find_reading(values, kind, names, missing, where=where, is_all=True, may_index=may_index)
-    _check_like(reading, listing.like, where)
-    known = classes_of(reading)
-    classes = classes or _earlier_order(reading, before or {})
-    convert = _Conversion(known, classes) if classes else None
-    keys = list(zip(map(type, values), values, strict=True))
-
-    def read(value: Any) -> Label | LabelFault:
-        try:
-            label = reading.read(value)
-            return convert(label) if convert else label
-        except LabelFault as fault:
-            return fault
-
-    once = {key: read(key[1]) for key in dict.fromkeys(keys)}  # each distinct label once
-    found = list(map(once.__getitem__, keys))
-    faults: dict[int, str] = {}
-    if any(isinstance(label, LabelFault) for label in once.values()):
-        faults = {at: str(label) for at, label in enumerate(found) if isinstance(label, LabelFault)}
-    labels: list[Label] = [None if isinstance(label, LabelFault) else label for label in found]
-    lost = labels.count(None) - [*given].count(None) - len(faults)
-    if lost and stated is None and reading.form != "none":
-        _log.warning(
-            "%s: %d samples have the label -1 or NaN, which means no label: --missing-label names other values",
-            where,
-            lost,
+    values = like.get("columns")
+    if found == "numbers" and isinstance(values, int) and reading.length != values:
+        raise SourceError(
+            f"{where}: a label has {reading.length} numbers, and {values} in {like['cache']}: name the same columns "
+            "with --label-col, or leave --like out"
         )
-    _tell_of_one_hot(where, reading, labels)
-    return _ReadLabels(labels, classes or known, faults)
-
-
-def _tell_of_one_hot(where: str, reading: Reading, labels: Sequence[Any]) -> None:
-    if reading.kind == "auto" and reading.form == "marks" and is_one_hot(labels):
-        _log.warning(
-            "%s: each sample has a 1 for exactly one of %d classes. They are read as samples with several labels: give "
-            "--labels classes where one class is meant, --labels numbers for values", where, len(reading.names),
-        )  # fmt: skip
-
-
-def _label_columns(listing: Listing) -> tuple[str, ...]:
-    """Return the columns of labels if there are several: then they are the classes of marks."""
-    return listing.value_names if len(listing.value_names) > 1 else ()
-
-
-def _is_marks(value: Any) -> bool:
-    return isinstance(value, tuple) and {*value} <= {0.0, 1.0}
-
-
-def _earlier_order(reading: Reading, before: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the several classes of a finished cache if they are those of a reading in another order; else ()."""
-    names, earlier = classes_of(reading), tuple(before.get("names", ()))
-    is_several = reading.form in ("marks", "indices") and names != earlier
-    return earlier if is_several and sorted(names) == sorted(earlier) else ()
-
-
-def classes_of(reading: Reading) -> tuple[str, ...]:
-    """Return the names of the classes of a Reading; () if its labels are not classes."""
-    if reading.form in ("number", "numbers"):
-        return ()
-    if reading.form == "class" and not reading.names and reading.length:
-        return tuple(map(str, range(reading.length)))
-    return reading.names
-
-
-def _without_missing(
-    values: Sequence[Any], own: tuple[str, ...], missing: tuple[str, ...] | None
-) -> tuple[Sequence[Any], tuple[str, ...]]:
-    """Return `values` and the classes `own` without the classes whose names mean no label.
-
-    Samples of these classes get the label None. If the remaining names are whole numbers, the classes are in numerical
-    order. If they are other numbers, they become values to regress, and there are no classes.
-    """
-    stated = set() if are_names(own) else {to_number(text) for text in missing or ()}  # -1.0 is the class -1
-    gone = {
-        number for number, name in enumerate(own) if missing and (name.strip() in missing or to_number(name) in stated)
-    }
-    left = [name for number, name in enumerate(own) if number not in gone]
-    if gone and all(value is None or (isinstance(value, tuple) and len(value) == len(own)) for value in values):
-        order = in_order(left) if own == in_order(own) else left  # without a word, all may be numbers
-        kept = [own.index(name) for name in order]
-        return [
-            None if value is None or any(value[number] for number in gone) else tuple(value[number] for number in kept)
-            for value in values
-        ], tuple(order)
-    if not gone or not all(value is None or isinstance(value, int) for value in values):
-        return values, own
-    texts = [
-        None if value is None or value in gone else own[value] if 0 <= value < len(own) else value for value in values
-    ]
-    if are_names(left):
-        return [left.index(text) if isinstance(text, str) else text for text in texts], tuple(left)
-    numbers = {text: to_number(text) for text in left}
-    if not all(isinstance(number, int) for number in numbers.values()):
-        return [(float(numbers[text] or 0),) if isinstance(text, str) else text for text in texts], ()
-    names = sorted(left, key=lambda text: numbers[text] or 0)
-    return [names.index(text) if isinstance(text, str) else text for text in texts], tuple(names)
 
 
 class UnreadLabelError(SampleError):
     """A sample has no label, or one that cannot be converted to the kind of the other labels, such as a class."""
 
 
-class LabelledSource:
+class LabelledSource(DerivedSource):
     """The samples of another source, with labels of one kind. A sample does not load if its label cannot be converted.
 
     If the listing has labels, all of them decide how labels are read. If labels are stored in the samples, some evenly
@@ -388,85 +206,60 @@ class LabelledSource:
         self,
         source: Source,
         kind: LabelKind,
-        classes: Sequence[str] = (),
-        missing: tuple[str, ...] | None = None,
-        before: Mapping[str, Any] | None = None,
+        classes: tuple[str, ...],
+        missing: tuple[str, ...] | None,
+        before: Mapping[str, Any],
     ) -> None:
-        self._source, self._kind, self._classes, self._missing = source, kind, tuple(classes), missing
-        self._before = before or {}
+        self.source, self._kind, self._classes, self._missing, self._before = source, kind, classes, missing, before
         self._reading: Reading | None = None
-        self._order = self._classes
-
-    @property
-    def loads_in_threads(self) -> bool:
-        """Whether threads may load several samples of the wrapped source at once."""
-        return loads_in_threads(self._source)
-
-    def __repr__(self) -> str:
-        return source_name(self._source)
 
     def list(self) -> Listing:
-        """Return the listing of the wrapped source, with its labels converted to one kind, and their classes.
-
-        Raises SourceError.
-        """
-        listing = self._source.list()
+        """Return the listing of the wrapped source, with its labels converted to one kind, and their classes."""
+        listing = self.source.list()
         asked = {**listing.asked, "classes": "given"} if self._classes else dict(listing.asked)
         if self._missing:
             asked["missing_label"] = [*self._missing]
-        if all(sample.label is None for sample in listing.samples):
+        if not listing.more_labels and all(sample.label is None and not sample.fault for sample in listing.samples):
             self._reading = self._look(listing)
-            self._order = self._classes or _earlier_order(self._reading, self._before)
-            return dataclasses.replace(listing, classes=self._order or classes_of(self._reading), asked=asked)
+            return dataclasses.replace(listing, classes=self._reading.classes, asked=asked)
         self._reading = None
-        values = [sample.label for sample in listing.samples]
-        read = _read_all(
-            values,
+        read = read_labels(
             listing,
             self._kind,
             self._classes,
             self._missing,
             where=repr(self),
-            may_index=True,
-            before=self._before,
+            check=lambda reading: _check_like(reading, listing.like, repr(self)),
         )
-        is_same = values == read.labels and [*map(type, values)] == [*map(type, read.labels)] and not read.faults
-        samples = listing.samples if is_same else [
-            sample if sample.label == label and type(sample.label) is type(label) and at not in read.faults
-            else dataclasses.replace(sample, label=label, fault=sample.fault or read.faults.get(at, ""))
-            for at, (sample, label) in enumerate(zip(listing.samples, read.labels, strict=True))
-        ]  # fmt: skip
-        return dataclasses.replace(listing, samples=samples, classes=read.classes, asked=asked)
+        return dataclasses.replace(read, asked=asked)
 
     def load(self, sample: Sample) -> Item:
-        """Load a sample from the wrapped source, and return its item with the label converted as `list` has decided.
-
-        Raises SampleError.
-        """
-        if self._reading is None:
-            return self._source.load(sample)
-        item, reading = self._source.load(sample), self._reading
+        """Load a sample from the wrapped source, and return its item with the label converted as `list` has decided."""
+        item, reading = self.source.load(sample), self._reading
+        if reading is None:
+            return item
+        label = plain(item.label)
         if reading.form == "none":
             return item if item.label is None else self._unexpected(item, sample)
         try:
-            label = reading.read(item.label)
-            if label is not None and self._order:
-                label = _Conversion(classes_of(reading), self._order)(label)
+            read = reading.read(label)
         except LabelFault as fault:
             raise UnreadLabelError(sample.path, str(fault)) from None
-        if label is None and item.label is None:
+        if read is None and label is None:
             raise UnreadLabelError(sample.path, NO_LABEL_REASON)
-        if label is None:
+        if read is None:
             raise UnreadLabelError(
                 sample.path,
-                f"has the label {shown(item.label)}, which means no label (class numbers begin at 0; see "
+                f"has the label {shown(label)}, which means no label (class numbers begin at 0; see "
                 "--missing-label): give it a label, or leave such samples out with --on-error skip",
             )
-        return dataclasses.replace(item, label=label)
+        return dataclasses.replace(item, label=read)
 
     def _unexpected(self, item: Item, sample: Sample) -> Item:
-        if is_missing(item.label, (), self._missing) or (self._missing is None and item.label == UNLABELLED):
-            return dataclasses.replace(item, label=None)
+        as_class = Reading("class", missing=self._missing)
+        with contextlib.suppress(LabelFault):
+            if as_class.read(plain(item.label)) is None:
+                return dataclasses.replace(item, label=None)
         if self._before:
             return item  # it is compared with the labels of the cache later
         raise SourceError(
@@ -475,94 +268,45 @@ class LabelledSource:
         )
 
     def _look(self, listing: Listing) -> Reading:
-        """Read the labels of some samples, and return how to read all labels. Raises SourceError."""
-        samples, where, before = listing.samples, repr(self), self._before.get("kind")
-        if before == "none" and self._kind == "auto":
-            return Reading("none", missing=self._missing)
+        """Read the labels of some samples, and return how to read all labels."""
+        samples, where, before, kind = listing.samples, repr(self), self._before.get("kind"), self._kind
+        if before == "none" and kind == "auto":
+            return Reading("none", listing.classes, self._classes or listing.classes, missing=self._missing)
         count = _LOOKED_AT_AGAIN if before else _LOOKED_AT
         chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), count).round().astype(int).tolist()})
         is_all = len(chosen) >= len(samples)
         values = self._labels_of([samples[at] for at in chosen[: len(samples)]])
-        given = self._classes if any(map(_has_text, values)) else ()
-        names = _label_columns(listing) or listing.classes or given
-        kind = self._kind
+        if self._classes and not listing.classes and any(map(_has_text, values)):
+            listing = dataclasses.replace(listing, classes=self._classes)
+        names = listing.value_names[1:] or listing.classes
         if kind == "auto" and before in ("classes", "multilabel", "numbers"):
             kind = before
-        elif kind == "auto" and self._classes and _are_single_floats(values):
-            kind = "classes"
-        needs_all = not names and (any(map(_has_text, values)) or _has_lists(values, kind))
-        if needs_all and not is_all and kind != "numbers":
+        lengths = {len(value) if isinstance(value, tuple) else 1 for value in values if value is not None}
+        has_lists = kind == "multilabel" and (len(lengths) > 1 or lengths == {1})  # the highest number is needed
+        if not names and not is_all and kind != "numbers" and (has_lists or any(map(_has_text, values))):
             _log.warning("%s: the labels are texts or lists: reading all samples to find their classes", where)
-            values, is_all = self._labels_of(samples), True
-        reading = find_reading(values, kind, names, self._missing, where=where, is_all=False, may_index=True)
+            values = self._labels_of(samples)
+        reading = decide(values, listing, kind, self._classes, self._missing, where=where, is_all=False)
         _check_like(reading, listing.like, where)
-        _tell_of_one_hot(where, reading, values)
         if reading.form == "none" and kind == "classes":
-            return Reading("class", names, missing=self._missing, kind=kind)
-        if reading.form in ("number", "numbers") and isinstance(columns := self._before.get("columns"), int):
+            return dataclasses.replace(reading, form="class")
+        if reading.form == "numbers" and isinstance(columns := self._before.get("columns"), int):
             return dataclasses.replace(reading, length=columns)
         return reading
 
     def _labels_of(self, samples: Sequence[Sample]) -> Sequence[Any]:
-        source: Any = self._source
+        source: Any = self.source
         while not hasattr(source, "read_label") and hasattr(source, "source"):
             source = source.source  # the other source's items have the same labels
-        read = getattr(source, "read_label", None) or (lambda sample: self._source.load(sample).label)
+        read = getattr(source, "read_label", None) or (lambda sample: self.source.load(sample).label)
         values: list[Any] = []
         with Progress(len(samples), "read labels", "samples", is_brief=True) as progress:
             for sample in samples:
                 with contextlib.suppress(SampleError):
-                    values.append(read(sample))
+                    values.append(plain(read(sample)))
                 progress.advance(1)
         return values
 
 
-def _has_lists(values: Sequence[Any], kind: LabelKind) -> bool:
-    """Return whether labels may be lists of class numbers, or single ones: all samples know the highest number."""
-    lengths = {len(value) if isinstance(value, tuple) else 1 for value in values if value is not None}
-    return kind == "multilabel" and (len(lengths) > 1 or lengths == {1})
-
-
-def _are_single_floats(values: Sequence[Any]) -> bool:
-    lengths = {len(value) for value in values if isinstance(value, tuple)}
-    return lengths == {1}
-
-
 def _has_text(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, tuple) and any(isinstance(part, str) for part in value))
-
-
-class _Conversion:
-    """Converts labels of the source, whose classes are `known`, to the user's `classes`.
-
-    If `known` is empty, class numbers stay as they are.
-    """
-
-    def __init__(self, known: Sequence[str], classes: Sequence[str]) -> None:
-        self._known, self._classes = known, classes
-        places = {name: number for number, name in enumerate(classes)}
-        self._places = [places.get(name) for name in known]
-
-    def __call__(self, label: Label) -> Label:
-        if label is None:
-            return None
-        if isinstance(label, int):
-            return self._place(label) if self._known else label
-        if len(label) != len(self._known):
-            raise LabelFault(f"has the label {shown(label)}, which is none of the classes {named(self._classes)}")
-        marks = [0.0] * len(self._classes)
-        for number, mark in enumerate(label):
-            if mark:
-                marks[self._place(number)] = mark
-        return tuple(marks)
-
-    def _place(self, number: int) -> int:
-        if not 0 <= number < len(self._places):
-            raise LabelFault(f"has the label {number}: the classes are 0 to {len(self._places) - 1}")
-        place = self._places[number]
-        if place is None:
-            raise LabelFault(
-                f"has the class {self._known[number]!r}, which is none of the "
-                f"{len(self._classes):,} given classes: {named(self._classes)}. Add it, or leave its samples out"
-            )
-        return place

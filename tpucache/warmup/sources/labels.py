@@ -1,142 +1,478 @@
-"""Reads labels and columns from the cells of a table, which are text, and from the values of JSON and parquet."""
+"""What labels mean, the same for every source.
+
+A source states the raw label of each sample: None, a text, a number, a truth value, or a list of texts or numbers.
+`find_reading` decides from many raw labels how all of them are read, and a `Reading` reads each of them; `read_labels`
+does both for a listing. labelled.py does it for labels that only the samples hold.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from tpucache.errors import SourceError
-from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, from_heading, part_names
-from tpucache.warmup.sources.cells import CsvTable, are_names, in_order, to_number
-from tpucache.warmup.sources.source import Column, Label, column_names
+from tpucache.warmup.build_options import LabelKind
+from tpucache.warmup.sources.columns import MISSING_WORDS, are_names, find_list, in_order, is_nothing, to_number
+from tpucache.warmup.sources.source import Label, Listing
 
-#: Names of labels; the first name that exists is used.
-LABEL_NAMES: Final = ("label", "target", "labels", "targets", "class", "cls")
+#: The class number of a sample without a label in Hugging Face's datasets and TensorFlow Datasets.
+UNLABELLED: Final = -1
+#: The most classes without names: each gets a name in the manifest.
+MOST_CLASSES: Final = 1 << 22
+
+Form = Literal["none", "class", "numbers", "marks", "indices"]
+
 _TRUTH: Final = ("False", "True")
-#: Texts that mean "no number" in a column of numbers, in lower case: those that pandas reads so.
-MISSING_WORDS: Final = frozenset(
-    ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
-)
-
-_SHOWN: Final = 4  # columns in a message, at most
 #: Texts that people write between several names in one cell.
 _SEPARATORS: Final = ("|", ";", ",", " ", "+", "&")
 _DECIMAL_COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
-_WORD_IS_CLASS: Final = "%s: %s is a class: if it means that there is no label, give --missing-label"
+_NAMED: Final = 8
 
 _log: Final = logging.getLogger("tpucache")
 
 
-class TableLabels(NamedTuple):
-    """The label of each row (None: no label), and the class names. `faults` says by row why a label cannot be read."""
-
-    labels: Sequence[Label]
-    classes: tuple[str, ...]
-    faults: Mapping[int, str]
+class LabelFault(Exception):
+    """A label that cannot be read. The text is the rest of a sentence that begins with the sample's path."""
 
 
-def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) -> TableLabels:
-    """Return the labels of a table's rows.
+def plain(value: Any) -> Any:
+    """Return a raw label in one form: None, a text, an int, a tuple of texts, or a tuple of floats (one: a number).
 
-    In a single column, whole numbers are classes in numerical order, other numbers are values to regress, and other
-    texts, such as 007, are classes in alphabetical order. Several columns are a vector: of classes if all numbers are 0
-    or 1, else of values. With a separator, a single column has several class names in each cell; its labels are vectors
-    of classes, all 0 for an empty cell. Raises SourceError for a column without labels, for one of several columns in
-    which no cell is a number, if no row has a number in each of several columns, and for several names or numbers in a
-    cell of a table of predictions without a separator.
+    A value that is none of these becomes a LabelFault, which `Reading.read` raises.
     """
-    if not columns:
-        return TableLabels([None] * len(table.lines), (), {})
-    for name in columns:
-        if not any(cell.strip() for cell in table.column(name)):
-            raise SourceError(f"{table.path} has no label in any row of column {name!r}")
-    if separator is not None:
-        where = f"{table.path}, column {columns[0]!r}"
-        return TableLabels(*split_names(table.column(columns[0]), separator, where, is_own=table.is_own), {})
-    faults: dict[int, str] = {}
-    if len(columns) == 1:
-        _refuse_several(table, columns[0])
-        labels, classes = labels_of_texts(table.column(columns[0]), f"{table.path}, column {columns[0]!r}")
-        if not classes:
-            _numbers(table, columns[0], faults)
-        _tell_of_joined(classes, f"{table.path}, column {columns[0]!r}")
-        return TableLabels([None if row in faults else label for row, label in enumerate(labels)], classes, faults)
-    return TableLabels(*_vectors(table, columns, faults), faults)
+    if is_nothing(value):
+        return None
+    if isinstance(value, (str, int)):
+        return int(value) if isinstance(value, bool) else value
+    parts = [value] if isinstance(value, float) else value
+    if isinstance(parts, (list, tuple)):
+        if any(isinstance(part, str) for part in parts):
+            parts = [part for part in parts if not is_nothing(part)]
+            if all(isinstance(part, str) for part in parts):
+                return tuple(parts)
+        elif all(part is None or isinstance(part, (int, float)) for part in parts):
+            try:
+                return tuple(math.nan if part is None else float(part) for part in parts)
+            except OverflowError:
+                pass
+    return LabelFault(f"has the label {value!r:.60}: give a number, a text, or a list of numbers or of texts")
 
 
-def _refuse_several(table: CsvTable, column: str) -> None:
-    """Raise SourceError if a cell of a table of predictions has several names or numbers, which are no class."""
-    if tuple(table.names[: len(PREDICTION_COLUMNS)]) != PREDICTION_COLUMNS or column not in PREDICTION_COLUMNS:
-        return
-    others = table.names[len(PREDICTION_COLUMNS) :]
-    classes = {*map(from_heading, others)}
-    for row, cell in enumerate(table.column(column)):
-        parts = part_names(cell)
-        if cell in classes or not parts or parts == [cell.strip()]:
-            continue
-        if classes.issuperset(parts):
-            raise table.wrong(row, column, f"{cell!r:.100} names several classes: add --label-sep {SEPARATOR!r}")
-        if len(parts) > 1 and all(to_number(part) is not None for part in parts):
-            names = " ".join(f"--label-col {name}" for name in others[:_SHOWN])
-            more = " …" if len(others) > _SHOWN else ""
-            raise table.wrong(row, column, f"{cell!r:.100} has several numbers: give their columns, {names}{more}")
+@dataclass(frozen=True)
+class Reading:
+    """How to read the labels of a source.
 
-
-def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return the label of each text, None for an empty text, and the names of the classes.
-
-    The texts are read as `read_labels` reads a single column. If all other texts are numbers, texts such as NA and nan
-    mean no label.
+    `form` is what a label is: a class, numbers, marks (a 0 or 1 for each class), or class numbers (`indices`). `names`
+    are the classes as the source numbers them, () if classes are only numbers, and `classes` are those of the listing.
+    `missing` are texts that mean no label; None: -1 means it among class numbers. With `by_value`, a number means the
+    class of that name, not the class at that position. With `has_lists`, numbers in lists are classes.
     """
-    distinct = without_words(cells, where)
-    if are_names(distinct):
-        names = sorted(distinct)
-        by_name = {cell: number for number, cell in enumerate(names)}
-        return [by_name.get(cell) for cell in cells], tuple(names)
-    values = {cell: to_number(cell) for cell in distinct}
-    if not all(isinstance(value, int) for value in values.values()):
-        return [None if (value := values.get(cell)) is None else (float(value),) for cell in cells], ()
-    whole = sorted({value for value in values.values() if value is not None})
-    classes = {value: number for number, value in enumerate(whole)}
-    return [None if (value := values.get(cell)) is None else classes[value] for cell in cells], tuple(map(str, classes))
+
+    form: Form
+    names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    length: int = 0
+    missing: tuple[str, ...] | None = None
+    kind: LabelKind = "auto"
+    by_value: bool = False
+    has_lists: bool = False
+    is_int: bool = False
+
+    def read(self, value: Any) -> Label:
+        """Return the result of `plain` as a label, or None if it means no label. Raises LabelFault."""
+        if isinstance(value, LabelFault):
+            raise value
+        if value is None or self.form == "none" or self._is_missing(value):
+            return None
+        if self.form == "numbers":
+            return self._numbers(value)
+        if self.form == "class":
+            return self._placed(self._class(value))
+        marks = [0.0] * len(self.classes)
+        for number in self._several(value):
+            marks[self._placed(number)] = 1.0
+        return tuple(marks)
+
+    def _is_missing(self, value: Any) -> bool:
+        are_classes = self.form in ("class", "indices")
+        if self.missing is None and are_classes and not self.by_value and _single(value) == UNLABELLED:
+            return True
+        single, in_lists = self._nothing
+        return single.means(value, in_lists)
+
+    def _class(self, value: Any) -> int:
+        if isinstance(value, tuple) and len(value) == 1:
+            value = value[0]
+        if isinstance(value, tuple):
+            if self.kind == "classes" and not self.has_lists and _are_marks([value]) and sum(value) == 1:
+                return value.index(1.0)
+            raise LabelFault(
+                f"has the label {shown(value)}: a class is one whole number or name. Give --labels multilabel if a "
+                "sample may have several"
+            )
+        if isinstance(value, str) or self.by_value:
+            return self._named(value)
+        if not _is_whole(value) or (self.is_int and isinstance(value, float)):
+            raise LabelFault(
+                f"has the label {shown(value)}, and the labels looked at are whole numbers: a class is one whole "
+                "number or name. Give --labels numbers if labels are values"
+            )
+        if not 0 <= value < (len(self.names) or MOST_CLASSES):
+            raise LabelFault(f"has the label {int(value)!r:.40}: {class_range(len(self.names))}")
+        return int(value)
+
+    def _named(self, value: Any) -> int:
+        text = value if isinstance(value, str) else _text(value)
+        if text not in self._positions and self.by_value and not are_names(self.names):
+            number = to_number(text)
+            text = text if number is None else _text(number)
+        if text in self._positions:
+            return self._positions[text]
+        if not self.names:
+            raise LabelFault(
+                f"has the label {value!r:.60}, and most labels are numbers: give --labels classes if all labels are "
+                "names"
+            )
+        raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {named(self.names)}")
+
+    def _numbers(self, value: Any) -> Label:
+        if isinstance(value, int) and self.names:
+            value = self.names[value] if 0 <= value < len(self.names) else value
+        if isinstance(value, str):
+            number = to_number(value)
+            if number is None or not math.isfinite(number):
+                raise LabelFault(f"has the label {value!r:.60}, which is no number")
+            value = number
+        values = value if isinstance(value, tuple) else (float(value),)
+        if any(isinstance(each, str) or math.isinf(each) for each in values):  # in a vector, some may be unknown
+            raise LabelFault(f"has the label {shown(value)}, which is no finite number")
+        if len(values) != self.length:
+            raise LabelFault(f"has a label of {len(values)} numbers, and most samples have {self.length}")
+        return values
+
+    def _several(self, value: Any) -> Collection[int]:
+        if self.form == "marks":
+            if not isinstance(value, tuple) or len(value) != self.length or not {*value} <= {0.0, 1.0}:
+                several = f"the labels of a sample are a 0 or 1 for each class, {self.length} in all"
+                raise LabelFault(f"has the label {shown(value)}: {several}")
+            return [number for number, mark in enumerate(value) if mark]
+        if not isinstance(value, tuple):
+            return [self._class(value)]
+        found = {
+            self._positions.get(part) if isinstance(part, str) else _position(part, len(self.names))
+            for part in value
+            if part != UNLABELLED or self.missing is not None
+        }
+        numbers = [number for number in found if number is not None]
+        if len(numbers) < len(found):
+            raise LabelFault(f"has the labels {shown(value)}, not all of which are classes: {named(self.names)}")
+        return numbers
+
+    def _placed(self, number: int) -> int:
+        """Return the position in `classes` of the class at the position `number` in `names`."""
+        if not self.names or self.names == self.classes:
+            return number
+        place = self._places[number]
+        if place is None:
+            raise LabelFault(
+                f"has the class {self.names[number]!r}, which is none of the {len(self.classes):,} given classes: "
+                f"{named(self.classes)}. Add it, or leave its samples out"
+            )
+        return place
+
+    @functools.cached_property
+    def _nothing(self) -> tuple[_Missing, _Missing]:
+        names = () if self.by_value else self.names
+        return _Missing(self.missing, names), _Missing(self.missing, names if self.has_lists else ())
+
+    @functools.cached_property
+    def _positions(self) -> Mapping[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    @functools.cached_property
+    def _places(self) -> Sequence[int | None]:
+        places = {name: number for number, name in enumerate(self.classes)}
+        return [places.get(name) for name in self.names]
 
 
-def check_any(labels: Sequence[Label], columns: Sequence[str], where: str) -> None:
-    """Raise SourceError if label `columns` are named and no sample has a label; the message begins with `where`."""
-    if columns and all(label is None for label in labels):
-        raise SourceError(f"{where} has no label in any row of {', '.join(map(repr, columns))}")
+def find_reading(
+    values: Sequence[Any],
+    kind: LabelKind,
+    names: tuple[str, ...] = (),
+    missing: tuple[str, ...] | None = None,
+    *,
+    where: str,
+    is_all: bool = True,
+    has_lists: bool = False,
+) -> Reading:
+    """Return how to read labels as `kind`. `values` are those of all samples (with `is_all`) or of some, as by `plain`.
 
-
-def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
-    """Warn that the columns `others` are named like labels, but `used` is the label.
-
-    The warning begins with `where`.
+    `names` are the classes that the source states. Raises SourceError for ambiguous labels; the message begins with
+    `where` and names the options that decide.
     """
-    if others:
-        shown = ", ".join(map(repr, others))
-        _log.warning("%s: using the labels in %r, not in %s: --label-col names what to use", where, used, shown)
+    if {*map(type, values)} == {int}:
+        values = list(dict.fromkeys(values))  # the frequency of a value does not matter
+    readable = [value for value in values if value is not None and not isinstance(value, LabelFault)]
+    nothing, in_lists = _Missing(missing, names), _Missing(missing, names if has_lists else ())
+    known = [value for value in readable if not nothing.means(value, in_lists)]
+    plainly = Reading("none", names, missing=missing, kind=kind, has_lists=has_lists)
+    if not known:
+        return plainly
+    texts = [value for value in known if isinstance(value, str)]
+    lists = [value for value in known if _is_list(value) or (has_lists and isinstance(value, tuple))]
+    if not names and all(value == () for value in known):
+        raise SourceError(
+            f"{where}: all labels looked at are empty lists: give the labels, or leave them out (--drop with their "
+            "column; in Python None)"
+        )
+    if has_lists or any(isinstance(part, str) for value in lists for part in value):
+        return _several_names_reading(known, lists, plainly, where)
+    if kind == "multilabel" and not lists:
+        return _sets_of_one(known, plainly, where)
+    if texts and kind == "auto" and not names and 2 * len(texts) <= len(known):
+        known = [value for value in known if not isinstance(value, str)]  # a few texts count as faults of their samples
+    elif texts and kind != "numbers":
+        return _text_reading(known, plainly, where)
+    singles = [value for value in known if isinstance(value, int)]
+    if kind == "auto" and len(singles) == len(known) - len(lists) > len(lists):
+        known, lists = singles, []  # a few lists among class numbers count as faults of their samples
+    if not lists or kind == "classes":
+        return _single_reading(known, plainly, is_all)
+    return _list_reading(known, plainly, where)
 
 
-def without_words(cells: Collection[str], where: str) -> set[str]:
-    """Return the distinct texts that are labels, without words such as NA and nan if all other texts are numbers.
+def _several_names_reading(known: Sequence[Any], lists: Sequence[Any], plainly: Reading, where: str) -> Reading:
+    """Return how to read lists of texts, or of class numbers whose names are stated."""
+    kind, names = plainly.kind, plainly.names
+    if kind == "numbers":
+        raise SourceError(f"{where}: labels are lists of texts, which are classes: leave out --labels numbers")
+    if kind == "classes":
+        ones = [value[0] if isinstance(value, tuple) and len(value) == 1 else value for value in known]
+        ones = [value for value in ones if not isinstance(value, tuple)]  # longer lists are faults of their samples
+        if not ones:
+            raise SourceError(
+                f"{where}: labels are lists of texts, such as {shown(known[0])}, and a class is one name: give "
+                "--labels multilabel"
+            )
+        return _text_reading(ones, plainly, where)
+    texts = [value for value in known if isinstance(value, str)]
+    if len(lists) + len(texts) < len(known):
+        other = next(value for value in known if not isinstance(value, str) and value not in lists)
+        raise SourceError(
+            f"{where}: some labels are lists of texts and others are not, such as {shown(other)}: give a list of "
+            "texts for each sample"
+        )
+    if texts and kind != "multilabel":
+        raise SourceError(
+            f"{where}: some labels are lists of texts and others are one text, such as {shown(texts[0])}: give "
+            "--labels multilabel if a sample may have several"
+        )
+    parts = {part for value in lists for part in value if isinstance(part, str)} | {*texts}
+    own, missing = names or several_names(parts, where), plainly.missing
+    if missing is None and not names and are_counted_from_minus_one(_values_of(own)):
+        missing = (str(UNLABELLED),)
+    return dataclasses.replace(plainly, form="indices", names=own, missing=missing)
 
-    Warns of words and texts that a user may have meant otherwise; the warnings begin with `where`.
+
+def _sets_of_one(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
+    """Return how to read labels of one class each as the only class of several possible ones."""
+    known = [value for value in known if plainly.missing is not None or _single(value) != UNLABELLED] or known
+    if any(isinstance(value, str) for value in known):
+        reading = dataclasses.replace(_text_reading(known, plainly, where), form="indices")
+    elif plainly.names and all(isinstance(value, int) for value in known):
+        reading = dataclasses.replace(plainly, form="indices")
+    else:
+        return _list_reading(known, plainly, where)
+    _log.warning(
+        "%s: each sample has one name, such as %r, and --labels multilabel reads it as its only class: where a name is "
+        "several, give lists of names, or --label-sep in a table", where, max(reading.names, key=len, default=""),
+    )  # fmt: skip
+    return reading
+
+
+def _text_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
+    """Return how to read texts, perhaps beside numbers, as one class each, or as values if they are other numbers.
+
+    With stated names, a text is the name of a class. Otherwise whole numbers are classes in numerical order, and names,
+    such as 007, in alphabetical order. NA and the like mean no label among numbers.
     """
-    distinct = {cell for cell in set(cells) if cell.strip()}
-    words = {cell for cell in distinct if cell.strip().lower() in MISSING_WORDS}
+    if plainly.names:
+        return dataclasses.replace(plainly, form="class")
+    kind, missing = plainly.kind, plainly.missing
+    texts = {value for value in known if isinstance(value, str)}
+    kept = _without_words(texts, where)
+    gone = [*(missing or ()), *(text.strip() for text in texts - kept)]
+    others = () if kind == "auto" else (value for value in known if not isinstance(value, str))
+    labels = kept | {_text(_single(value) or 0) for value in others}
+    if are_names(labels):
+        _tell_of_joined(labels, where)
+        names = tuple(sorted(labels))
+    else:
+        numbers = {number for text in labels if math.isfinite(number := to_number(text) or 0)}
+        if missing is None and are_counted_from_minus_one(numbers):
+            gone, numbers = [*gone, str(UNLABELLED)], numbers - {UNLABELLED}
+        if kind == "auto" and not (numbers and all(map(_is_whole, numbers))):
+            return dataclasses.replace(plainly, form="numbers", length=1, missing=tuple(gone) or missing)
+        names = tuple(map(_text, sorted(numbers)))
+    return dataclasses.replace(plainly, form="class", names=names, missing=tuple(gone) or missing, by_value=True)
+
+
+def _single_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
+    """Return how to read single numbers. Numbers that are not finite count as faults of their samples."""
+    kind, names = plainly.kind, plainly.names
+    found = [number for value in known if (number := _single(value)) is not None]
+    numbers = [number for number in found if isinstance(number, int) or math.isfinite(number)] or found
+    are_whole = all(map(_is_whole, numbers))
+    if kind == "numbers" or (kind == "auto" and not are_whole):
+        return dataclasses.replace(plainly, form="numbers", length=1)
+    reading = dataclasses.replace(plainly, form="class")
+    if names:
+        return reading
+    if not is_all and kind == "auto":
+        if 2 * sum(isinstance(value, int) for value in known) >= len(known):
+            return dataclasses.replace(reading, is_int=True)
+        counted = {number for number in numbers if number != UNLABELLED}
+        if len(counted) < 2 or counted != {*range(len(counted))}:  # measurements
+            return dataclasses.replace(plainly, form="numbers", length=1)
+    if is_all and len(found) == len(known) and any(isinstance(value, tuple) for value in known):
+        values = {float(number) for number in numbers if math.isfinite(number)}
+        if plainly.missing is None and are_counted_from_minus_one(values):
+            values, reading = values - {UNLABELLED}, dataclasses.replace(reading, missing=(str(UNLABELLED),))
+        return dataclasses.replace(reading, names=tuple(map(_text, sorted(values))), by_value=True)
+    return reading
+
+
+def _list_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
+    kind, names = plainly.kind, plainly.names
+    several = [value if isinstance(value, tuple) else (value,) for value in known]
+    lengths = Counter(map(len, several))
+    length, count = lengths.most_common(1)[0]
+    are_marks = length > 1 and _are_marks([value for value in several if len(value) == length])
+    can_index = all(_position(part, MOST_CLASSES) is not None for value in several for part in value)
+    if kind == "numbers":
+        return dataclasses.replace(plainly, form="numbers", names=(), length=length)
+    if kind == "multilabel" and not are_marks and can_index and (len(lengths) > 1 or length < 2):
+        most = max((int(part) for value in several for part in value), default=-1)
+        return dataclasses.replace(plainly, form="indices", names=names or tuple(map(str, range(most + 1))))
+    if kind == "auto" and (2 * count <= len(known) or (can_index and len(lengths) > 1 and not are_marks)):
+        raise SourceError(
+            f"{where}: labels are lists of different lengths, {', '.join(map(str, sorted(lengths)))} numbers. If the "
+            "numbers are classes, give --labels multilabel. If they are values, give every sample equally many, or "
+            "give --labels numbers, which refuses samples with more or fewer than most have"
+        )
+    if kind == "multilabel" or are_marks:
+        own = names if len(names) == length else tuple(map(str, range(length)))
+        return dataclasses.replace(plainly, form="marks", names=own, length=length)
+    return dataclasses.replace(plainly, form="numbers", names=(), length=length)
+
+
+def decide(
+    values: Sequence[Any],
+    listing: Listing,
+    kind: LabelKind,
+    classes: tuple[str, ...],
+    missing: tuple[str, ...] | None,
+    *,
+    where: str,
+    is_all: bool = True,
+) -> Reading:
+    """Return `find_reading` for the labels of a listing, with the classes in the order that the user gives.
+
+    `classes` are the user's, and the texts `missing` mean no label. Raises SourceError.
+    """
+    columns = listing.value_names if len(listing.value_names) > 1 else ()
+    names = columns or listing.classes
+    if missing is None and str(UNLABELLED) in classes and not any(isinstance(value, int) for value in values):
+        missing = ()
+    elif (
+        missing is None
+        and kind != "numbers"
+        and is_all
+        and not columns
+        and are_counted_from_minus_one(_values_of(names))
+    ):
+        missing = (str(UNLABELLED),)
+    singles = (str, LabelFault, type(None))
+    if kind == "auto" and classes and not names and all(isinstance(v, singles) or _is_float(v) for v in values):
+        kind = "classes"
+    reading = find_reading(values, kind, names, missing, where=where, is_all=is_all, has_lists=listing.has_class_lists)
+    if classes and reading.form == "numbers":
+        raise SourceError(f"{where}: labels are numbers, none of the classes {named(classes)}: leave out --classes")
+    known = () if reading.form == "numbers" else reading.names
+    if names and reading.form in ("class", "indices") and not columns:
+        gone = _Missing(reading.missing, known).places
+        known = tuple(name for number, name in enumerate(known) if number not in gone)
+    _tell_of_one_hot(reading, values, where)
+    return dataclasses.replace(reading, classes=classes or known)
+
+
+def read_labels(
+    listing: Listing,
+    kind: LabelKind = "auto",
+    classes: tuple[str, ...] = (),
+    missing: tuple[str, ...] | None = None,
+    *,
+    where: str,
+    check: Callable[[Reading], object] = lambda _: None,
+) -> Listing:
+    """Return a listing with its raw labels read, and their classes. A label that cannot be read becomes a `fault`.
+
+    `check` is called with the Reading. The other arguments are those of `decide`. Raises SourceError.
+    """
+    raw = [sample.label for sample in listing.samples]
+    known = [value for value in raw if value is not None]
+    if not listing.classes and known and all(isinstance(value, bool) for value in known):
+        listing = dataclasses.replace(listing, classes=_TRUTH)
+    values = list(map(plain, raw))
+    seen = [*values, *map(plain, listing.more_labels)] if listing.more_labels else values
+    reading = decide(seen, listing, kind, classes, missing, where=where)
+    check(reading)
+
+    def read(value: Any) -> Label | LabelFault:
+        try:
+            return reading.read(value)
+        except LabelFault as fault:
+            return fault
+
+    keys = list(zip(map(type, values), values, strict=True))
+    once = {key: read(key[1]) for key in dict.fromkeys(keys)}  # each distinct label once
+    samples = []
+    for sample, key in zip(listing.samples, keys, strict=True):
+        label, fault = once[key], sample.fault
+        if isinstance(label, LabelFault):
+            label, fault = None, fault or str(label)
+        is_same = label == sample.label and type(label) is type(sample.label) and fault == sample.fault
+        samples.append(sample if is_same else dataclasses.replace(sample, label=label, fault=fault))
+    lost = sum(value is not None and once[kind_, value] is None and _is_minus_one(value) for kind_, value in keys)
+    if lost and missing is None and reading.form != "none":
+        _log.warning(
+            "%s: %d samples have the label -1 or NaN, which means no label: --missing-label names other values",
+            where, lost,
+        )  # fmt: skip
+    return dataclasses.replace(listing, samples=samples, classes=reading.classes, more_labels=())
+
+
+def _without_words(texts: Collection[str], where: str) -> set[str]:
+    """Return the texts that are labels, without words such as NA and nan if all other texts are numbers.
+
+    Warns of words and texts that a user may have meant otherwise.
+    """
+    distinct = {*texts}
+    words = {text for text in distinct if text.strip().lower() in MISSING_WORDS}
     others = distinct - words
-    shown = ", ".join(map(repr, sorted(words)))
-    if words and others and all(to_number(cell) is not None for cell in others):
+    if words and others and all(to_number(text) is not None for text in others):
         distinct = others
-        _log.warning("%s: %s among numbers means no label", where, shown)
-    elif words:
-        _log.warning(_WORD_IS_CLASS, where, shown)
+        _log.warning("%s: %s among numbers means no label", where, ", ".join(map(repr, sorted(words))))
+    else:
+        _tell_of_words(words, where)
     _tell_of_alike(distinct, where)
     numbers = sum(to_number(name) is not None for name in distinct)
     if numbers and 2 * numbers >= len(distinct) and are_names(distinct):
@@ -145,8 +481,21 @@ def without_words(cells: Collection[str], where: str) -> set[str]:
     return distinct
 
 
+def several_names(names: Collection[str], where: str) -> tuple[str, ...]:
+    """Return class names, for samples with several classes, in the order of `in_order`. Warns of odd names."""
+    _tell_of_words({name for name in names if name.strip().lower() in MISSING_WORDS}, where)
+    _tell_of_alike(names, where)
+    return in_order(names)
+
+
+def _tell_of_words(words: Collection[str], where: str) -> None:
+    if words:
+        shown_ = ", ".join(map(repr, sorted(words)))
+        _log.warning("%s: %s is a class: if it means that there is no label, give --missing-label", where, shown_)
+
+
 def _tell_of_alike(names: Collection[str], where: str) -> None:
-    """Warn of two names that differ only in spaces or capitals. The warning begins with `where`."""
+    """Warn of two names that differ only in spaces or capitals."""
     alike: dict[str, str] = {}
     for name in sorted(names):
         if (other := alike.setdefault(" ".join(name.split()).casefold(), name)) != name and to_number(name) is None:
@@ -156,61 +505,9 @@ def _tell_of_alike(names: Collection[str], where: str) -> None:
             break
 
 
-def several_names(names: Collection[str], where: str) -> tuple[str, ...]:
-    """Return class names, for samples with several classes, in the order of `in_order`.
-
-    Warns of words such as NA, and of names that are nearly alike; the warnings begin with `where`.
-    """
-    if words := [name for name in sorted(names) if name.strip().lower() in MISSING_WORDS]:
-        _log.warning(_WORD_IS_CLASS, where, ", ".join(map(repr, words)))
-    _tell_of_alike(names, where)
-    return in_order(names)
-
-
-def _vectors(table: CsvTable, names: Sequence[str], faults: dict[int, str]) -> tuple[Sequence[Label], tuple[str, ...]]:
-    columns = [_numbers(table, name, faults) for name in names]
-    known = {value for value in itertools.chain(*columns) if value is not None}
-    labels: list[Label] = []
-    for row in zip(*columns, strict=True):
-        values = tuple(float(value) for value in row if value is not None)
-        labels.append(values if len(values) == len(names) else None)
-    if not faults and all(label is None for label in labels):
-        raise SourceError(f"{table.path} has no row with a number in each of the label columns {', '.join(names)}")
-    return labels, tuple(names) if known <= {0, 1} else ()
-
-
-def split_names(
-    cells: Sequence[str], separator: str, where: str, *, is_own: bool = False
-) -> tuple[Sequence[Label], tuple[str, ...]]:
-    """Split cells with several class names. Return a 0 or 1 for each cell and class, and the names of all classes.
-
-    `is_own` says that tpucache's `join_names` wrote the cells: the marks that it put before some names are removed.
-    Raises SourceError for cells that are all lists of Python. Warns of the same names as `several_names`. Both texts
-    begin with `where`.
-    """
-    if not is_own and (listed := _find_list(cells)):
-        raise SourceError(
-            f"{where}: {listed!r:.60} is a list of Python: write the names alone, with {separator!r} between them"
-        )
-    rows = [
-        {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
-        for cell in cells
-    ]
-    classes = several_names(set().union(*rows), where)
-    return [tuple(float(name in row) for name in classes) for row in rows], classes
-
-
-def _find_list(cells: Collection[str]) -> str:
-    """Return the longest cell if all cells are lists of Python, else ""."""
-    known = {cell.strip() for cell in cells} - {""}
-    if not all((cell[0], cell[-1]) in (("[", "]"), ("(", ")"), ("{", "}")) for cell in known):
-        return ""
-    return max(sorted(known), key=len, default="")
-
-
 def _tell_of_joined(names: Collection[str], where: str) -> None:
-    """Warn of class names that are probably several names, or numbers with a comma; the warning begins with `where`."""
-    if listed := _find_list(names):
+    """Warn of class names that are probably several names, or numbers with a comma."""
+    if listed := find_list(names):
         _log.warning(
             "%s: the list %.60r is one class: write names with a separator, and give --label-sep", where, listed
         )
@@ -220,177 +517,123 @@ def _tell_of_joined(names: Collection[str], where: str) -> None:
         _log.warning("%s: %r is the name of a class: write a point where it is a number", where, commas[0])
         return
     known = {name.strip() for name in names}
-    for separator in _SEPARATORS:
-        for name in sorted(names):
-            parts = [part.strip() for part in name.split(separator) if part.strip()]
-            if len(parts) > 1 and known.issuperset(parts):
-                _log.warning(
-                    "%s: %.60r is a class of its own, besides those of its parts: --label-sep %r reads it as several",
-                    where, name, separator,
-                )  # fmt: skip
-                return
+    for separator, name in itertools.product(_SEPARATORS, sorted(names)):
+        parts = [part.strip() for part in name.split(separator) if part.strip()]
+        if len(parts) > 1 and known.issuperset(parts):
+            _log.warning(
+                "%s: %.60r is a class of its own, besides those of its parts: --label-sep %r reads it as several",
+                where, name, separator,
+            )  # fmt: skip
+            return
 
 
-def _numbers(table: CsvTable, name: str, faults: dict[int, str]) -> list[int | float | None]:
-    """Return the numbers of a label column, None for a cell without a number.
-
-    `faults` gets the reason for each wrong cell, by row. Empty cells and words such as NA are not wrong. Raises
-    SourceError if no cell is a number.
-    """
-    cells = table.column(name)
-    numbers: dict[str, int | float | None] = {}
-    wrong = set[str]()
-    for cell in set(cells):
-        numbers[cell] = value = to_number(cell)
-        if value is None or not math.isfinite(value):
-            numbers[cell] = None
-            wrong |= {cell} if cell.strip() and cell.strip().lower() not in MISSING_WORDS else set()
-    reason = "is not a number: leave the cell empty where there is no label"
-    if all(value is None for value in numbers.values()):
-        if not wrong:
-            raise SourceError(f"{table.path} has no number in any row of column {name!r}: leave this label column out")
-        row = next(row for row, cell in enumerate(cells) if cell in wrong)
-        raise table.wrong(row, name, f"{cells[row]!r} {reason}")
-    if wrong:
-        for row, cell in enumerate(cells):
-            if cell in wrong:
-                faults.setdefault(row, f"line {table.lines[row]}, column {name!r}: {cell!r:.60} {reason}")
-    return [numbers[cell] for cell in cells]
+def _tell_of_one_hot(reading: Reading, values: Sequence[Any], where: str) -> None:
+    marks = {value for value in values if isinstance(value, tuple)}
+    is_one_hot = len(marks) > 1 and _are_marks([*marks]) and all(sum(value) == 1 for value in marks)
+    if reading.kind == "auto" and reading.form == "marks" and is_one_hot:
+        _log.warning(
+            "%s: each sample has a 1 for exactly one of %d classes. They are read as samples with several labels: give "
+            "--labels classes where one class is meant, --labels numbers for values", where, len(reading.names),
+        )  # fmt: skip
 
 
-def labels_of_values(
-    values: Sequence[Any], where: str, classes: Sequence[str] = ()
-) -> tuple[list[Label], tuple[str, ...]]:
-    """Return each sample's label, None if it has none, and the names of the classes.
+def are_counted_from_minus_one(numbers: Collection[float]) -> bool:
+    """Return whether -1 and 0 are among `numbers`, and none is below -1: then -1 means no label."""
+    return UNLABELLED in numbers and 0 in numbers and min(numbers) == UNLABELLED
 
-    With `classes`, which the source states, numbers and texts are these classes, and lists of them become a 0 or 1 for
-    each class. Without `classes`, whole numbers are class numbers, texts mean the same as in a table, truth values are
-    the classes False and True, other numbers are values to regress, lists of numbers are vectors, and lists of texts
-    become a 0 or 1 for each class. A mixture of numbers, texts and lists of numbers is returned without classes. Raises
-    SourceError for any other value, and for a text that is none of the classes; the message begins with `where`.
-    """
-    values = [None if _is_nothing(value) else value for value in values]
-    known = [value for value in values if value is not None]
-    lists = [value for value in known if isinstance(value, (list, tuple))]
-    if lists and (classes or any(isinstance(part, str) for value in lists for part in value)):
-        return _marks(values, classes, where)
+
+def _values_of(names: Collection[str]) -> Collection[float]:
+    """Return the numbers that all of these names are, () if they are names."""
+    return () if are_names(names) else {number for name in names if (number := to_number(name)) is not None}
+
+
+def class_range(classes: int) -> str:
+    """Return text that states the valid class numbers if there are `classes` classes; 0: their number is unknown."""
     if classes:
-        places = {name: number for number, name in enumerate(classes)}
-        labels = [places.get(value, value) if isinstance(value, str) else value for value in values]
-        wrong = next((label for label in labels if isinstance(label, str)), None)
-        if wrong is not None:
-            raise SourceError(f"{where}: the label {wrong!r:.60} is none of the {len(classes)} classes")
-        return [_plain_number(label) for label in labels], tuple(classes)
-    if all(isinstance(value, str) for value in known):
-        return labels_of_texts(["" if value is None else value for value in values], where)
-    if all(isinstance(value, int) for value in known):
-        are_truths = known and all(isinstance(value, bool) for value in known)
-        return [None if value is None else int(value) for value in values], _TRUTH if are_truths else ()
-    if all(_is_float(value) for value in known):
-        return [None if value is None else (float(value),) for value in values], ()
-    return _of_several_kinds(values, where), ()
-
-
-def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
-    """Return numbers and texts unchanged, and lists of numbers as vectors. Raises SourceError for other values.
-
-    `find_reading` decides later which kind is right; samples with another kind then do not load.
-    """
-    known = [value for value in values if value is not None]
-    vectors = {id(value) for value in known if isinstance(value, (list, tuple)) and all(map(_is_float, value))}
-    if len(known) != sum(id(value) in vectors or isinstance(value, (str, int, float)) for value in known):
-        kinds = sorted({type(value).__name__ for value in known})
-        raise SourceError(
-            f"{where}: labels are {' and '.join(kinds)}: give only numbers, only texts, or only lists of numbers"
-        )
-    return [tuple(map(float, value)) if id(value) in vectors else value for value in values]
-
-
-def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return a vector of the columns' values for each sample, and the columns as classes if all values are 0 or 1.
-
-    A sample that lacks a value has no label. Raises SourceError for a value that is not a number; the message begins
-    with `where`.
-    """
-    columns = {name: [None if _is_nothing(value) else value for value in values] for name, values in columns.items()}
-    for name, values in columns.items():
-        wrong = next((value for value in values if value is not None and not _is_number(value)), None)
-        if wrong is not None:
-            raise SourceError(f"{where}: label column {name!r} holds {wrong!r}: label columns must hold numbers")
-    rows = list(zip(*columns.values(), strict=True))
-    labels: list[Label] = [None if None in row else tuple(map(float, row)) for row in rows]
-    marks = all(value in (0, 1) for row in rows for value in row if value is not None)
-    return labels, tuple(columns) if marks else ()
-
-
-def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return lists of class numbers or names as a 0 or 1 for each class, and the names of the classes.
-
-    With `classes`, the class number -1 means no class. Without `classes`, the classes are all texts, in the order of
-    `in_order`. Raises SourceError for other values.
-    """
-    parts = (part for value in values if isinstance(value, (list, tuple)) for part in value)
-    texts = {part for part in parts if isinstance(part, str) and part.strip()}
-    names = tuple(classes) or several_names(texts, where)
-    places: dict[Any, int] = {name: number for number, name in enumerate(names)}
-    if classes:
-        places |= {number: number for number in range(len(names))}
-    labels: list[Label] = []
-    for value in values:
-        if value is not None and not isinstance(value, (list, tuple)):
-            raise SourceError(f"{where}: {value!r:.60} is not a list of classes, as other labels are")
-        found = {places.get(part) for part in value or () if not _is_nothing(part) and (part != -1 or not classes)}
-        if None in found:
-            raise SourceError(f"{where}: {value!r} are not all among the {len(names)} classes")
-        labels.append(None if value is None else tuple(float(number in found) for number in range(len(names))))
-    return labels, names
-
-
-def _plain_number(value: Any) -> Label:
-    if value is None:
-        return None
-    if isinstance(value, (list, tuple)):
-        return tuple(map(float, value))
-    return int(value) if isinstance(value, int) or float(value).is_integer() else (float(value),)
-
-
-def _is_nothing(value: Any) -> bool:
+        return f"the {classes:,} classes are 0 to {classes - 1:,}"
     return (
-        value is None
-        or (isinstance(value, float) and math.isnan(value))
-        or (isinstance(value, str) and not value.strip())
+        f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or give --labels "
+        "numbers if labels are values"
     )
 
 
-def columns_of_values(columns: Mapping[str, Sequence[Any]]) -> dict[str, Column]:
-    """Return columns of the samples table as int64, float64 or text, by their values; missing values are NaN or ""."""
-    names = column_names(columns)
-    return {names[name]: _column(values) for name, values in columns.items()}
+class _Missing:
+    """What means no label: the texts `missing`, numbers of the same value, and class numbers with such names."""
+
+    def __init__(self, missing: Collection[str] | None, names: Sequence[str] = ()) -> None:
+        self._texts = {*(missing or ())}
+        self._numbers = {number for text in self._texts if (number := to_number(text)) is not None}
+        self._classes = len(names)
+        by_value = bool(self._numbers) and not are_names(names)
+        self.places = {
+            number
+            for number, name in enumerate(names if self._texts else ())
+            if name.strip() in self._texts or (by_value and to_number(name) in self._numbers)
+        }
+
+    def __contains__(self, value: Any) -> bool:
+        if not self._texts:
+            return False
+        if isinstance(value, str):
+            is_number = bool(self._numbers) and not are_names([value]) and to_number(value) in self._numbers
+            return is_number or value.strip() in self._texts
+        return value in (self.places if 0 <= value < self._classes else self._numbers)
+
+    def means(self, label: Any, in_lists: _Missing) -> bool:
+        """Return whether a label means that there is none; `in_lists` is this for the parts of lists.
+
+        A list means it if one of its parts does, or if all are NaN. (A NaN among numbers is an unknown value.)
+        """
+        if not isinstance(label, tuple):
+            return label in self
+        are_unknown = bool(label) and all(isinstance(part, float) and math.isnan(part) for part in label)
+        return are_unknown or any(part in in_lists for part in label)
 
 
-def _column(values: Sequence[Any]) -> Column:
-    if all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in values):
-        return np.array(values, np.int64)
-    known = [value for value in values if value is not None]
-    if known and all(isinstance(value, float) or _is_exact(value) for value in known):
-        return np.array([math.nan if value is None else value for value in values], np.float64)
-    return ["" if value is None else str(value) for value in values]
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, (int, float)) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond float64
-        return False
+def _is_list(value: Any) -> bool:
+    return isinstance(value, tuple) and (len(value) != 1 or isinstance(value[0], str))
 
 
 def _is_float(value: Any) -> bool:
-    """Return whether a value is a float (NaN and infinite ones, too) or an int that a float can hold.
-
-    An infinite float is accepted here, and fails later as the error of a single sample.
-    """
-    return isinstance(value, float) or _is_number(value)
+    return isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], float)
 
 
-def _is_exact(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) <= 2**53
+def _is_minus_one(value: Any) -> bool:
+    return to_number(value) == UNLABELLED if isinstance(value, str) else _single(value) == UNLABELLED
+
+
+def _single(value: Any) -> int | float | None:
+    """Return a value that is a number, or the only number of a vector; None for any other value."""
+    if isinstance(value, tuple):
+        value = value[0] if len(value) == 1 else None
+    return value if isinstance(value, (int, float)) else None
+
+
+def _are_marks(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, tuple) and len(value) > 1 and {*value} <= {0.0, 1.0} for value in values)
+
+
+def _position(value: Any, classes: int) -> int | None:
+    """Return a class number below `classes` as an int, or None for any other value."""
+    return int(value) if isinstance(value, (int, float)) and _is_whole(value) and 0 <= value < classes else None
+
+
+def _is_whole(value: float) -> bool:
+    return isinstance(value, int) or value.is_integer()
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if _is_whole(value) else repr(value)
+
+
+def shown(value: Any) -> str:
+    """Return a label as text for messages."""
+    if isinstance(value, tuple) and len(value) == 1:
+        value = value[0]
+    return f"{value!r:.80}"
+
+
+def named(classes: Sequence[str]) -> str:
+    """Return the first eight classes as text, and how many more there are."""
+    more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
+    return ", ".join(map(repr, itertools.islice(classes, _NAMED))) + more

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -21,26 +20,16 @@ from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.warmup.sources.columns import LABEL_NAMES, fold_numbers, tell_of_others, to_listing
 from tpucache.warmup.sources.folder import find_parts, read_below
-from tpucache.warmup.sources.labels import (
-    LABEL_NAMES,
-    check_any,
-    columns_of_values,
-    labels_of_columns,
-    labels_of_values,
-    split_names,
-    tell_of_others,
-)
 from tpucache.warmup.sources.source import (
     Item,
-    Label,
     Listing,
     Sample,
     SourceKind,
     field_names,
     find_files,
     has_wildcard,
-    spellings,
     split_pattern,
 )
 from tpucache.warmup.sources.table import PATH_NAMES, TableOptions
@@ -52,13 +41,13 @@ _SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-\w+)?\.parquet")
 #: Types whose names differ between numpy and Arrow. `to_pandas_dtype` knows them, too, but may need pandas.
 _DTYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
-_log: Final = logging.getLogger("tpucache")
-
-_FEATURES: Final = b"huggingface"
-
 #: The number of rows that are decoded at a time: few, so that large photographs do not fill the memory.
 _BATCH: Final = 16
 _BUFFER: Final = 1 << 20
+
+T = TypeVar("T")
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class ParquetSource:
@@ -74,14 +63,11 @@ class ParquetSource:
         path = Path(pattern)
         self._copies = copies
         self._options = options or TableOptions()
-        self._images: Path | None
-        if copies is None:
-            self._root, self._pattern = split_pattern(path / f"*{_SUFFIX}" if path.is_dir() else path)
-            self._place, self._where = str(self._root), str(self._root / self._pattern)
-            self._images = Path(self._options.root or self._root).absolute()
-        else:
-            self._root, self._pattern, self._place, self._where = Path(), "", str(pattern), str(pattern)
-            self._images = Path(self._options.root).absolute() if self._options.root else None
+        self._root, self._pattern = split_pattern(path / f"*{_SUFFIX}" if path.is_dir() else path)
+        self._place, self._where = str(self._root), str(self._root / self._pattern)
+        self._images = Path(self._options.root or self._root).absolute()
+        if copies is not None:
+            self._root, self._place, self._where = Path(), str(pattern), str(pattern)
 
     @property
     def label_sep(self) -> str | None:
@@ -97,14 +83,15 @@ class ParquetSource:
         Raises SourceError when a file is broken or has other columns than the first file, or when files belong to
         several splits; DependencyError without pyarrow.
         """
+        options, where = self._options, self._where
         if self._copies is None:
             names = [name.as_posix() for name in find_files(self._root, self._pattern)]
         else:
             names = sorted(self._copies, key=os.fsencode)
         self._check_names(names)
         roles = self._roles(names[0])
-        self._options.tell_of_unused(open_rows(self._path(names[0])).schema.names, self._where)
-        light = (*roles.labels, *roles.kept, *([self._options.fold_col] if self._options.fold_col else []))
+        options.tell_of_unused(open_rows(self._path(names[0])).schema.names, where)
+        light = (*roles.labels, *roles.kept, *([options.fold_col] if options.fold_col else []))
         values: dict[str, list[Any]] = {name: [] for name in light}
         samples: list[Sample] = []
         with Progress(None, "list", "rows", is_brief=True) as progress:
@@ -117,21 +104,25 @@ class ParquetSource:
                 first, sizes = len(samples), rows.sizes(roles.heavy)
                 samples += [Sample(first + row, f"{name}#{row}", None, size) for row, size in enumerate(sizes)]
                 progress.advance(len(sizes))
-        where = self._where
         if not samples:
             raise SourceError(f"{where} holds no rows")
         if roles.unread:
             _log.warning("leaving out columns of %s that are neither numbers nor text: %s", where, roles.unread)
-        if roles.labels and not self._options.label_cols:
+        if roles.labels and not options.label_cols:
             tell_of_others(where, roles.labels[0], [name for name in LABEL_NAMES if name in roles.kept])
-        labels, classes = _labels(values, roles, self._options.label_sep, where)
-        check_any(labels, self._options.label_cols, where)
-        if labels:
-            samples = [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)]
-        columns = columns_of_values({name: values[name] for name in roles.kept})
-        if self._options.fold_col:
-            columns["fold"] = _folds(values[self._options.fold_col], where)
-        return Listing(samples, classes, columns, value_names=roles.labels, spellings=spellings(roles.kept))
+        folds = {"fold": fold_numbers(values[options.fold_col], where)} if options.fold_col else {}
+        return to_listing(
+            samples,
+            values,
+            where,
+            labels=roles.labels,
+            kept=roles.kept,
+            separator=options.label_sep,
+            must_have=bool(options.label_cols),
+            classes=roles.classes,
+            has_class_lists=roles.has_class_lists,
+            more=folds,
+        )
 
     def load(self, sample: Sample) -> Item:
         """Return a row's image, mask and arrays. Raises SampleError if one of them is missing or the file is broken."""
@@ -143,10 +134,11 @@ class ParquetSource:
             raise SampleError(sample.path, "is no longer in its file, which has fewer rows now") from error
         except SourceError as error:
             raise SampleError(sample.path, f"cannot be read: {error}") from error
-        fields: dict[str, bytes | Array] = {}
-        for column, field in ((roles.image, IMAGE), (roles.mask, MASK)):
-            if column:
-                fields[field] = self._encoded(cells[column].as_py(), column, sample.path)
+        fields: dict[str, bytes | Array] = {
+            field: self._encoded(cells[column].as_py(), column, sample.path)
+            for column, field in ((roles.image, IMAGE), (roles.mask, MASK))
+            if column
+        }
         safe = field_names(roles.arrays)
         fields |= {safe[column]: _array(cells[column], column, sample.path) for column in roles.arrays}
         return Item(fields)
@@ -158,19 +150,18 @@ class ParquetSource:
         return self._root / name if self._copies is None else self._copies[name]
 
     def _check_names(self, names: Sequence[str]) -> None:
-        splits = sorted({found[1] for name in names if (found := _SPLIT.fullmatch(Path(name).name))})
-        parts = {part for name in names for part in (Path(name).stem.rstrip("0123456789-_."), *Path(name).parts[:-1])}
-        train, held_out = find_parts(sorted(parts))
-        if train and len(splits) < 2 and "{" not in self._pattern:
-            shown = ", ".join((*train, *held_out))
+        parts = {found[1] for name in names if (found := _SPLIT.fullmatch(Path(name).name))}
+        if len(parts) < 2:
+            words = {
+                part for name in names for part in (Path(name).stem.rstrip("0123456789-_."), *Path(name).parts[:-1])
+            }
+            train, held_out = find_parts(sorted(words))
+            parts = {*train, *held_out} if "{" not in self._pattern else set()
+        if len(parts) > 1:
             raise SourceError(
-                f"{self._place} holds files of parts of a data set, {shown}: give one of them, or name all in braces, "
-                f"'{self._place}/{{a,b}}{_SUFFIX}'"
-            )
-        if len(splits) > 1:
-            raise SourceError(
-                f"{self._place} holds files of the splits {', '.join(splits)}: give a pattern for one split, such as "
-                f"'{self._place}/{splits[-1]}-*{_SUFFIX}'"
+                f"{self._place} holds files of parts of a data set, {', '.join(sorted(parts))}: give a pattern for one "
+                f"of them, such as '{self._place}/{max(parts)}*{_SUFFIX}', or name all in braces, "
+                f"'{self._place}/{{a,b}}*{_SUFFIX}'"
             )
 
     def _encoded(self, cell: Any, column: str, path: str) -> bytes:
@@ -178,51 +169,22 @@ class ParquetSource:
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, bytes) and cell:
             return cell
-        if isinstance(cell, str) and cell and self._images is None:
+        if not isinstance(cell, str) or not cell:
+            raise SampleError(path, f"has no image in column {column!r}")
+        if self._copies is not None and not self._options.root:
             raise SampleError(
                 path, f"{cell!r} is the name of a file: copy such files here, and give their folder as --root"
             )
-        if isinstance(cell, str) and cell and self._images is not None:
-            name = cell + self._options.suffix
-            try:
-                return read_below(self._images, name, path)
-            except SampleError as error:
-                raise SampleError(path, f"{name!r} {error.reason}") from error
-        raise SampleError(path, f"has no image in column {column!r}")
+        name = cell + self._options.suffix
+        try:
+            return read_below(self._images, name, path)
+        except SampleError as error:
+            raise SampleError(path, f"{name!r} {error.reason}") from error
 
 
 @functools.lru_cache(maxsize=4)
 def _roles_of(rows: ParquetRows, options: TableOptions, where: str) -> Roles:
     return find_roles(rows.schema, options, where)
-
-
-def _labels(
-    values: Mapping[str, list[Any]], roles: Roles, separator: str | None, where: str
-) -> tuple[Sequence[Label], tuple[str, ...]]:
-    names = roles.labels
-    if len(names) > 1:
-        return labels_of_columns({name: values[name] for name in names}, where)
-    if not names:
-        return (), ()
-    found = values[names[0]]
-    if separator is not None:
-        wrong = next((value for value in found if not (value is None or isinstance(value, str))), None)
-        if wrong is not None:
-            raise SourceError(
-                f"{where}: label column {names[0]!r} holds {wrong!r:.60}, not text: leave --label-sep out"
-            )
-        return split_names([value or "" for value in found], separator, where)
-    return labels_of_values(found, where, roles.classes)
-
-
-def _folds(values: Sequence[Any], where: str) -> Array:
-    wrong = [value for value in values if type(value) is not int or not -1 <= value < 2**31]
-    if wrong:
-        raise SourceError(
-            f"{where}: {wrong[0]!r} is not a fold: folds are whole numbers from 0, or -1 for samples that every fold "
-            "trains on"
-        )
-    return np.array(values, np.int64)
 
 
 def _array(cell: Any, column: str, path: str) -> Array:
@@ -259,13 +221,14 @@ class Roles:
     """The names of columns by their meaning; `image` and `mask` are "" if there is none.
 
     `kept` are the columns that go into the samples table. `unread` are columns of types that are not kept. `classes`
-    are the names of the classes, if the metadata has them.
+    are the names of the classes, if the metadata has them; of those in lists with `has_class_lists`.
     """
 
     image: str
     mask: str
     labels: tuple[str, ...]
     classes: tuple[str, ...]
+    has_class_lists: bool
     arrays: tuple[str, ...]
     kept: tuple[str, ...]
     unread: tuple[str, ...]
@@ -282,36 +245,45 @@ def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
     Raises SourceError if the image or the label may be one of several columns, and if `options` name a column that the
     schema lacks.
     """
-    features = _features(schema)
     types = {field.name: field.type for field in schema if not options.is_dropped(field.name)}
+    stated = _features(schema)
+    features = {name: found for name in types if (found := _classes_of(stated.get(name)))[0]}
     for name in (options.path_col, options.mask_col, options.fold_col, *options.label_cols):
         if name is not None and name not in types:
             raise SourceError(f"{where} has no column {name!r}: there are {', '.join(map(repr, types))}")
     images = [name for name in types if _is_image(types[name])]
     mask = options.mask_col or (MASK if MASK in images else "")
     image = options.path_col or _image([name for name in images if name != mask], types, where)
-    labels = options.label_cols or _label_columns(types, features, {image, mask, options.fold_col}, where)
-    free = [name for name in types if name not in {image, mask, *labels, options.fold_col}]
-    wanted = [name for name in free if options.is_kept(name)]
+    free = [name for name in types if name not in {image, mask, options.fold_col}]
+    named, classes = [name for name in LABEL_NAMES if name in free], [name for name in free if name in features]
+    if len(classes) > 1 and not named and not options.label_cols:
+        raise SourceError(f"{where} has several columns of classes, {', '.join(classes)}: name one with --label-col")
+    labels = options.label_cols or tuple((named or classes)[:1])
+    wanted = [name for name in free if name not in labels and options.is_kept(name)]
     arrays = tuple(name for name in wanted if _is_numbers(types[name]))
     kept = tuple(name for name in wanted if _is_plain(types[name]))
-    return Roles(
-        image,
-        mask,
-        tuple(labels),
-        _class_names(features, labels),
-        arrays,
-        kept,
-        tuple(name for name in wanted if name not in (*arrays, *kept)),
-    )
+    own, has_lists = features.get(labels[0], ((), False)) if len(labels) == 1 else ((), False)
+    unread = tuple(name for name in wanted if name not in (*arrays, *kept))
+    return Roles(image, mask, labels, own, has_lists, arrays, kept, unread)
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
     try:
-        features = json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
         return {}
     return features if isinstance(features, dict) else {}
+
+
+def _classes_of(feature: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the class names that a feature of Hugging Face states, and whether its values are lists of classes."""
+    is_list = isinstance(feature, list) and len(feature) == 1
+    inner = feature[0] if is_list else feature
+    if isinstance(inner, dict) and isinstance(inner.get("feature"), dict):
+        inner, is_list = inner["feature"], True
+    names = inner.get("names") if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" else None
+    is_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names or ()) if is_named else (), is_list
 
 
 def _is_image(kind: Any) -> bool:
@@ -330,42 +302,6 @@ def _image(images: Sequence[str], types: Mapping[str, Any], where: str) -> str:
     paths = (name for known in PATH_NAMES for name in types if name.lower() == known and _is_text(types[name]))
     has_numbers = any(map(_is_numbers, types.values()))
     return next((name for name in paths if not (has_numbers and name.lower() == "id")), "")
-
-
-def _label_columns(
-    types: Mapping[str, Any], features: Mapping[str, Any], used: set[str | None], where: str
-) -> Sequence[str]:
-    free = [name for name in types if name not in used]
-    named = [name for name in LABEL_NAMES if name in free]
-    classes = [name for name in free if _names_of(features.get(name))]
-    if len(classes) > 1 and not named:
-        raise SourceError(f"{where} has several columns of classes, {', '.join(classes)}: name one with --label-col")
-    return (named or classes)[:1]
-
-
-def _class_names(features: Mapping[str, Any], labels: Sequence[str]) -> tuple[str, ...]:
-    return _names_of(features.get(labels[0])) if len(labels) == 1 else ()
-
-
-def _names_of(feature: Any) -> tuple[str, ...]:
-    for part in _parts(feature):
-        names = part.get("names")
-        if (
-            part.get("_type") == "ClassLabel"
-            and isinstance(names, list)
-            and all(isinstance(name, str) for name in names)
-        ):
-            return tuple(names)
-    return ()
-
-
-def _parts(feature: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(feature, list) and len(feature) == 1:
-        feature = feature[0]
-    if isinstance(feature, dict):
-        yield feature
-        if isinstance(feature.get("feature"), dict):
-            yield feature["feature"]
 
 
 def _is_text(kind: Any) -> bool:
@@ -448,10 +384,7 @@ class ParquetRows:
                 start += batch.num_rows if batch is not None else 0
                 batch = _checked(self._path, lambda: next(batches))
                 self._last = (group, names, batches, start, batch)
-        cells: dict[str, Any] = _checked(
-            self._path, lambda: {name: batch.column(name)[place - start] for name in names}
-        )
-        return cells
+        return _checked(self._path, lambda: {name: batch.column(name)[place - start] for name in names})
 
 
 def open_rows(path: Path) -> ParquetRows:
@@ -476,7 +409,7 @@ def _open(path: Path) -> Any:
     return _pyarrow().parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
 
 
-def _checked(path: Path, read: Any) -> Any:
+def _checked(path: Path, read: Callable[[], T]) -> T:
     """Return `read()`. Raises SourceError for any error of pyarrow: the file is probably broken."""
     try:
         return read()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import hashlib
 import os
 import re
@@ -13,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from tpucache.errors import SourceError, TpucacheError
+from tpucache.errors import SourceError, TpucacheError, UsageError
 from tpucache.native import Array
 from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK, SOFT_LABEL, SOFT_WEIGHT
@@ -57,15 +59,15 @@ class Member(NamedTuple):
 class Sample:
     """One sample of a source.
 
-    `number` identifies its records, and `path` is its unique name. `bytes` is its size in the source (0: unknown), by
-    which later runs notice a change. `members` are its files, if they are in an archive. `fault` says why the sample
-    cannot be used, if that is known without loading it, for example because of a bad label; the text completes a
-    sentence that begins with the path.
+    `number` identifies its records, and `path` is its unique name. `label` may be raw, as labels.py describes; it is a
+    Label once it is read. `bytes` is the size in the source (0: unknown), by which later runs notice a change.
+    `members` are its files, if they are in an archive. `fault` says why the sample cannot be used, if that is known
+    without loading it; the text completes a sentence that begins with the path.
     """
 
     number: int
     path: str
-    label: Label = None
+    label: Any = None
     bytes: int = 0
     members: tuple[Member, ...] = ()
     fault: str = ""
@@ -75,13 +77,14 @@ class Sample:
 class Listing:
     """All samples of a source, numbered from 0 in a stable order, and everything that is known without loading them.
 
-    `classes` are the names of the class numbers, or of the positions in vectors of 0 and 1 (empty: no names). `columns`
-    go into the samples table unchanged, with one item for each sample. `left_out` counts files that are not samples, by
-    suffix. `asked` are the user's options as JSON values. `doubt` says why the folders are probably not classes; it is
-    ignored if the user names the classes. `value_names` are the names of the columns of labels, in the order of a
-    label's numbers (empty: no names), and `mask_names` those of the classes 1, 2, … of masks. `spellings` has the name
-    in the source of each column whose name differs. `like` is set by `like_source`. Raises SourceError for two classes
-    with the same name.
+    `classes` are the names of the class numbers, or of the positions in vectors of 0 and 1 (empty: no names).
+    `has_class_lists`: numbers in lists are classes, too. `columns` go into the samples table unchanged, with one item
+    for each sample. `left_out` counts files that are not samples, by suffix. `asked` are the user's options as JSON
+    values. `doubt` says why the folders are probably not classes; it is ignored if the user names the classes.
+    `value_names` are the names of the columns of labels, in the order of a label's numbers (empty: no names), and
+    `mask_names` those of the classes 1, 2, … of masks. `spellings` has the name in the source of each column whose name
+    differs. `more_labels` are raw labels of samples that are left out, but decide with the others how labels are read.
+    `like` is set by `like_source`. Raises SourceError for two classes with the same name.
     """
 
     samples: Sequence[Sample]
@@ -93,6 +96,8 @@ class Listing:
     value_names: tuple[str, ...] = ()
     mask_names: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
+    has_class_lists: bool = False
+    more_labels: Sequence[Any] = ()
     like: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -178,6 +183,10 @@ class DerivedSource:
     def __repr__(self) -> str:
         return source_name(self.source)
 
+    def load(self, sample: Sample) -> Item:
+        """Load a sample from `source`."""
+        return self.source.load(sample)
+
 
 @dataclass(frozen=True, repr=False)
 class CheckedSource(DerivedSource):
@@ -237,6 +246,96 @@ def left_out_text(left_out: Mapping[str, int]) -> str:
 def source_name(source: Source) -> str:
     """Return how messages name a source: its `repr`, or its class if it has no `__repr__` of its own."""
     return f"the {type(source).__name__}" if type(source).__repr__ is object.__repr__ else repr(source)
+
+
+def select_source(
+    source: Source, *, limit: int | None = None, include: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> Source:
+    """Return a source with some of the samples of `source`; without options, `source` itself.
+
+    `include` and `exclude` are patterns for paths, in which `*` matches any text, even `/`. `limit` is the most samples
+    to keep: they are spread over the whole source, and a larger limit keeps all of them and more. Raises UsageError for
+    a limit below 1.
+    """
+    included, excluded = tuple(include), tuple(exclude)
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is at least 1, not {limit}")
+    return SelectedSource(source, limit, included, excluded) if limit or included or excluded else source
+
+
+@dataclass(frozen=True, repr=False)
+class SelectedSource(DerivedSource):
+    """The samples of another source that `select_source` keeps, numbered again in the same order."""
+
+    source: Source
+    limit: int | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+
+    def list(self) -> Listing:
+        """Return the kept samples. Classes that have no sample because of the patterns are left out.
+
+        Raises SourceError if no samples are left.
+        """
+        listing = self.source.list()
+        paths = [sample.path for sample in listing.samples]
+        kept = [at for at, path in enumerate(paths) if self._matches(path)]
+        if not paths:
+            raise SourceError(f"{source_name(self.source)} has no samples")
+        if not kept:
+            raise SourceError(
+                f"--include and --exclude leave none of the {len(paths):,} samples of {source_name(self.source)}: "
+                f"their paths are such as {paths[0]!r}"
+            )
+        chosen = _few(kept, paths, self.limit)
+        asked = {name: value for name in ("limit", "include", "exclude") if (value := getattr(self, name))}
+        asked = {name: [*value] if isinstance(value, tuple) else value for name, value in asked.items()}
+        others = [label for at in sorted({*kept} - {*chosen}) if (label := listing.samples[at].label) is not None]
+        few = taken(listing, chosen)
+        few = dataclasses.replace(few, asked={**listing.asked, **asked}, more_labels=others)
+        return _without_unused(few, {listing.samples[at].label for at in kept} if listing.classes else set())
+
+    def _matches(self, path: str) -> bool:
+        wanted = not self.include or any(_is_meant(path, pattern) for pattern in self.include)
+        return wanted and not any(_is_meant(path, pattern) for pattern in self.exclude)
+
+
+def taken(listing: Listing, places: Sequence[int]) -> Listing:
+    """Return a listing with the samples at these positions alone, numbered again, and their columns."""
+    samples = [dataclasses.replace(listing.samples[at], number=number) for number, at in enumerate(places)]
+    columns = {
+        name: column[np.array(places, np.int64)] if isinstance(column, np.ndarray) else [column[at] for at in places]
+        for name, column in listing.columns.items()
+    }
+    return dataclasses.replace(listing, samples=samples, columns=columns)
+
+
+def _is_meant(path: str, pattern: str) -> bool:
+    path, pattern = path.removeprefix("./"), pattern.removeprefix("./")
+    return path == pattern or fnmatch.fnmatchcase(path, pattern)
+
+
+def _few(kept: Sequence[int], paths: Sequence[str], limit: int | None) -> Sequence[int]:
+    """Return at most `limit` of `kept`, in order: those whose paths have the lowest SHA-256, a pseudo-random choice."""
+    if limit is None or limit >= len(kept):
+        return kept
+    hashes = {at: hashlib.sha256(os.fsencode(paths[at])).digest() for at in kept}
+    return sorted(sorted(kept, key=hashes.__getitem__)[:limit])
+
+
+def _without_unused(listing: Listing, used: set[object]) -> Listing:
+    """Return a listing without the classes that no sample has, if each sample has at most one class."""
+    if not listing.classes or not all(isinstance(label, int) for label in used):
+        return listing
+    left = [number for number in range(len(listing.classes)) if number in used]
+    numbers = {old: new for new, old in enumerate(left)}
+    samples = [
+        dataclasses.replace(sample, label=numbers[sample.label]) if isinstance(sample.label, int) else sample
+        for sample in listing.samples
+    ]
+    more = [numbers.get(label, label) for label in listing.more_labels]
+    classes = tuple(listing.classes[number] for number in left)
+    return dataclasses.replace(listing, samples=samples, classes=classes, more_labels=more)
 
 
 class SourceKind(NamedTuple):

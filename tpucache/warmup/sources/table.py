@@ -5,17 +5,21 @@ Masks may be run lengths in cells, in Kaggle's order: down the columns, and the 
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import fnmatch
 import functools
+import io
 import logging
 import os
 import posixpath
 import re
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +28,18 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.options import option
 from tpucache.store.ahead import cached_for_threads, map_ahead
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.files import read_file
+from tpucache.text import OWN_HEADING, PREDICTION_COLUMNS, SEPARATOR, from_cell, from_heading, part_names
 from tpucache.warmup.sources.archives import find_archive
-from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
-from tpucache.warmup.sources.folder import SUFFIXES, read_file
-from tpucache.warmup.sources.labels import MISSING_WORDS, read_labels
+from tpucache.warmup.sources.columns import (
+    MISSING_WORDS,
+    column_labels,
+    fold_numbers,
+    numbers_of_texts,
+    sample_columns,
+    to_number,
+)
+from tpucache.warmup.sources.folder import SUFFIXES, read_sample
 from tpucache.warmup.sources.source import (
     Column,
     Item,
@@ -36,7 +48,6 @@ from tpucache.warmup.sources.source import (
     RunsOrder,
     Sample,
     SourceKind,
-    column_names,
     spellings,
     unique,
 )
@@ -54,8 +65,125 @@ _INDEX: Final = re.compile(r"\s*|Unnamed: \d+")
 #: Cells that stand for an image with an empty mask.
 _NOTHING: Final = ("", "-1", "nan")
 _MOST_CLASSES: Final = 255
+_SHOWN: Final = 4  # columns in a message, at most
+
+#: The run lengths of a sample's masks: class numbers and texts.
+Runs = Sequence[tuple[int, str]]
 
 _log: Final = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """The cells of a CSV file by column, and the line in which each row begins.
+
+    `is_own` says that `predict` or `suspects` wrote the file. These commands put a mark before text that a spreadsheet
+    would read as a formula; the marks have been removed from the cells.
+    """
+
+    path: Path
+    columns: Mapping[str, list[str]]
+    lines: Sequence[int]
+    is_own: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.columns)
+
+    def column(self, name: str) -> list[str]:
+        """Return a column's cells, one for each row. Raises SourceError if there is no such column."""
+        if name not in self.columns:
+            raise SourceError(f"{self.path} has no column {name!r}: there are {', '.join(map(repr, self.names))}")
+        return self.columns[name]
+
+    def wrong(self, row: int, column: str, reason: str) -> SourceError:
+        """Return a SourceError that names the line and the column of a cell, and gives the `reason`."""
+        return SourceError(f"{self.path}, line {self.lines[row]}, column {column!r}: {reason}")
+
+
+def read_table(path: str | Path) -> CsvTable:
+    """Read a whole CSV file: UTF-8, with or without a byte order mark, with commas between the cells.
+
+    Raises SourceError for a file that is not a CSV, has rows of different lengths, names a column twice or has no rows.
+    """
+    path = Path(path)
+    try:
+        data = _content(path)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + data.count(b"\n", 0, error.start)
+        raise SourceError(f"{path} is not UTF-8, in line {line}: save it as UTF-8") from error
+    columns = plain_columns(text)
+    lines: Sequence[int] = range(1, 1 + len(columns[0])) if columns else []
+    if not columns:
+        columns, lines = _parsed_columns(text, path)
+    if len(lines) < 2:
+        raise SourceError(f"{path} has no rows: the first line names the columns, and each further line is a sample")
+    names = [cells.pop(0) for cells in columns]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise SourceError(f"{path} has more than one column {twice[0]!r}: give each a name of its own")
+    is_own = tuple(names[: len(OWN_HEADING)]) == OWN_HEADING
+    if is_own:
+        texts = {*PREDICTION_COLUMNS[1:], "predicted"}
+        columns = [
+            [*map(from_cell, cells)] if name in texts else cells for name, cells in zip(names, columns, strict=True)
+        ]
+    return CsvTable(path, dict(zip(names, columns, strict=True)), lines[1:], is_own)
+
+
+def plain_columns(text: str) -> list[list[str]]:
+    """Split a text without quotes into its columns; return an empty list if the text needs a parser.
+
+    This takes a fifth of the parser's time, which matters for tables of millions of rows.
+    """
+    text = text.replace("\r\n", "\n").removesuffix("\n")
+    if any(part in text for part in ('"', "\r", "\0", "\n\n")) or not text.strip("\n") or text[0] == "\n":
+        return []
+    commas = {line.count(",") for line in text.split("\n")}
+    if len(commas) > 1:
+        return []
+    width = 1 + commas.pop()
+    cells = text.replace("\n", ",").split(",")
+    return [cells[column::width] for column in range(width)]
+
+
+def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
+    """Return the columns of any CSV text, and the line in which each row begins."""
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    line = 1
+    limit = csv.field_size_limit(sys.maxsize)  # run lengths of masks are long
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        for row in reader:
+            if row:  # an empty line is not a row
+                rows.append(row)
+                lines.append(line)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise SourceError(f"{path}, line {line}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+    for row, start in zip(rows, lines, strict=True):
+        if len(row) != len(rows[0]):
+            raise SourceError(f"{path}, line {start}: the line has {len(row)} cells, the first line {len(rows[0])}")
+    return [list(cells) for cells in zip(*rows, strict=True)], lines
+
+
+def _content(path: Path) -> bytes:
+    files = find_archive(path)
+    if files is None:
+        return read_file(path)
+    folder = dataclasses.replace(files, inside=posixpath.dirname(files.inside))
+    member = folder.list().get(path.name)
+    if member is None:
+        raise SourceError(f"{folder} has no file {path.name!r}")
+    return folder.read(member, path.name)
 
 
 @dataclass(frozen=True)
@@ -106,14 +234,6 @@ class TableOptions:
             raise UsageError(f"label_cols must be a list of different names, not {self.label_cols!r}")
         for name in ("label_cols", "rle_cols", "keep", "drop"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check_runs()
-        if self.label_sep is not None and (not self.label_sep or len(self.label_cols) != 1):
-            raise UsageError(
-                f"label_sep must be the text between names in one label column, not {self.label_sep!r} "
-                f"with {len(self.label_cols)} label columns"
-            )
-
-    def _check_runs(self) -> None:
         if (self.rle_class_col or self.rle_relative or self.rle_order) and not self.rle_cols:
             raise UsageError(
                 "rle_class_col, rle_order and rle_relative need a column of run lengths: give rle_cols, too"
@@ -122,6 +242,11 @@ class TableOptions:
             raise UsageError("each of several rle_cols is a class: leave rle_class_col out")
         if self.rle_cols and self.mask_col:
             raise UsageError("masks are either files or run lengths: give only one of mask_col and rle_cols")
+        if self.label_sep is not None and (not self.label_sep or len(self.label_cols) != 1):
+            raise UsageError(
+                f"label_sep must be the text between names in one label column, not {self.label_sep!r} "
+                f"with {len(self.label_cols)} label columns"
+            )
 
     def is_kept(self, name: str) -> bool:
         """Return whether `keep` and `drop` say that a column is kept, if no other option names the column."""
@@ -168,34 +293,35 @@ class TableSource:
         return str(self._path)
 
     def list(self) -> Listing:
-        """Return all rows as samples, and the columns of `kept_columns`. `read_labels` describes how labels are read.
+        """Return all rows as samples, and the columns of `kept_columns`.
 
         Raises SourceError for a table with missing or wrong contents.
         """
-        table, files, options = _read(self._path, self._options)
+        table, rows, options = _read(self._path, self._options)
         if options != self._options:
             _log.warning(
                 "%s: using the labels in column %r; --label-col chooses another, --keep %s makes it a plain column",
                 self._path, options.label_cols[0], options.label_cols[0],
             )  # fmt: skip
-        labels, classes, faults = read_labels(table, options.label_cols, options.label_sep)
-        self._tell_of_repeated(table, files.images)
+        labels, faults = raw_labels(table, options)
+        self._tell_of_repeated(table, rows.images)
         found = None if self._archive is None else self._archive.list()
         self._check_heading(path_column(table, options) + options.suffix, found)
-        samples = []
-        sizes = map_ahead(functools.partial(self._bytes, files), files.rows.values() if found is None else ())
-        for (name, number), label in zip(files.rows.items(), labels, strict=True):
-            members = () if found is None else _members(found, files.names(number))
-            size = next(sizes) if found is None else sum(member.bytes for member in members)
-            size += files.run_bytes(number)
-            samples.append(Sample(number, name, label, size, members, faults.get(number, "")))
-        masks = () if files.runs is None else files.runs.names
+        members = [_members(found, rows.names(row)) if found is not None else () for row in rows.numbers.values()]
+        sizes = (
+            map_ahead(functools.partial(self._bytes, rows), rows.numbers.values())
+            if found is None
+            else (sum(member.bytes for member in each) for each in members)
+        )
+        samples = [
+            Sample(row, name, label, size + rows.run_bytes(row), own, faults.get(row, ""))
+            for (name, row), label, own, size in zip(rows.numbers.items(), labels, members, sizes, strict=True)
+        ]
         return Listing(
             samples,
-            classes,
-            kept_columns(table, options),
+            columns=kept_columns(table, options),
             value_names=options.label_cols,
-            mask_names=masks,
+            mask_names=rows.mask_names,
             spellings=spellings(_kept_names(table, options)),
         )
 
@@ -207,25 +333,43 @@ class TableSource:
         """
         try:
             status = self._stored_in.stat()
-            files = _files_of(self._path, self._options, status.st_size, status.st_mtime_ns)
+            rows = _rows_of(self._path, self._options, status.st_size, status.st_mtime_ns)
         except (OSError, SourceError) as error:
             raise SampleError(sample.path, f"{self._path} cannot be read any more: {error}") from error
-        number = files.rows.get(sample.path)
-        if number is None:
+        row = rows.numbers.get(sample.path)
+        if row is None:
             raise SampleError(sample.path, f"is no longer in {self._path}: put its row back")
-        if number in files.lacks:
-            raise SampleError(sample.path, files.lacks[number])
-        image, *masks = files.names(number)
-        fields = {IMAGE: self._read(sample, 0, image)}
+        if row in rows.lacks:
+            raise SampleError(sample.path, rows.lacks[row])
+        image, *masks = rows.names(row)
+        fields = {IMAGE: self._load(sample, 0, image)}
         for mask in masks:
             try:
-                fields[MASK] = self._read(sample, 1, mask)
+                fields[MASK] = self._load(sample, 1, mask)
             except SampleError as error:
                 raise SampleError(sample.path, f"its mask {mask!r} {error.reason}", error.file) from error
-        if files.runs is None:
+        if rows.runs is None:
             return Item(fields)
-        runs = read_runs(files.runs.runs[number], self._options.rle_relative, sample.path)
+        runs = read_runs(rows.runs[row], self._options.rle_relative, sample.path)
         return Item(fields, mask_runs=runs, runs_order=self._options.rle_order)
+
+    def _load(self, sample: Sample, place: int, name: str) -> bytes:
+        """Return the bytes of a sample's file `name`; in an archive, of its member at position `place`."""
+        if self._archive is None:
+            return read_sample(self._root / name, sample.path)
+        if not sample.members:
+            raise SampleError(sample.path, f"is not in {self._archive}, or its mask is not")
+        return self._archive.read(sample.members[place], sample.path)
+
+    def _bytes(self, rows: _Rows, row: int) -> int:
+        """Return the size of a row's files. A missing file counts as 0, and is an error when it is loaded."""
+        total = 0
+        for name in rows.names(row):
+            try:
+                total += os.stat(self._root / name).st_size if name else 0
+            except (OSError, ValueError):  # ValueError: a name with a zero byte
+                continue
+        return total
 
     def _tell_of_repeated(self, table: CsvTable, images: Sequence[str]) -> None:
         first: dict[str, int] = {}
@@ -247,55 +391,53 @@ class TableSource:
                 "as path,label above it"
             )
 
-    def _read(self, sample: Sample, place: int, name: str) -> bytes:
-        """Return the bytes of a sample's file `name`; in an archive, of its member at position `place`."""
-        if self._archive is None:
-            return read_file(self._root / name, sample.path)
-        if not sample.members:
-            raise SampleError(sample.path, f"is not in {self._archive}, or its mask is not")
-        return self._archive.read(sample.members[place], sample.path)
-
-    def _bytes(self, files: _Files, number: int) -> int:
-        """Return the size of a row's files. A missing file counts as 0, and is an error when it is loaded."""
-        total = 0
-        for name in files.names(number):
-            try:
-                total += os.stat(self._root / name).st_size if name else 0
-            except (OSError, ValueError):  # ValueError: a name with a zero byte
-                continue
-        return total
-
 
 @dataclass(frozen=True)
-class _Files:
-    """The data of a table that loading needs. `lacks` says why some rows cannot be loaded, by row number.
+class _Rows:
+    """The data of a table that loading needs.
 
-    `rows` has the row number of each sample by its path. `images` and `masks` have a path for each row; `masks` is
-    empty if the table has no column of masks.
+    `numbers` has the row number of each sample by its path. `images` and `masks` have a path for each row; `masks` is
+    empty if the table has no column of masks. `lacks` says why some rows cannot be loaded. `runs` are the run lengths
+    of each row, None without any, and `mask_names` the names of their classes.
     """
 
-    rows: dict[str, int]
+    numbers: dict[str, int]
     images: list[str]
-    masks: list[str] = dataclasses.field(default_factory=list)
-    lacks: dict[int, str] = dataclasses.field(default_factory=dict)
-    runs: RunTable | None = None
+    masks: list[str]
+    lacks: dict[int, str]
+    runs: list[Runs] | None
+    mask_names: tuple[str, ...]
 
-    def names(self, number: int) -> list[str]:
+    def names(self, row: int) -> list[str]:
         """Return the paths of a row's image and mask, if the table has masks; "" for a missing path."""
-        return [column[number] for column in (self.images, self.masks) if column]
+        return [column[row] for column in (self.images, self.masks) if column]
 
-    def run_bytes(self, number: int) -> int:
-        return 0 if self.runs is None else self.runs.bytes(number)
+    def run_bytes(self, row: int) -> int:
+        return 0 if self.runs is None else sum(len(text) for _, text in self.runs[row])
 
 
 def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member, ...]:
     """Return the members with these names, or () if one of them is missing."""
-    members = [found.get(posixpath.normpath(name)) for name in names]
-    known = tuple(member for member in members if member is not None)
+    known = tuple(member for name in names if (member := found.get(posixpath.normpath(name))) is not None)
     return known if len(known) == len(names) else ()
 
 
-def _files(table: CsvTable, options: TableOptions) -> _Files:
+@cached_for_threads(2)
+def _rows_of(path: Path, options: TableOptions, size: int, changed: int) -> _Rows:
+    """Read a table. `size` and `changed` only make the cache read it again after a change."""
+    return _read(path, options)[1]
+
+
+def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Rows, TableOptions]:
+    """Return a table with one row for each sample, what loading needs of it, and the options.
+
+    If `options` name no labels, the returned options name the label column that `with_found_labels` finds.
+    """
+    table = read_table(path)
+    options = with_found_labels(table, options)
+    runs, mask_names = None, tuple[str, ...]()
+    if options.rle_cols:
+        table, runs, mask_names = join_rows(table, path_column(table, options), options)
     path_name = path_column(table, options)
     needed = {path_name: "path"}
     if options.label_sep is None:
@@ -304,34 +446,14 @@ def _files(table: CsvTable, options: TableOptions) -> _Files:
         needed[options.mask_col] = "mask"
     lacks: dict[int, str] = {}
     for name, what in needed.items():
-        for number, cell in enumerate(table.column(name)):
+        for row, cell in enumerate(table.column(name)):
             if not cell.strip():
-                lacks.setdefault(number, f"has no {what} in column {name!r}")
-    paths = table.column(path_name)
-    images = [cell + options.suffix if cell.strip() else "" for cell in paths]
+                lacks.setdefault(row, f"has no {what} in column {name!r}")
+    images = [cell + options.suffix if cell.strip() else "" for cell in table.column(path_name)]
     names = unique(image or f"line {line}" for image, line in zip(images, table.lines, strict=True))
     masks = table.column(options.mask_col) if options.mask_col is not None else []
-    return _Files({name: number for number, name in enumerate(names)}, images, masks, lacks)
-
-
-@cached_for_threads(2)
-def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Read a table. `size` and `changed` only make the cache read it again after a change."""
-    return _read(path, options)[1]
-
-
-def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Files, TableOptions]:
-    """Return a table with one row for each sample, the data that loading needs, and the options.
-
-    If `options` name no labels, the returned options name the label column that `with_found_labels` finds.
-    """
-    table = read_table(path)
-    options = with_found_labels(table, options)
-    if not options.rle_cols:
-        return table, _files(table, options), options
-    labels = [name for name in (*options.label_cols, options.fold_col) if name is not None]
-    joined = join_rows(table, path_column(table, options), options.rle_cols, options.rle_class_col, labels)
-    return joined.table, dataclasses.replace(_files(joined.table, options), runs=joined), options
+    rows = _Rows({name: row for row, name in enumerate(names)}, images, masks, lacks, runs, mask_names)
+    return table, rows, options
 
 
 def with_found_labels(table: CsvTable, options: TableOptions) -> TableOptions:
@@ -348,6 +470,35 @@ def with_found_labels(table: CsvTable, options: TableOptions) -> TableOptions:
     if len(found) != 1 or not any(cell.strip() for cell in table.column(found[0])):
         return options
     return dataclasses.replace(options, label_cols=(found[0],))
+
+
+def raw_labels(table: CsvTable, options: TableOptions) -> tuple[Sequence[Any], Mapping[int, str]]:
+    """Return the raw label of each row, and the faults of rows. Raises SourceError as `column_labels` does."""
+    if not options.label_cols:
+        return [None] * len(table.lines), {}
+    if len(options.label_cols) == 1 and options.label_sep is None:
+        _refuse_several(table, options.label_cols[0])
+    columns = {name: table.column(name) for name in options.label_cols}
+    labels, faults = column_labels(columns, str(table.path), separator=options.label_sep, is_own=table.is_own)
+    return labels, {row: f"line {table.lines[row]}, {fault}" for row, fault in faults.items()}
+
+
+def _refuse_several(table: CsvTable, column: str) -> None:
+    """Raise SourceError if a cell of a table of predictions has several names or numbers, which are no class."""
+    if tuple(table.names[: len(PREDICTION_COLUMNS)]) != PREDICTION_COLUMNS or column not in PREDICTION_COLUMNS:
+        return
+    others = table.names[len(PREDICTION_COLUMNS) :]
+    classes = {*map(from_heading, others)}
+    for row, cell in enumerate(table.column(column)):
+        parts = part_names(cell)
+        if cell in classes or not parts or parts == [cell.strip()]:
+            continue
+        if classes.issuperset(parts):
+            raise table.wrong(row, column, f"{cell!r:.100} names several classes: add --label-sep {SEPARATOR!r}")
+        if len(parts) > 1 and all(to_number(part) is not None for part in parts):
+            names = " ".join(f"--label-col {name}" for name in others[:_SHOWN])
+            more = " …" if len(others) > _SHOWN else ""
+            raise table.wrong(row, column, f"{cell!r:.100} has several numbers: give their columns, {names}{more}")
 
 
 def path_column(table: CsvTable, options: TableOptions) -> str:
@@ -371,37 +522,16 @@ def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
     The columns are the fold, and those that `keep` and `drop` allow and no other option names. Raises SourceError for a
     fold that is not a whole number from -1.
     """
-    columns: dict[str, Column] = {}
     if not options.rle_cols:  # columns that differ within an image are left out of the table by now
         options.tell_of_unused(table.names, str(table.path))
-    if options.fold_col is not None:
-        cells = table.column(options.fold_col)
-        numbers = {cell: to_number(cell) for cell in set(cells)}
-        folds = [numbers[cell] for cell in cells]
-        for cell, fold in numbers.items():
-            if not isinstance(fold, int) or not -1 <= fold < 2**31:
-                reason = "a fold must be a whole number from 0, or -1 for a sample that every fold trains on"
-                raise table.wrong(cells.index(cell), options.fold_col, reason)
-        columns["fold"] = np.array(folds, np.int64)
-    kept = column_names(_kept_names(table, options))
-    return columns | {safe: _column(table.column(name)) for name, safe in kept.items()}
+    fold = options.fold_col
+    folds = {} if fold is None else {"fold": fold_numbers(table.column(fold), f"{table.path}, column {fold!r}")}
+    return folds | sample_columns({name: numbers_of_texts(table.column(name)) for name in _kept_names(table, options)})
 
 
 def _kept_names(table: CsvTable, options: TableOptions) -> list[str]:
     taken = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
     return [name for name in table.names if name not in taken and options.is_kept(name)]
-
-
-def _column(cells: Sequence[str]) -> Column:
-    known = {cell: to_number(cell) for cell in set(cells)}
-    numbers = [number for number in known.values() if number is not None]
-    if len(numbers) < len(known) or any(re.match(r"\s*[+-]?0\d", cell) for cell in known):  # 007 is a name
-        return cells
-    if all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers):
-        return np.array([known[cell] for cell in cells], np.int64)
-    if any(isinstance(number, int) and float(number) != number for number in numbers):
-        return cells
-    return np.array([known[cell] for cell in cells], np.float64)
 
 
 def _is_table(source: str | Path) -> bool:
@@ -413,87 +543,61 @@ OPTIONS: Final = frozenset(field.name for field in dataclasses.fields(TableOptio
 KIND: Final = SourceKind("a .csv table of them", _is_table, TableSource, OPTIONS)
 
 
-class Runs(NamedTuple):
-    """The run lengths of one class of a sample, as text."""
+def join_rows(table: CsvTable, path_col: str, options: TableOptions) -> tuple[CsvTable, list[Runs], tuple[str, ...]]:
+    """Return a table with one row for each path, the run lengths of all rows of that path, and the names of classes.
 
-    class_number: int
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RunTable:
-    """A table with one row for each image, and the run lengths of each row in `runs`.
-
-    `names` are the names of the classes 1, 2, …; () if there is one class without a name, or the table has numbers.
+    A single column of run lengths is class 1, or the class that its row has in the column `rle_class_col`; several
+    columns are the classes 1, 2, … in order. Class names are numbered from 1 in alphabetical order; a row without run
+    lengths needs no class. Other columns that differ between the rows of an image are left out, with a warning; for
+    those of labels and folds, SourceError is raised. It is also raised for run lengths without a class, and if class
+    numbers are not from 1 to 255.
     """
-
-    table: CsvTable
-    runs: list[list[Runs]]
-    names: tuple[str, ...] = ()
-
-    def bytes(self, row: int) -> int:
-        """Return how many characters the run lengths of a row have, over all its classes."""
-        return sum(len(runs.text) for runs in self.runs[row])
-
-
-def join_rows(
-    table: CsvTable, path_col: str, rle_cols: Sequence[str], class_col: str | None, labels: Sequence[str]
-) -> RunTable:
-    """Return a table with one row for each path, and the run lengths of all rows of that path.
-
-    A single column of run lengths is class 1, or the class that its row has in the column `class_col`; several columns
-    are the classes 1, 2, … in order. Class names in `class_col` are numbered from 1 in alphabetical order; a row
-    without run lengths needs no class. Other columns that differ between the rows of an image are left out, with a
-    warning; if `labels` names such a column, SourceError is raised. It is also raised for run lengths without a class,
-    and if class numbers are not from 1 to 255.
-    """
-    paths = table.column(path_col)
     rows: dict[str, list[int]] = {}
-    for row, path in enumerate(paths):
+    for row, path in enumerate(table.column(path_col)):
         rows.setdefault(path if path.strip() else f"#{row}", []).append(row)
-    columns = [table.column(name) for name in rle_cols]
-    numbers, names = None, tuple(rle_cols) if len(rle_cols) > 1 else ()
-    if class_col is not None:
-        numbers, names = _class_numbers(table, class_col, columns[0])
-    runs = [
+    columns = [table.column(name) for name in options.rle_cols]
+    numbers, names = None, options.rle_cols if len(columns) > 1 else ()
+    if options.rle_class_col is not None:
+        numbers, names = _class_numbers(table, options.rle_class_col, columns[0])
+    runs: list[Runs] = [
         [
-            Runs(place + 1 if numbers is None else numbers[row], cells[row].strip())
+            (place + 1 if numbers is None else numbers[row], cells[row].strip())
             for row in group
             for place, cells in enumerate(columns)
             if not _is_nothing(cells[row])
         ]
         for group in rows.values()
     ]
-    used = {*rle_cols, class_col}
+    used = {*options.rle_cols, options.rle_class_col}
     alike = {name for name in table.names if name not in used and _is_alike(table.column(name), rows)}
-    if differing := [name for name in labels if name not in alike]:
-        raise SourceError(f"{table.path}: rows of the same image differ in column {differing[0]!r}: make them alike")
+    for name in (*options.label_cols, options.fold_col):
+        if name is not None and name not in alike:
+            raise SourceError(f"{table.path}: rows of the same image differ in column {name!r}: make them alike")
     if left_out := [name for name in table.names if name not in alike | used]:
         _log.warning("leaving out columns that differ within an image: %s", ", ".join(left_out))
     firsts = [group[0] for group in rows.values()]
     kept = {name: [table.column(name)[row] for row in firsts] for name in table.names if name in alike}
-    return RunTable(CsvTable(table.path, kept, [table.lines[row] for row in firsts]), runs, names)
+    return CsvTable(table.path, kept, [table.lines[row] for row in firsts]), runs, names
 
 
-def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray[np.int64]:
+def read_runs(runs: Runs, is_relative: bool, path: str) -> npt.NDArray[np.int64]:
     """Return run lengths as rows of class, first pixel (from 0) and length: int64 (n, 3), classes ascending.
 
     Relative runs count from the end of the previous run, as in SIIM-ACR. Raises SampleError for malformed run lengths.
     """
     parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), np.int64)]
-    for number, text in sorted(runs, key=lambda each: each.class_number):
+    for number, text in sorted(runs, key=lambda each: each[0]):
+        short = repr(text if len(text) <= 40 else f"{text[:37]}...")
         try:
             values = np.array(text.split(), np.int64)
         except (ValueError, OverflowError) as error:
-            raise SampleError(path, f"its run lengths {_short(text)} are not whole numbers") from error
+            raise SampleError(path, f"its run lengths {short} are not whole numbers") from error
         starts, lengths = values[::2], values[1::2]
         if len(starts) != len(lengths) or (lengths < 1).any():
-            raise SampleError(
-                path, f"its run lengths {_short(text)} are not pairs of a start and a length, both from 1"
-            )
+            raise SampleError(path, f"its run lengths {short} are not pairs of a start and a length, both from 1")
         first = np.cumsum(starts + lengths) - lengths if is_relative else starts - 1
         if (first < 0).any():
-            raise SampleError(path, f"its run lengths {_short(text)} begin before the first pixel")
+            raise SampleError(path, f"its run lengths {short} begin before the first pixel")
         parts.append(np.stack([np.full(len(first), number), first, lengths], axis=1))
     return np.concatenate(parts)
 
@@ -526,7 +630,3 @@ def _is_nothing(runs: str) -> bool:
 
 def _is_alike(cells: Sequence[str], rows: Mapping[str, Sequence[int]]) -> bool:
     return all(cells[row] == cells[group[0]] for group in rows.values() for row in group[1:])
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")

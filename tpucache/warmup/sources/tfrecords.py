@@ -7,8 +7,7 @@ import functools
 import itertools
 import logging
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +17,10 @@ import numpy.typing as npt
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.native import Array
 from tpucache.progress import Progress
-from tpucache.store.ahead import open_scanned
+from tpucache.store.ahead import cached_for_threads, open_scanned
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.store.files import open_file
-from tpucache.warmup.sources.labels import tell_of_others
+from tpucache.warmup.sources.columns import tell_of_others
 from tpucache.warmup.sources.source import (
     Item,
     Listing,
@@ -42,15 +41,7 @@ _NAMES: Final = re.compile(r"(\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?|-\d{5}-
 # A record is its length (u64), the length's checksum (u32), its data, and the data's checksum (u32), little-endian.
 _HEADER: Final = 12
 _FRAME: Final = 16
-
-_MOST_WALKED: Final = 64
-#: This many evenly spread records are read to find out whether several label features are classes.
-_LOOKED_AT: Final = 64
-_NAMES_LOOKED_AT: Final = 8  # this many records are read to find the names of features
-#: The offsets of records in files, by path, size and modification time; the file that was scanned last is last.
-_walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
-_log: Final = logging.getLogger("tpucache")
-_lock: Final = threading.Lock()  # a Dask worker has several threads
+_LOOKED_AT: Final = 8  # this many records are read to find the names of features
 
 _IMAGES: Final = ("image", "image_raw", "image/encoded")
 _LABELS: Final = ("class", "label", "target", "image/class/label")
@@ -118,6 +109,11 @@ _CLASS_NAMES: Final = f"{OBJECTS}class/text"
 _CROWDS: Final = f"{OBJECTS}is_crowd"  # 1 for the box of a crowd
 _SIZE: Final = ("image/width", "image/height")
 
+#: The values of each feature of an Example: bytes, or an array of int64 or float32.
+Features = dict[str, Any]
+
+_log: Final = logging.getLogger("tpucache")
+
 
 class TFRecordSource:
     """The records of TFRecord files, file by file, sorted by the bytes of file names. Compressed files are refused."""
@@ -133,22 +129,29 @@ class TFRecordSource:
     def list(self) -> Listing:
         """Return all records as samples, with paths such as `file#record`.
 
-        If several features are labels, and are 0 or 1 in each of some evenly spread records, they are the classes.
         Raises SourceError for a file that is broken or cut off, with its path and the offset, and DependencyError
         without google-crc32c or protobuf.
         """
         samples: list[Sample] = []
         with Progress(None, "list", "records", is_brief=True) as progress:
-            for name in _find(self._root, self._pattern):
-                bounds = _bounds_of(self._root / name, progress.advance).tolist()
+            for path in find_files(self._root, self._pattern):
+                if not _NAMES.search(path.name):
+                    raise SourceError(
+                        f"{self._root / path} is not called .tfrec, .tfrecord or .tfrecords: "
+                        "give a pattern that matches only such files, and decompress compressed ones"
+                    )
+                bounds = _bounds_of(self._root / path).tolist()
                 samples += [
-                    Sample(len(samples) + record, f"{name}#{record}", None, end - start - _FRAME)
+                    Sample(len(samples) + record, f"{path.as_posix()}#{record}", None, end - start - _FRAME)
                     for record, (start, end) in enumerate(itertools.pairwise(bounds))
                 ]
+                progress.advance(len(bounds) - 1)
         if not samples:
-            raise SourceError(f"{self._root / self._pattern} holds no records")
-        names, columns = self._tell_of_features(samples), self._options.label_cols
-        return Listing(samples, self._classes(samples), value_names=columns, spellings=spellings(names))
+            raise SourceError(f"{self} holds no records")
+        few = list(self._some_features(samples))
+        self._tell_of_features(few)
+        names = sorted({name for features in few for name in features})
+        return Listing(samples, value_names=self._options.label_cols, spellings=spellings(names))
 
     def load(self, sample: Sample) -> Item:
         """Return a record's content.
@@ -157,57 +160,48 @@ class TFRecordSource:
         """
         return read_example(self._data(sample.path), sample.path, self._options)
 
-    def _classes(self, samples: Sequence[Sample]) -> tuple[str, ...]:
-        if len(self._options.label_cols) < 2:
-            return ()
-        found = []
+    def _some_features(self, samples: Sequence[Sample]) -> Iterator[Features]:
         for sample in samples[:: max(1, len(samples) // _LOOKED_AT)]:
             with contextlib.suppress(SampleError):
-                found.append(are_marks(self._data(sample.path), sample.path, self._options.label_cols))
-        return self._options.label_cols if found and all(found) else ()
+                yield _features(_parse(self._data(sample.path), sample.path), self._options)
 
-    def _tell_of_features(self, samples: Sequence[Sample]) -> Sequence[str]:
-        """Warn of boxes and features that are left out, and if more than one feature could be the label by its name.
-
-        Returns the names of the features of a few records.
-        """
-        names, found, used = set[str](), set[str](), set[str]()
-        unread, has_crowds = set[str](), False
-        for sample in samples[:: max(1, len(samples) // _NAMES_LOOKED_AT)]:
-            with contextlib.suppress(SampleError):
-                texts, numbers = _features(self._data(sample.path), sample.path, self._options)
-                names |= {*texts, *numbers}
-                found |= {name for name in _LABELS if len(numbers.get(name, texts.get(name, ())))}
-                used |= {*_found_label(texts, numbers)}
-                has_crowds |= bool(len(numbers.get(_CROWDS, ())))
-                unread |= _unread(texts, numbers)
-        if has_crowds:  # not counted, because that would read all records twice
+    def _tell_of_features(self, few: Sequence[Features]) -> None:
+        """Warn of boxes and features that are left out, and if more than one feature could be the label by its name."""
+        if any(
+            len(features.get(_CROWDS, ())) for features in few
+        ):  # not counted, because that would read all records twice
             _log.warning("%s: boxes of crowds, those whose %r is not 0, are left out", self, _CROWDS)
-        if unread:
+        objects = {
+            name
+            for features in few
+            if LEFT in features
+            for name in features
+            if name.startswith(OBJECTS) and len(features[name])
+        }
+        if unread := objects - {*_CORNERS, *_CLASSES, _CLASS_NAMES, _CROWDS}:
             shown = ", ".join(map(repr, sorted(unread)))
             _log.warning(
                 "%s: of objects, only boxes and their classes are read, not %s: they are left out", self, shown
             )
-        if self._options.label_cols:
-            return sorted(names)
-        if len(used) == 1:
-            tell_of_others(repr(self), min(used), sorted(found - used))
-        elif used:
+        used = sorted({name for features in few for name in _found_label(features)})
+        if len(used) == 1 and not self._options.label_cols:
+            named = {name for features in few for name in _LABELS if len(features.get(name, ()))}
+            tell_of_others(repr(self), used[0], sorted(named - {*used}))
+        elif used and not self._options.label_cols:
             _log.warning(
                 "%s: the label of some records is feature %r, of others %r: name the right one with --label-col",
-                self, *sorted(used)[:2],
+                self, *used[:2],
             )  # fmt: skip
-        return sorted(names)
 
     def _data(self, name: str) -> bytes:
         file_name, _, record = name.rpartition("#")
         path, number = self._root / file_name, int(record)
         try:
-            bounds = _bounds_of(path)[number : number + 2].tolist()
+            start, end = _bounds_of(path)[number : number + 2].tolist()
             with open_file(path) as file:
-                file.seek(bounds[0])
-                frame = file.read(bounds[1] - bounds[0])
-        except IndexError as error:
+                file.seek(start)
+                frame = file.read(end - start)
+        except ValueError as error:
             raise SampleError(name, "is no longer in its file, which holds fewer records now") from error
         except (OSError, SourceError) as error:
             raise SampleError(name, f"cannot be read any more: {error}") from error
@@ -217,37 +211,17 @@ class TFRecordSource:
         return data
 
 
-def _find(root: Path, pattern: str) -> list[str]:
-    names = find_files(root, pattern)
-    for name in names:
-        if not _NAMES.search(name.name):
-            raise SourceError(
-                f"{root / name} is not called .tfrec, .tfrecord or .tfrecords: "
-                "give a pattern that matches only such files, and decompress compressed ones"
-            )
-    return [name.as_posix() for name in names]
-
-
-def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: None) -> npt.NDArray[np.int64]:
-    """Return where the records of a file begin, and where the last one ends: int64 (records + 1,), in bytes.
-
-    Each process keeps the result for 64 files, and scans a file again when it changes. During the scan, `advance` is
-    called for each record. Raises SourceError.
-    """
+def _bounds_of(path: Path) -> npt.NDArray[np.int64]:
+    """Return where the records of a file begin, and its end. Each process scans a file once, and after a change."""
     try:
         status = path.stat()
-        key = (path, status.st_size, status.st_mtime_ns)
-        with _lock:
-            if key not in _walked:
-                _walked[key] = _walk(path, status.st_size, advance)
-                while len(_walked) > _MOST_WALKED:
-                    del _walked[next(iter(_walked))]
-            return _walked[key]
+        return _scanned(path, status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
 
 
-def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
+@cached_for_threads(64)
+def _scanned(path: Path, size: int, _changed: int) -> npt.NDArray[np.int64]:
     bounds = [0]
     with open_scanned(path) as file:
         while (start := bounds[-1]) < size:
@@ -259,7 +233,6 @@ def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArra
             if len(header) < _HEADER or end > size:
                 raise SourceError(f"{path}, offset {start}: the record is cut off: copy the whole file again")
             bounds.append(end)
-            advance(1)
     return np.array(bounds, np.int64)
 
 
@@ -319,61 +292,39 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
     Raises SampleError if the Example cannot be converted, DependencyError without protobuf.
     """
     example = _parse(data, path)
-    lists = [name for name in sorted(example.lists.list) if options.is_kept(name)]
-    if lists:
+    if lists := [name for name in sorted(example.lists.list) if options.is_kept(name)]:
         raise SampleError(
             path,
             f"is a tf.train.SequenceExample whose feature lists are not read, such as {lists[0]!r}: write them as "
             f"features of a tf.train.Example, or leave them out with --drop {lists[0]!r}",
         )
-    texts, numbers = _split(example, options)
+    features = _features(example, options)
     fields: dict[str, bytes | Array] = {}
-    image = _image_name(texts, path)
+    image = _image_name(features, path)
     if image is not None:
-        fields[IMAGE] = _one(texts.pop(image), image, path)
-        if MASK in texts:
-            fields[MASK] = _one(texts.pop(MASK), MASK, path)
-    label = _label(texts, numbers, options.label_cols, path)
+        fields[IMAGE] = _one(features.pop(image), image, path)
+        if isinstance(features.get(MASK), list):
+            fields[MASK] = _one(features.pop(MASK), MASK, path)
+    label = _label(features, options.label_cols, path)
     size = None
-    if image is not None and LEFT in numbers:
-        if _CLASS_NAMES in texts and not any(name in numbers for name in _CLASSES):
-            raise SampleError(
-                path,
-                f"has the classes of boxes only as texts: write their numbers as {_CLASSES[0]!r}, or give "
-                f"--drop {_CLASS_NAMES} to leave the classes out",
-            )
-        fields[BOXES], size = read_boxes(numbers, path)
-        texts = {name: values for name, values in texts.items() if not name.startswith(OBJECTS)}
-        numbers = {name: values for name, values in numbers.items() if not name.startswith(OBJECTS)}
-    several = [name for name, values in numbers.items() if len(values) > 1 and options.is_kept(name)]
-    arrays: dict[str, bytes | Array] = {safe: numbers[name] for name, safe in field_names(several).items()}
+    if image is not None and LEFT in features:
+        fields[BOXES], size = read_boxes(features, path)
+        features = {name: values for name, values in features.items() if not name.startswith(OBJECTS)}
+    kept = {name: values for name, values in features.items() if len(values) and options.is_kept(name)}
+    several = {name: values for name, values in kept.items() if isinstance(values, np.ndarray) and len(values) > 1}
+    arrays = {safe: several[name] for name, safe in field_names(several).items()}
     if fields.keys() & arrays.keys():
         raise SampleError(path, f"has an image in feature {image!r}, and numbers in a feature called image: rename one")
     fields |= arrays
     if not fields:
-        raise SampleError(path, f"has no image and no array among its features {', '.join([*texts, *numbers])}")
+        raise SampleError(path, f"has no image and no array among its features {', '.join(features)}")
     columns: dict[str, str | int | float] = {
-        name: values[0].item() for name, values in numbers.items() if len(values) == 1 and options.is_kept(name)
+        name: values[0].item() if isinstance(values, np.ndarray) else _text(_one(values, name, path), name, path)
+        for name, values in sorted(kept.items())
+        if name not in several
     }
-    columns |= {
-        name: _text(_one(values, name, path), name, path)
-        for name, values in texts.items()
-        if values and options.is_kept(name)
-    }
-    safe = column_names(sorted(columns))
-    return Item(fields, label, {safe[name]: value for name, value in sorted(columns.items())}, boxes_size=size)
-
-
-def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
-    """Return whether each of the features `names` of a serialised Example is 0, 1 or missing. Raises SampleError."""
-    _, numbers = _features(data, path, _ANY)
-    found = [numbers.get(name, np.empty(0)) for name in names]
-    return all(not len(values) or (len(values) == 1 and values[0] in (0, 1)) for values in found)
-
-
-def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
-    """Return the features of a serialised Example, as `_split` does. Raises SampleError, as `_parse` does."""
-    return _split(_parse(data, path), options)
+    safe = column_names(columns)
+    return Item(fields, label, {safe[name]: value for name, value in columns.items()}, boxes_size=size)
 
 
 def _parse(data: bytes, path: str) -> Any:
@@ -385,22 +336,24 @@ def _parse(data: bytes, path: str) -> Any:
         raise SampleError(path, f"is not a tf.train.Example: {error}") from error
 
 
-def _split(example: Any, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
-    """Return the features with bytes, and those with numbers, sorted by name, without dropped features."""
-    texts: dict[str, list[bytes]] = {}
-    numbers: dict[str, Array] = {}
+def _features(example: Any, options: TableOptions) -> Features:
+    """Return the features that are not dropped, sorted by name: first those of bytes, then those of numbers."""
+    texts: Features = {}
+    numbers: Features = {}
     for name, feature in sorted(example.features.feature.items()):
         kind = feature.WhichOneof("kind")
-        if options.is_dropped(name):
+        if kind is None or options.is_dropped(name):
             continue
+        values = getattr(feature, kind).value
         if kind == "bytes":
-            texts[name] = list(feature.bytes.value)
-        elif kind is not None:
-            numbers[name] = np.array(getattr(feature, kind).value, np.int64 if kind == "ints" else np.float32)
-    return texts, numbers
+            texts[name] = list(values)
+        else:
+            numbers[name] = np.array(values, np.int64 if kind == "ints" else np.float32)
+    return texts | numbers
 
 
-def _image_name(texts: dict[str, list[bytes]], path: str) -> str | None:
+def _image_name(features: Features, path: str) -> str | None:
+    texts = {name: values for name, values in features.items() if isinstance(values, list)}
     for name in _IMAGES:
         if name in texts:
             return name
@@ -432,58 +385,40 @@ def _text(value: bytes, name: str, path: str) -> str:
         ) from error
 
 
-def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequence[str], path: str) -> Any:
-    """Remove the features `names`, or the default label, and return their values as the label.
+def _found_label(features: Features) -> list[str]:
+    """Return the name of the label by default: numbers are preferred to texts."""
+    named: list[str] = [name for name in _LABELS if name in features]
+    numbers = [name for name in named if isinstance(features[name], np.ndarray)]
+    return (numbers or [name for name in named if features[name]])[:1]
 
-    Returns None if there is no label. Raises SampleError if a feature is missing or empty, or has too many values.
+
+def _label(features: Features, names: Sequence[str], path: str) -> Any:
+    """Remove the features `names`, or the default label, and return their values as the raw label, None without one.
+
+    Raises SampleError if a feature is missing or empty, or has too many values.
     """
-    names = names or _found_label(texts, numbers)
-    for name in names:
-        if name in texts:
+    found: list[Any] = []
+    for name in names or _found_label(features):
+        if name not in features:
+            raise SampleError(path, f"has no feature {name!r}: there are {', '.join(features)}")
+        values = features.pop(name)
+        if isinstance(values, list):
             if len(names) > 1:
                 raise SampleError(
                     path, f"feature {name!r} is text: if there are several label features, all must be numbers"
                 )
-            return _text_label(texts, name, path)
-        if name not in numbers:
-            raise SampleError(path, f"has no feature {name!r}: there are {', '.join([*texts, *numbers])}")
-        if not len(numbers[name]):
+            labels = tuple(label for value in values if (label := _text(value, name, path)).strip())
+            return labels[0] if len(labels) == 1 else labels or None
+        if not len(values):
             raise SampleError(path, f"feature {name!r} is empty, so that the record has no label")
-    values = [numbers.pop(name) for name in names]
-    if len(values) == 1 and len(values[0]) == 1 and values[0].dtype == np.int64:
-        return int(values[0][0])
-    several = next((name for name, value in zip(names, values, strict=True) if len(names) > 1 != len(value)), None)
-    if several is not None:
-        raise SampleError(
-            path, f"feature {several!r} has several values: each of several label features may have only one"
-        )
-    return tuple(np.concatenate(values).astype(np.float64).tolist()) if values else None
-
-
-def _unread(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array]) -> set[str]:
-    """Return the features of objects that are left out where boxes are read, such as masks and keypoints."""
-    if LEFT not in numbers:
-        return set()
-    read = {*_CORNERS, *_CLASSES, _CLASS_NAMES, _CROWDS}
-    found = {name for name, values in texts.items() if values} | {
-        name for name, values in numbers.items() if len(values)
-    }
-    return {name for name in found if name.startswith(OBJECTS)} - read
-
-
-def _found_label(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array]) -> list[str]:
-    return [name for name in _LABELS if name in numbers][:1] or [name for name in _LABELS if texts.get(name)][:1]
-
-
-def _text_label(texts: dict[str, list[bytes]], name: str, path: str) -> Any:
-    """Remove the feature `name` from `texts`, and return it as the label: the name of a class, or a tuple of names.
-
-    Returns None if all texts are blank. Raises SampleError for bytes that are not text.
-    """
-    labels = tuple(label for value in texts.pop(name) if (label := _text(value, name, path)).strip())
-    if not labels:
-        return None
-    return labels[0] if len(labels) == 1 else labels
+        if len(names) > 1 != len(values):
+            raise SampleError(
+                path, f"feature {name!r} has several values: each of several label features may have only one"
+            )
+        found += values.tolist()
+        if len(values) == 1 and len(names) < 2 and values.dtype == np.int64:
+            return found[0]
+    return tuple(map(float, found)) or None
 
 
 @functools.cache
@@ -505,23 +440,27 @@ def _reader() -> tuple[Any, Any]:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tpucache.Example")), DecodeError
 
 
-def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[int, int]]:
+def read_boxes(features: Mapping[str, Any], path: str) -> tuple[Array, tuple[int, int]]:
     """Return boxes in pixels, and the (width, height) of their image.
 
-    Boxes are float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class. `numbers` has the
-    features of the TF Object Detection API, which stores corners as fractions of the image's width and height. As in
-    COCO JSON files, the boxes of crowds are left out. Raises SampleError if a feature is missing, or if the features
-    have different numbers of values.
+    Boxes are float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class. The TF Object Detection
+    API stores corners as fractions of the image's width and height. As in COCO JSON files, the boxes of crowds are left
+    out. Raises SampleError if a feature is missing, or if the features have different numbers of values.
     """
-    missing = [name for name in (*_CORNERS, *_SIZE) if name not in numbers]
-    if missing:
+    if missing := [name for name in (*_CORNERS, *_SIZE) if name not in features]:
         raise SampleError(path, f"has boxes but no feature {missing[0]!r}: leave boxes out with --drop '{OBJECTS}*'")
-    classes = next((numbers[name] for name in _CLASSES if name in numbers), None)
-    crowds = numbers.get(_CROWDS, np.empty(0))
-    parts = [numbers[name].astype(np.float64) for name in _CORNERS]
-    columns = parts if classes is None else [*parts, classes.astype(np.float64)]
-    if several := [name for name in _SIZE if len(numbers[name]) != 1]:
-        raise SampleError(path, f"has {len(numbers[several[0]])} values of {several[0]!r} in place of one")
+    classes = next((features[name] for name in _CLASSES if name in features), None)
+    if classes is None and _CLASS_NAMES in features:
+        raise SampleError(
+            path,
+            f"has the classes of boxes only as texts: write their numbers as {_CLASSES[0]!r}, or give "
+            f"--drop {_CLASS_NAMES} to leave the classes out",
+        )
+    crowds = features.get(_CROWDS, np.empty(0))
+    columns = [features[name].astype(np.float64) for name in _CORNERS]
+    columns += [] if classes is None else [classes.astype(np.float64)]
+    if several := [name for name in _SIZE if len(features[name]) != 1]:
+        raise SampleError(path, f"has {len(features[several[0]])} values of {several[0]!r} in place of one")
     if len(set(map(len, columns))) > 1:
         raise SampleError(
             path, f"has boxes without a corner or a class: their features have {list(map(len, columns))} values"
@@ -530,7 +469,7 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[in
         raise SampleError(
             path, f"has {len(columns[0])} boxes, and {len(crowds)} values of {_CROWDS!r}: give one for each"
         )
-    width, height = (int(numbers[name][0]) for name in _SIZE)
+    width, height = (int(features[name][0]) for name in _SIZE)
     boxes: Array = np.stack(columns, axis=1)
     if (boxes[:, :4] > _LARGEST_CORNER).any():
         raise SampleError(
