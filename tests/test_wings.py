@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +15,29 @@ from once import once
 from patience import PATIENCE
 from thorough import thorough
 
-from scripts.checks.wings import WINGS, copy_without
+import tpucache
 from tpucache.cli import make_parser
 from tpucache.plugins import COMMANDS, FUNCTIONS, PAGES
 
 pytestmark = pytest.mark.slow
+
+WINGS = ("training", "insight")
+
+#: Takes out what finds the modules of an installation that can be edited, also those that the copy lacks.
+SITE = """
+import sys
+sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in getattr(each, "__module__", "")]
+"""
+
+
+def copy_without(wing: str, folder: Path) -> dict[str, str]:
+    package = Path(tpucache.__file__).parent
+    shutil.copytree(package, folder / "tpucache", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(folder / "tpucache" / wing)
+    (folder / "tpucache" / wing / "__pycache__").mkdir(parents=True)
+    (folder / "sitecustomize.py").write_text(SITE)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
 
 #: Runs commands; prints their statuses, and what each writes to standard output and standard error.
 PROGRAM = """

@@ -1,12 +1,11 @@
-"""How long a GPU or a TPU waits for its data: a ResNet that is fed by caches and by a folder of photographs.
+"""How long a GPU or a TPU waits for its data: a network that is fed by caches and by a folder of photographs.
 
     python -m scripts.bench device PHOTOGRAPHS --bf16 --markdown device.md
 
 The network is trained, on whatever device this machine has, with batches
 
-- of tpucache raw, jpeg (quality 95) and dct-lz4 (quality 90, finished on the device), by CachedLoader with `--threads`;
-- of tpucache raw and dct-lz4 that stay in the device's memory, uploaded before the clock starts;
-- of efficio's GPULoader, where efficio is installed, which keeps the raw images there;
+- of tpucache raw and dct-lz4 (quality 90, finished on the device), by CachedLoader with `--threads`;
+- of the same that stay in the device's memory, uploaded before the clock starts;
 - on the fly: photographs decoded, resized and augmented each time they are asked for, by DataLoader in `--workers`
   processes.
 
@@ -27,7 +26,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,16 +34,13 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from scripts.bench.finish import resnet50
 from scripts.bench.idle import RECIPE, OnTheFly
 from scripts.bench.photos import SIZE, make_up_photographs, prepare_caches
 from scripts.bench.rounds import race, spread, spread_cell
 from scripts.bench.table import Rows, add_race_options, parse_options, show
 from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, UsageError
-from tpucache.machine import find_tpu
 from tpucache.ondevice import Normalise, Resident
-from tpucache.store.fields import IMAGE
 from tpucache.training.device import BACKENDS, DEVICES, Device, open_device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder
@@ -54,61 +49,27 @@ from tpucache.training.feed.residence import DeviceMemory
 from tpucache.training.learn.forward import FinishBatch, make_finish
 from tpucache.training.learn.model import build_model
 
-KINDS: Final = ("raw", "dct-lz4", "jpeg")
-ON_THE_FLY: Final = "on the fly"
-RESIDENT: Final = ("raw", "dct-lz4")  # those that are tried in the device's memory, too
-EFFICIO: Final = "efficio GPULoader"
-_MODELS: Final = ("resnet50", "resnet18")
+KINDS: Final = ("raw", "dct-lz4")
 _LEAST: Final = 3  # steps that are counted in a turn, however slow they are
 _IDLE: Final = {"waited": "waited for data", "device_idle": "idle, by the device", "ceiling_idle": "idle, by a replay"}
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way of feeding: batches without end, and what finishes them on the device.
-
-    Where records are `resident`, batches are rows there; where `is_there`, they are on the device as they come.
-    """
+    """A way of feeding: batches without end, rows where records are `resident`, and what finishes them there."""
 
     batches: Callable[[], Iterator[Any]]
     finish: FinishBatch
     resident: Resident | None = None
-    is_there: bool = False
-
-    def feeder(self, device: Device) -> AbstractContextManager[Any]:
-        """Return what uploads the batches ahead of the loop."""
-        if self.is_there:
-            return NotSent(self.batches())
-        return Feeder(self.batches(), device, resident=self.resident)
-
-
-class NotSent:
-    """Batches that are on the device: nothing sends them, and nobody waits."""
-
-    waited_seconds = cpu_seconds = 0.0
-    sent_bytes = 0
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-
-    def __enter__(self) -> NotSent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __iter__(self) -> Iterator[DeviceBatch]:
-        for images, labels in self._batches:
-            yield DeviceBatch({IMAGE: images}, labels)
 
 
 class Trainer:
-    """A ResNet-50 on a device, and what it does with a batch."""
+    """A network on a device, and what it does with a batch."""
 
     def __init__(self, device: Device, dataset: CachedDataset, options: argparse.Namespace) -> None:
         self.device, self._options = device, options
         torch.manual_seed(0)
-        self._model = device.place(resnet50() if options.model == "resnet50" else build_model(options.model, 1000))
+        self._model = device.place(build_model(options.model, 1000))
         self._optimizer = torch.optim.SGD(self._model.parameters(), 0.01, 0.9)
         for parameter in self._model.parameters():
             self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -132,7 +93,7 @@ class Trainer:
     def turn(self, way: Way) -> Pace:
         """Return the pace of about `seconds` of steps, after those that may compile."""
         images, seconds = self._options.batch_size, self._options.seconds
-        with self.device.fast_products(), way.feeder(self.device) as feeder:
+        with self.device.fast_products(), Feeder(way.batches(), self.device, resident=way.resident) as feeder:
             meter, began = PaceMeter(self.device, feeder), 0.0
             for number, batch in enumerate(feeder, 1):
                 self.step(way, batch)
@@ -177,13 +138,8 @@ def open_ways(photographs: Path, data: Path, device: Device, options: argparse.N
         return ((images.permute(0, 3, 1, 2), labels) for images, labels in endless(on_the_fly))
 
     ways = {f"tpucache {kind}": cached(dataset) for kind, dataset in datasets.items()}
-    for kind in RESIDENT:
-        ways[f"tpucache {kind}, resident"] = stay(datasets[kind], device, batch_size)
-    if importlib.util.find_spec("efficio") is None:
-        say("efficio is not installed: its GPULoader is left out")
-    else:
-        ways[EFFICIO] = by_efficio(images, device, batch_size)
-    return {**ways, ON_THE_FLY: Way(channels_first, lambda batch: batch)}
+    ways |= {f"tpucache {kind}, resident": stay(dataset, device, batch_size) for kind, dataset in datasets.items()}
+    return {**ways, "on the fly": Way(channels_first, lambda batch: batch)}
 
 
 def stay(dataset: CachedDataset, device: Device, batch_size: int) -> Way:
@@ -204,21 +160,6 @@ def stay(dataset: CachedDataset, device: Device, batch_size: int) -> Way:
     return Way(batches, make_finish(dataset, device), resident)
 
 
-def by_efficio(dataset: CachedDataset, device: Device, batch_size: int) -> Way:
-    """Return the way of efficio's GPULoader, which gives float images between 0 and 1, of a cache of raw images."""
-    from efficio.speed.gpu_data import GPULoader
-
-    images, labels = next(iter(CachedLoader(dataset, len(dataset))))
-    loader = GPULoader.from_tensors(
-        images.permute(0, 2, 3, 1), labels, batch_size, drop_last=True, device=device.torch_device
-    )
-
-    def batches() -> Iterator[Any]:
-        return ((found.permute(0, 2, 3, 1) * 255, classes) for found, classes in endless(loader))
-
-    return Way(batches, lambda batch: batch, is_there=True)
-
-
 def endless(loader: Iterable[Any]) -> Iterator[Any]:
     return itertools.chain.from_iterable(itertools.repeat(loader))
 
@@ -226,12 +167,7 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
 def device_name(device: Device) -> str:
     """Return what people call a device."""
     kind = device.torch_device.type
-    if kind == "cuda":
-        return str(torch.cuda.get_device_name(device.torch_device))
-    tpu = find_tpu()
-    if kind in ("tpu", "xla") and tpu is not None:
-        return f"TPU {tpu.generation}, {device.cores} of {tpu.chips} chips' cores"
-    return "the processor" if kind == "cpu" else f"{kind} on the processor"
+    return str(torch.cuda.get_device_name(device.torch_device)) if kind == "cuda" else f"{device.cores} cores, {kind}"
 
 
 def to_rows(paces: dict[str, list[Pace]]) -> Rows:
@@ -275,7 +211,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=DEVICES, default="auto", help="of the backend torch (%(default)s)")
     parser.add_argument("--cores", type=int, default=1, help="of the backend xla (%(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile the network by torch.compile")
-    parser.add_argument("--model", choices=_MODELS, default="resnet50", help="(%(default)s)")
+    parser.add_argument("--model", default="resnet18", help="as `train` takes it (%(default)s)")
     parser.add_argument("--bf16", action="store_true", help="compute matrix products in bfloat16")
     parser.add_argument("--batch-size", type=int, default=256, help="images a batch (%(default)s)")
     parser.add_argument("--size", type=int, default=SIZE, help="of the images, in pixels (%(default)s)")

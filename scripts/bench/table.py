@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.commands import CommandError
-
 Rows = Sequence[Sequence[str]]  # the heading first
 
 
@@ -94,15 +92,6 @@ def show(
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-
-
-def replace_part(page: Path, name: str, text: str) -> None:
-    """Replace what is between the marks `<!-- name -->` and `<!-- /name -->` of a page. Raises CommandError."""
-    before, start, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->")
-    _, stop, after = rest.partition(f"<!-- /{name} -->")
-    if not (start and stop):
-        raise CommandError(f"{page} has no marks <!-- {name} --> and <!-- /{name} -->")
-    page.write_text(f"{before}{start}\n\n{text.strip()}\n\n{stop}{after}", encoding="utf-8")
 
 
 def peer_notes(versions: Mapping[str, Mapping[str, str]], left_out: Sequence[Mapping[str, str]]) -> list[str]:

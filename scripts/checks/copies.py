@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import argparse
 import io
-import time
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from scripts.commands import say
-from tpucache import Recipe
-from tpucache.insight import Hashes, pairs
-from tpucache.insight.hashing import grey_grids, phash
-from tpucache.warmup.records.presize import presize
+from tpucache import Recipe, build_cache
+from tpucache.insight import Hashes, hashes, pairs
 
 THRESHOLDS: Final = (24, 48, 64)
-_BLANK_STD: Final = 2.0
 
 Picture = Image.Image
 
@@ -55,12 +51,9 @@ def _marked(image: Picture) -> Picture:
     return marked
 
 
-def _bordered(image: Picture) -> Picture:
-    return ImageOps.expand(image, max(1, min(image.size) // 50), (0, 0, 0))
-
-
-#: The edits by name. Those above the line are to be found, those below are known not to be.
+#: The edits by name; the first is none.
 EDITS: Final[Mapping[str, Callable[[Picture], Picture]]] = {
+    "none": lambda image: image,
     "jpeg 15": _jpeg,
     "half": lambda image: image.resize((max(1, image.width // 2), max(1, image.height // 2)), Image.Resampling.BICUBIC),
     "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.3),
@@ -68,7 +61,7 @@ EDITS: Final[Mapping[str, Callable[[Picture], Picture]]] = {
     "grey": lambda image: image.convert("L").convert("RGB"),
     "mirrored": ImageOps.mirror,
     "mark": _marked,
-    "border 2 %": _bordered,
+    "border 2 %": lambda image: ImageOps.expand(image, max(1, min(image.size) // 50), (0, 0, 0)),
     "5 % of area": _crop(1 - 0.95**0.5),
     "crop 5 %": _crop(0.05),
     "crop 10 %": _crop(0.1),
@@ -78,50 +71,45 @@ EDITS: Final[Mapping[str, Callable[[Picture], Picture]]] = {
 }
 
 
-def hashed(images: list[npt.NDArray[np.uint8]]) -> Hashes:
-    """Return the hashes of images (height, width, 3)."""
-    grids = np.concatenate([grey_grids(image[None]) for image in images])
-    words, mirrored = phash(grids)
-    blank, thumbnails = grids.std((1, 2)) < _BLANK_STD, np.zeros((len(images), 8, 8), np.uint8)
-    return Hashes(np.arange(len(images), dtype=np.uint64), words, mirrored, blank, thumbnails)
+class Edited:
+    """Photographs, each edited in one way."""
+
+    def __init__(self, paths: list[Path], name: str) -> None:
+        self._paths, self._name = paths, name
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, at: int) -> tuple[Picture, int]:
+        return EDITS[self._name](ImageOps.exif_transpose(Image.open(self._paths[at])).convert("RGB")), 0
 
 
-def _stored(image: Picture, size: int) -> npt.NDArray[np.uint8]:
-    pixels: Any = presize(np.asarray(image.convert("RGB")), Recipe(size=size), "a photograph")
-    return np.asarray(pixels, np.uint8)
+def hashed(paths: list[Path], name: str, size: int) -> Hashes:
+    """Return the hashes of edited photographs, out of a cache of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        build_cache(Edited(paths, name), Path(folder, "cache"), Recipe(size=size), jobs=1)
+        return hashes(Path(folder, "cache"), keep=False)
 
 
-def main() -> int:
+def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--photos", type=int, default=300, help="photographs to edit, at most")
-    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("folder", type=Path, help="of photographs")
+    parser.add_argument("--photos", type=int, default=300, help="photographs to edit, at most (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="pixels of the caches (%(default)s)")
     options = parser.parse_args()
     found = sorted(path for path in options.folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     chosen = found[:: max(1, len(found) // options.photos)][: options.photos]
-    photos = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in chosen]
-    originals = hashed([_stored(photo, options.size) for photo in photos])
-    say(f"{len(photos):,} of {len(found):,} photographs of {options.folder}, at {options.size}")
+    originals = hashed(chosen, "none", options.size)
+    say(f"{len(chosen):,} of {len(found):,} photographs of {options.folder}, at {options.size}")
     say(f"{'edit':12} {'bits, median':>12}" + "".join(f"{f'at {most}':>8}" for most in THRESHOLDS))
-    for name, edit in EDITS.items():
-        copies = hashed([_stored(edit(photo), options.size) for photo in photos])
-        straight, turned = (
-            np.unpackbits((originals.words ^ words).view(np.uint8), axis=1).sum(1)
-            for words in (copies.words, copies.mirrored)
-        )
-        bits = np.minimum(straight, turned)
-        shares = "".join(f"{(bits <= most).mean():>8.2f}" for most in THRESHOLDS)
-        say(f"{name:12} {np.median(bits):>12.0f}{shares}")
-    began = time.process_time()
+    for name in EDITS:
+        copies = hashed(chosen, name, options.size)
+        turns = [originals.words ^ words for words in (copies.words, copies.mirrored)]
+        bits = np.minimum(*(np.unpackbits(turn.view(np.uint8), axis=1).sum(1) for turn in turns))
+        say(f"{name:12} {np.median(bits):>12.0f}" + "".join(f"{(bits <= most).mean():>8.2f}" for most in THRESHOLDS))
     for most in THRESHOLDS:
         close = pairs(originals, most)
         say(f"photographs of the folder that are at most {most} bits apart: {len(close):,} pairs")
         for first, second, far in list(zip(close.first, close.second, close.distance, strict=True))[:10]:
             say(f"  {far:>3}  {chosen[first]}  {chosen[second]}")
-    say(f"{time.process_time() - began:.1f} s of one core for all pairs")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

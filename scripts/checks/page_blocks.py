@@ -5,12 +5,11 @@ page; the rest comes by the `pip install` lines of the page. pip has no index: t
 linked from those installed here just before it. With --from-index there are no links, and pip downloads them.
 
 /kaggle, /content and the bucket are folders in a temporary one, photographs are generated, and scripts/kaggle_server.py
-stands in for Kaggle. PAGES lists which blocks are not run, which words are replaced, and why. Most replacements add an
-option with which a block takes seconds; with --slow they are left out. The check fails if a block fails, if a block is
-neither run nor listed, and if PAGES lists words that no block has.
+stands in for Kaggle. PAGES lists which blocks are not run, which words are replaced, and why. The check fails if a
+block fails, if a block is neither run nor listed, and if PAGES lists words that no block has.
 
     python -m scripts.checks page_blocks
-    python -m scripts.checks page_blocks kaggle --slow
+    python -m scripts.checks page_blocks kaggle
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ PHOTOGRAPHS: Final = 6  # of each source
 class Place:
     """The folders that a page names, the environment in which its blocks are run, and the server in Kaggle's place."""
 
-    def __init__(self, root: Path, server: KaggleServer, *, from_index: bool = False, slow: bool = False) -> None:
-        self.root, self.server, self.from_index, self.slow = root, server, from_index, slow
+    def __init__(self, root: Path, server: KaggleServer, *, from_index: bool = False) -> None:
+        self.root, self.server, self.from_index = root, server, from_index
         self.variables: dict[str, str] = {}
         self.checkout = root / "checkout"
         self.here = root / "here"  # where commands are run
@@ -211,7 +210,7 @@ def put_aside(place: Place) -> None:
 
 def put_back(place: Place) -> None:
     """Move the first cache back."""
-    shutil.rmtree(place.working / "cache")
+    shutil.rmtree(place.working / "cache", ignore_errors=True)
     (place.working / "first").rename(place.working / "cache")
 
 
@@ -246,21 +245,17 @@ class Page:
     """How to run the blocks of a page. The keys of all mappings are words that exactly one block has.
 
     `before` has what is done before that block: a step that the page leaves to its reader, or a command in the page's
-    text, which is run in a checkout. `replaced` has the words that are run instead of the key, and the reason.
-    `smaller` is like `replaced`, but also applies with --slow. `left_out` has the reason why the block is not run.
+    text, which is run in a checkout. `replaced` has the words that are run instead of the key. `left_out` has the
+    reason why the block is not run.
     """
 
     path: str
     parts: tuple[Part, ...]
     before: Mapping[str, Callable[[Place], None] | str] = field(default_factory=dict)
-    replaced: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    smaller: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    replaced: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-_FEW: Final = "--sizes 64 --codecs raw --seconds 0.05"  # of two values, the last one counts
-_TRIES: Final = "that takes half a minute and more"
-_TRAINS: Final = "40 epochs of a ResNet-18 take a minute on two cores"
 PAGES: Final = {
     "readme": Page(
         "README.md",
@@ -279,7 +274,8 @@ PAGES: Final = {
         ),
         before={
             "/kaggle/input/contest/train.csv": put_aside,
-            "--dry-run": put_back,
+            "--target kaggle --dry-run": lambda place: shutil.rmtree(place.working / "cache"),
+            "--license CC-BY-4.0 --dry-run": put_back,
             "kaggle:your-name/my-cache --keep-local": lambda place: sign_in(place, "your-name"),
             "kaggle:ann/my-photographs": lambda place: sign_in(place, "ann"),
             "--version-notes": add_photographs,
@@ -287,12 +283,10 @@ PAGES: Final = {
             "--processes 2": lambda place: forget(place.working),
         },
         replaced={
-            "--sizes 224,384": (f"--sizes 224,384 {_FEW}", _TRIES),
-            "--seconds 300": (f"--seconds 300 {_FEW}", _TRIES),
-            "    --flip": ("    --epochs 1 --flip", _TRAINS),
-            "    --processes 2": ("    --epochs 1 --processes 2", _TRAINS),
+            "    --flip": "    --epochs 1 --flip",
+            "    --processes 2": "    --epochs 1 --processes 2",
+            "CachedLoader(train, 1024,": "CachedLoader(train, 4,",
         },
-        smaller={"CachedLoader(train, 1024,": ("CachedLoader(train, 4,", "there are only a few photographs")},
         left_out={"python -m scripts.kaggle_server": "this check runs that server, at a free port"},
     ),
     "colab": Page(
@@ -302,7 +296,7 @@ PAGES: Final = {
             Part("## Train, on a TPU runtime", lambda place: None, libraries=("numpy", "torch")),
         ),
         before={"gs://my-bucket": "pip install '.[remote]'"},
-        replaced={"train /content/copy": ("train /content/copy --epochs 1", _TRAINS)},
+        replaced={"train /content/copy": "train /content/copy --epochs 1"},
         left_out={
             "from google.colab import drive": "only Colab has this module",
         },
@@ -322,14 +316,14 @@ class Block:
     reason: str | None
 
 
-def read_blocks(page: Page, text: str, *, slow: bool = False) -> list[Block]:
+def read_blocks(page: Page, text: str) -> list[Block]:
     """Return the blocks of a page. Raises CommandError where a block is neither run nor listed, or a rule has none."""
     found = list(re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     starts = [text.find(f"{part.heading}\n") for part in page.parts]
     lost = [part.heading for part, start in zip(page.parts, starts, strict=True) if start < 0]
     commands = [part.command for part in page.parts] + [step for step in page.before.values() if isinstance(step, str)]
     lost += [command for command in commands if command not in " ".join(text.split())]
-    for rules in (page.before, page.replaced, page.smaller, page.left_out):
+    for rules in (page.before, page.replaced, page.left_out):
         lost += [words for words in rules if sum(words in block[2] for block in found) != 1]
     if lost:
         raise CommandError(
@@ -343,7 +337,7 @@ def read_blocks(page: Page, text: str, *, slow: bool = False) -> list[Block]:
         if block.start() < starts[0] or (language not in ("sh", "python") and not reasons):
             raise CommandError(f"{page.path}, block {number}, is not run, and not listed in page_blocks.py:\n\n{shown}")
         run = shown
-        for words, (instead, _) in {**page.smaller, **({} if slow else page.replaced)}.items():
+        for words, instead in page.replaced.items():
             run = run.replace(words, instead)
         part = page.parts[sum(start <= block.start() for start in starts) - 1]
         blocks.append(Block(number, part, language, run, next(iter(before), None), next(iter(reasons), None)))
@@ -353,7 +347,7 @@ def read_blocks(page: Page, text: str, *, slow: bool = False) -> list[Block]:
 def check(page: Page, text: str, place: Place) -> None:
     """Run the blocks of a page, in order. Raises CommandError."""
     began, count, part = time.monotonic(), 0, None
-    blocks = read_blocks(page, text, slow=place.slow)
+    blocks = read_blocks(page, text)
     run = [block for block in blocks if block.reason is None]
     for block in run:
         start = time.monotonic()
@@ -384,11 +378,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"which: {', '.join(PAGES)} (all of them)")
     parser.add_argument("--from-index", action="store_true", help="install the libraries, too, as a user would")
-    parser.add_argument(
-        "--slow",
-        action="store_true",
-        help="also plan for minutes, and train to the end, as the pages say: ten minutes more",
-    )
     options = parser.parse_args()
     if unknown := set(options.pages) - set(PAGES):
         parser.error(f"there is no page {', '.join(sorted(unknown))}: it is one of {', '.join(PAGES)}")
@@ -396,7 +385,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, KaggleServer().running() as server:
             try:
                 page = PAGES[name]
-                place = Place(Path(folder), server, from_index=options.from_index, slow=options.slow)
+                place = Place(Path(folder), server, from_index=options.from_index)
                 copy_checkout(place.checkout)
                 check(page, (ROOT / page.path).read_text(), place)
             except CommandError as error:
