@@ -20,16 +20,6 @@ from tpucache.report.bench import run_bench
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 
-COMMANDS = ("warmup", "verify", "inspect", "bench", "train", "predict")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
-    assert stop.value.code == 0
-    assert f"example: tpucache {command}" in " ".join(capsys.readouterr().out.split())
-
 
 @pytest.mark.slow
 def test_warmup_verify_inspect_and_bench_tell_what_they_did(photos, tmp_path, capsys, monkeypatch):

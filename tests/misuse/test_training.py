@@ -168,7 +168,7 @@ def test_a_time_limit_of_nothing_in_training(lab):
 
 
 def test_predictions_stay_beside_their_samples(lab):
-    for words in ((), ("--batch-size", 5), ("--threads", 1, "--in-memory", "no")):
+    for words in ((), ("--batch-size", 5), ("--threads", 1)):
         predict(lab, lab.shared.run, lab.shared.cache, *words)
     table = list(csv.DictReader((lab.folder / "p.csv").read_text().splitlines()))
     weights = torch.load(lab.shared.run / "best.pt", weights_only=True)

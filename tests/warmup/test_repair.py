@@ -365,7 +365,7 @@ def test_a_table_source_is_repaired_with_the_same_columns(
     options = TableOptions(label_cols=("age",), fold_col="fold", root=source)
     build_cache(TableSource(table, options), cache, Recipe(size=8), jobs=1)
     before = digests(cache)
-    named = ["--label-col", "age", "--fold-col", "fold", "--root", str(source)]
+    named = ["--build", f"--label-col age --fold-col fold --root {source}"]
     for names in (["v00-00000.lmdb"], ["index.npy", "v00-00000.lmdb"]):
         for name in names:
             (cache / name).unlink()

@@ -54,8 +54,8 @@ def _explain(error: Exception) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if arguments is None else [*arguments]
     try:
-        words = sys.argv[1:] if arguments is None else [*arguments]
         options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     except SystemExit:
         flush()  # if the text of --help cannot be written, raise that error
@@ -64,28 +64,20 @@ def _main(arguments: Sequence[str] | None) -> int:
     shared = process.launched()
     options.began = shared["began"] if shared else process_began() if arguments is None else time.monotonic()
     options.arguments = words
-    status = _run(options)
-    flush()
-    return status
-
-
-def _run(options: argparse.Namespace) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
-    except TpucacheError as error:
+        status = command(options)
+    except (TpucacheError, ModuleNotFoundError) as error:
+        name = "" if isinstance(error, TpucacheError) else (error.name or "").partition(".")[0]
         if options.traceback:
             process.tell("".join(traceback.format_exception(error)).rstrip())
-        raise
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
         if name in ("", "tpucache"):
             raise
-        if options.traceback:
-            process.tell("".join(traceback.format_exception(error)).rstrip())
         raise DependencyError(
-            f"{name} is not installed, which `{options.command.__name__}` needs: `pip install {package_of(name)}`"
+            f"{name} is not installed, which `{command.__name__}` needs: `pip install {package_of(name)}`"
         ) from error
+    flush()
+    return status
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -95,6 +87,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     """
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     wanted = {module for group in COMMANDS.values() for name, (module, _) in group.items() if only in (None, name)}
     for title, group in COMMANDS.items():

@@ -8,20 +8,14 @@ import re
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tpucache.cli.parser import CommandParser, KeptSettings
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
 from tpucache.process import PROG
 
-if TYPE_CHECKING:
-    from tpucache.loading.reading.record_reader import InMemory
-
 Settings = TypeVar("Settings")
-
-#: The values of --in-memory, and those of CachedDataset.
-_IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": False}
 
 
 def add_command(
@@ -44,7 +38,6 @@ def add_command(
         basic=basic,
     )
     command.set_defaults(command=run)
-    command.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
     return command
 
 
@@ -122,16 +115,6 @@ def local_path(text: str) -> Path:
 _KINDS: Final[Mapping[type, Callable[[str], Any]]] = {Path: local_path}
 
 
-def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the options of the dataclass `settings` that the user gave, by name."""
-    given = {}
-    for each in options_of(settings).values():
-        value = getattr(options, each.name)
-        if each.name in explicit(options) or value is True or (isinstance(each.default, tuple) and value):
-            given[each.name] = value
-    return given
-
-
 class _Switch(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
         (flag,) = option_strings
@@ -161,9 +144,10 @@ def add_cache(
     command: argparse.ArgumentParser,
     metavar: str = "CACHE",
     text: str = "the folder of a cache that warmup built, or kaggle:slug for a mounted cache",
+    parse: Callable[[str], Any] | None = None,
 ) -> None:
-    """Add the argument for the cache that a command reads, and --json."""
-    command.add_argument("cache", metavar=metavar, type=cache, help=text)
+    """Add the argument for the cache that a command reads, and --json. `parse` is `cache` by default."""
+    command.add_argument("cache", metavar=metavar, type=parse or cache, help=text)
     add_json(command)
 
 
@@ -171,23 +155,28 @@ def add_cache_or_url(
     command: argparse.ArgumentParser,
     metavar: str = "CACHE",
     text: str = "the folder of a cache that warmup built, kaggle:slug for a mounted cache, or the URL of a cache",
+    *,
+    keeps: bool = False,
+    limits: bool = False,
 ) -> None:
-    """Add the argument for the cache that a command reads, options for a cache at a URL, and --json."""
-    command.add_argument("cache", metavar=metavar, type=cache_or_url, help=text)
-    add_json(command)
+    """Add the argument for the cache that a command reads, and --json; --cache-dir and --cache-gb if wanted."""
+    add_cache(command, metavar, text, cache_or_url)
     group = command.add_argument_group("a cache at a URL", "gs://, s3://, https://, http://, hf://")
-    group.add_argument(
-        "--cache-dir",
-        type=local_path,
-        metavar="DIR",
-        help="keep downloaded records in this folder; default: $TPUCACHE_DIR, or tpucache in the user's cache folder",
-    )
-    group.add_argument(
-        "--cache-gb",
-        type=rate,
-        metavar="N",
-        help="keep at most N GB; default: all records, up to 80%% of the free disk",
-    )
+    if keeps:
+        group.add_argument(
+            "--cache-dir",
+            type=local_path,
+            metavar="DIR",
+            help="keep downloaded records in this folder; default: $TPUCACHE_DIR, or tpucache in the user's cache "
+            "folder",
+        )
+    if limits:
+        group.add_argument(
+            "--cache-gb",
+            type=rate,
+            metavar="N",
+            help="keep at most N GB; default: all records, up to 80%% of the free disk",
+        )
 
 
 def keeping(options: argparse.Namespace) -> dict[str, Any]:
@@ -195,14 +184,14 @@ def keeping(options: argparse.Namespace) -> dict[str, Any]:
 
     Raises UsageError if --cache-gb has no effect: without a cache at a URL and without --cache-dir, nothing is kept.
     """
-    most = options.cache_gb
+    most, folder = getattr(options, "cache_gb", None), getattr(options, "cache_dir", None)
     places = (options.cache, getattr(options, "valid", None))
-    if most is not None and options.cache_dir is None and not any(map(_is_remote, places)):
+    if most is not None and folder is None and not any(map(_is_remote, places)):
         raise UsageError(
             f"--cache-gb limits the local copy of a cache at a URL, and {options.cache} is a folder of this machine: "
             "leave --cache-gb out, or add --cache-dir"
         )
-    return {"cache_dir": options.cache_dir, "cache_bytes": None if most is None else int(most * 1e9)}
+    return {"cache_dir": folder, "cache_bytes": None if most is None else int(most * 1e9)}
 
 
 def _is_remote(place: object) -> bool:
@@ -214,11 +203,6 @@ def _is_remote(place: object) -> bool:
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add the option --json to a command."""
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-
-
-def add_device_rate(command: argparse.ArgumentParser) -> None:
-    """Add the option --device-rate to a command."""
-    command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
 
 
 def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSettings | None = None) -> None:
@@ -238,62 +222,10 @@ def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSetti
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:
-    """Add the options --resolution, --threads, --in-memory and --stage to a command."""
-    add_resolution(command, "decode images to this size, and send only the frequencies that it needs")
-    add_memory(command)
-    command.add_argument(
-        "--stage", type=local_path, metavar="DIR", help="copy the cache to this folder first, such as /dev/shm"
-    )
-
-
-def add_memory(command: argparse.ArgumentParser) -> None:
-    """Add the options --threads and --in-memory to a command."""
+    """Add the option --threads to a command."""
     from tpucache.loading.options import ReadingOptions
 
     add_options(command, ReadingOptions)
-    command.add_argument(
-        "--in-memory",
-        choices=[*_IN_MEMORY],
-        default="auto",
-        help="keep each record in memory once it is read; auto: if shards cannot be mapped, keep as many records as "
-        "fit into half of the free memory",
-    )
-
-
-def add_resolution(command: Any, text: str) -> None:
-    """Add the option --resolution to a command. The option's help begins with `text`."""
-    command.add_argument("--resolution", type=size, metavar="N|HxW", help=f"{text} (dct-zstd and dct-lz4)")
-
-
-def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> str | Path:
-    """Return the cache to read: a copy in the folder --stage, made now or earlier, or the cache itself.
-
-    `check` is called during the copy; if it raises an error, the copy can be continued later. Raises UsageError if
-    --stage is given for a cache at a URL.
-    """
-    cache: str | Path = options.cache
-    if options.stage is None:
-        return cache
-    if isinstance(cache, str):
-        raise UsageError(
-            "--stage copies a folder. The records of a cache at a URL are kept in --cache-dir: leave --stage out"
-        )
-    from tpucache.progress import Progress
-    from tpucache.store.cache import Cache
-    from tpucache.store.copying import stage_cache
-
-    with Progress(Cache.open(cache).manifest.total_bytes, "stage", "bytes") as progress:
-
-        def show(done: int, _: int) -> None:
-            progress.advance_to(done)
-            check()
-
-        return stage_cache(cache, options.stage, show)
-
-
-def in_memory(options: argparse.Namespace) -> InMemory:
-    """Return --in-memory as CachedDataset's argument `in_memory`."""
-    return _IN_MEMORY[options.in_memory]
 
 
 def cache(text: str) -> Path:
@@ -313,17 +245,6 @@ def cache_or_url(text: str) -> str | Path:
     return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
 
 
-def at_version(place: str | Path, version: int) -> str | Path:
-    """Return the path or URL `place` of a cache with `version` added, such as "cache@2".
-
-    Raises UsageError if `place` names another version already.
-    """
-    from tpucache.store.history import one_version, split_version
-
-    folder, named = split_version(place)
-    return type(place)(f"{folder}@{one_version(version, named, folder)}")
-
-
 def names(text: str) -> Path:
     """Parse the path of a text file with class names, or of a cache that has them.
 
@@ -338,16 +259,6 @@ def size(text: str) -> int | tuple[int, int]:
     if len(sides) > 2:
         raise argparse.ArgumentTypeError(f"a size is N or HxW, not {text!r}")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
-
-
-def list_of(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a function that parses several values, separated by commas, each by `read`."""
-
-    def values(text: str) -> list[Any]:
-        return [read(part.strip()) for part in text.split(",")]
-
-    values.__name__ = f"list of {read.__name__}"  # argparse shows this name in an error
-    return values
 
 
 def colours(text: str) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.reading.record_reader import InMemory
 
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PATTERN: Final = re.compile(r"[*?\[]")
@@ -75,6 +74,15 @@ def is_source(place: str | Path) -> bool:
     return place.is_file() or bool(_CODE.fullmatch(text) or _PATTERN.search(text))
 
 
+def parse_build(text: str | None) -> argparse.Namespace:
+    """Parse the value of --build. Raises UsageError for options that are unknown or have invalid values."""
+    from tpucache.cli.warming import add_cache_options
+
+    parser = _BuildParser(prog=f"{PROG} --build")
+    add_cache_options(parser)
+    return parser.parse_args(shlex.split(text or ""))
+
+
 class SourceArguments:
     """A source, and the options with which its cache is built."""
 
@@ -83,11 +91,9 @@ class SourceArguments:
 
         Raises UsageError or RecipeError for options that are unknown or have invalid values.
         """
-        from tpucache.cli.warming import add_cache_options, wanted
+        from tpucache.cli.warming import wanted
 
-        parser = _BuildParser(prog=f"{PROG} --build")
-        add_cache_options(parser)
-        options = parser.parse_args(shlex.split(text or ""))
+        options = parse_build(text)
         self.names_size = "size" in explicit(options)
         if size is not None and not self.names_size:
             options.size = size
@@ -108,7 +114,7 @@ class SourceArguments:
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.path.name).strip("._")[:40] or "source"
         return folder / f"cache-{plain}-{digest}"
 
-    def open(self, cache: Path, in_memory: InMemory, *, is_named: bool) -> CachedDataset:
+    def open(self, cache: Path, *, is_named: bool) -> CachedDataset:
         """Open the cache, which is built while it is read. Raises the errors of `open_or_build`.
 
         With `is_named`, the user has said that the path is a source. Otherwise it may also have been meant as a cache,
@@ -119,7 +125,7 @@ class SourceArguments:
 
         source, chosen = selected_source(self._options), vars(self._build_options)
         try:
-            return open_or_build(source, cache, self.recipe, **chosen, in_memory=in_memory)
+            return open_or_build(source, cache, self.recipe, **chosen)
         except SourceError as error:
             if is_named or not self.path.is_dir() or cache.exists():
                 raise

@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
-    add_device_rate,
     add_json,
     add_options,
     add_reading,
     cache,
     from_options,
-    in_memory,
     keeping,
     local_path,
     natural,
     positive,
-    staged,
+    rate,
 )
-from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
 from tpucache.cli.terminal import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.plugins import call, report_page
 from tpucache.process import PROG, tell
 from tpucache.progress import LateProgress, note
-from tpucache.text import duration_text, size_text
+from tpucache.text import duration_text
 
 _BENCH_BATCH: Final = 256
+#: The values of --in-memory, and those of CachedDataset.
+_IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": False}
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.reading.record_reader import InMemory
     from tpucache.report.bench import BenchResult
     from tpucache.report.page import Page
 
@@ -59,59 +58,14 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure how fast this machine reads a cache. For a source, also measure a first epoch that builds the cache."""
-    if not is_source(options.cache):
-        refuse_without_source(options)
-        return _bench(options, {}, [])
-    if options.stage is not None or options.resolution is not None:
-        raise UsageError("--stage and --resolution are for a finished cache: run `tpucache warmup` first")
-    with tempfile.TemporaryDirectory(prefix="tpucache-bench-") as folder:
-        source, place = options.cache, options.cache_of_source or Path(folder, "cache")
-        built, lines = _bench_first_epoch(options, source, place)
-        options.cache = place
-        return _bench(options, built, lines)
-
-
-def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a source for one epoch, which builds its cache. Return the measured figures, and lines of text about them.
-
-    If the cache is finished already, nothing is read, and both are empty.
-    """
-    from tpucache.loading.loader import CachedLoader
-
-    arguments = SourceArguments(source, options.build)
-    began = time.monotonic()
-    dataset = arguments.open(place, in_memory(options), is_named=options.cache_of_source is not None)
-    if dataset.is_finished:
-        return {}, []
-    note(f"bench: the first epoch of {len(dataset):,} samples builds the cache {place}")
-    batches = iter(CachedLoader(dataset, min(options.batch_size or _BENCH_BATCH, len(dataset)), shuffle=True))
-    next(batches)
-    first = time.monotonic() - began
-    for _ in batches:
-        pass
-    epoch = time.monotonic() - began
-    size = dataset.cache.wait().manifest.total_bytes
-    built = {
-        "first_batch_seconds": first,
-        "first_epoch_seconds": epoch,
-        "seconds": time.monotonic() - began,
-        "images_per_second": len(dataset) / epoch,
-        "bytes": size,
-    }
-    line = f"build   {len(dataset) / epoch:>10,.0f} samples/s in the first epoch, which took {epoch:,.1f} s"
-    return built, [f"{line}: {first:,.1f} s to the first batch; the cache has {size_text(size)}"]
-
-
-def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str]) -> int:
+    """Measure how fast this machine reads a cache."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.record_reader import ReadingPlan
     from tpucache.machine import network_file_system
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 
-    reading = {"in_memory": in_memory(options), "resolution": options.resolution, **keeping(options)}
-    dataset = CachedDataset(staged(options), **reading)
+    dataset = CachedDataset(options.cache, in_memory=_IN_MEMORY[options.in_memory], **keeping(options))
     if dataset.network is not None:
         if options.against is not None:
             raise UsageError(f"--against is for a cache in a local folder, not at a URL: run `{PROG} fetch` first")
@@ -133,7 +87,6 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
     )
     one, many = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
     lines = [
-        *lines,
         f"read    {result.images_per_second:>10,.0f} {many}/s, batches of {result.batch_size}, "
         f"{result.threads} threads, shuffled, {ReadingPlan(result.reading, result.planned_bytes).text}",
         f"limit   {result.limit_images_per_second:>10,.0f} {many}/s copied in memory by as many threads",
@@ -150,7 +103,7 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
         lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload {counted}")
     if (kind := network_file_system(dataset.directory)) is not None:
         lines.append(f"note    the cache is on {kind}, across a network: give --cache-dir with a folder on a fast disk")
-    report = {**result.to_dict(), **({"built": built} if built else {})}
+    report = result.to_dict()
     if options.against is not None:
         from tpucache.cli.comparing import measure_against
 
@@ -274,7 +227,7 @@ def _opened(options: argparse.Namespace) -> Path | CachedDataset:
     from tpucache.loading.dataset import CachedDataset
 
     kept = keeping(options)
-    is_local = isinstance(options.cache, Path) and options.cache_dir is None
+    is_local = isinstance(options.cache, Path) and kept["cache_dir"] is None
     return options.cache if is_local else CachedDataset(options.cache, **kept)
 
 
@@ -292,7 +245,7 @@ def doctor(options: argparse.Namespace) -> int:
 def add(commands: Any) -> None:
     """Add the commands inspect, preview, report, bench and doctor to the parser."""
     command = add_command(commands, inspect, "cache/train --json")
-    add_cache_or_url(command)
+    add_cache_or_url(command, keeps=True)
     command.add_argument(
         "--versions", action="store_true", help="list the cache's versions: what changed, when, and by which command"
     )
@@ -305,7 +258,7 @@ def add(commands: Any) -> None:
             *("--flip", "--crop", "--rand-augment", "--mixup"),
         ),
     )
-    add_cache_or_url(command)
+    add_cache_or_url(command, keeps=True)
     _add_picture(command, Path("sheet.png"), "the picture to write; the file name's suffix gives the format")
     command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
     command.add_argument(
@@ -341,23 +294,24 @@ def add(commands: Any) -> None:
     )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500 --against photos/train")
-    add_cache_or_url(
-        command,
-        "CACHE",
-        "a cache: its folder, its URL, or kaggle:slug for a mounted cache; or a SOURCE, as for warmup",
-    )
-    add_source(command, "a temporary folder")
+    add_cache_or_url(command, keeps=True, limits=True)
     command.add_argument(
         "--batch-size", type=positive, metavar="B", help="images in a batch (256, or all of a smaller cache)"
     )
     add_reading(command)
+    command.add_argument(
+        "--in-memory",
+        choices=[*_IN_MEMORY],
+        default="auto",
+        help="keep each record in memory once it is read; auto: as CachedDataset does without options",
+    )
     command.add_argument(
         "--against",
         metavar="SOURCE",
         help="also read the same images from the cache's source by a DataLoader, and say after how many "
         "epochs the cache has paid for itself; takes about a minute",
     )
-    add_device_rate(command)
+    command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
     command.add_argument(
         "--upload",
         action="store_true",

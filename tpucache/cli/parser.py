@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -17,15 +17,13 @@ from tpucache.text import printable, redact
 #: A function that returns the settings in a folder, in the form of a settings file. It may raise TpucacheError.
 KeptSettings = Callable[[Path], Mapping[str, Any]]
 
-#: Options that every command has. Only --help-all lists them.
-_COMMON: Final = ("--help", "--help-all", "--traceback")
-_OPTION: Final = re.compile(r"--?[A-Za-z]\S*")
-#: An option that names the user's own code, module:name. timm:…, torch:… and the like are not code of the user.
-_CODE: Final = re.compile(r"--[\w-]+=(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
-#: Code as in _CODE, inside the text of an option that holds options of another command.
-_CODE_IN_TEXT: Final = re.compile(r"(?:^|[\s='\"])(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
-_HOLD_OPTIONS: Final = ("--build",)
-_NEVER_CODE: Final = ("--watch",)  # its value looks like code: accuracy:max
+#: Options that a settings file does not set.
+_NOT_IN_FILES: Final = ("--help", "--help-all", "--config")
+_OPTION: Final = re.compile(r"-[A-Za-z-]\S*")
+#: Code of the user, module:name, also within the text of an option that holds options. timm:NAME and the like are not.
+_CODE: Final = re.compile(r"(?:^|[\s='\"])(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
+_NEVER_CODE: Final = "--watch"  # its value looks like code: accuracy:max
+_HOLDS_OPTIONS: Final = "--build"
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -38,15 +36,14 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         text = action.help if is_left_out else super()._get_help_string(action)
         if not self.is_short or not action.option_strings or text is None or action.help is None:
             return text
-        first, rest = action.help.partition(";")[0], text.removeprefix(action.help)
-        return f"{first}{rest}"
+        return f"{action.help.partition(';')[0]}{text.removeprefix(action.help)}"
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors have two lines: what is wrong, with passwords in URLs hidden, and where to find help."""
 
     def __init__(self, **keywords: Any) -> None:
-        super().__init__(**keywords, formatter_class=HelpFormatter, add_help=False)
+        super().__init__(**keywords, formatter_class=HelpFormatter, add_help=False, allow_abbrev=False)
         self.add_argument("-h", "--help", action="help", help="show the help")
 
     def error(self, message: str) -> NoReturn:
@@ -87,15 +84,14 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
+        meant = _did_you_mean(str(value), choices) or f": choose one of {', '.join(choices)}"
         if isinstance(action, argparse._SubParsersAction):
-            self.error(f"there is no command {value!r}{_did_you_mean(value, choices) or _one_of(choices)}")
-        meant = _did_you_mean(str(value), choices)
-        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant or _one_of(choices)}")
+            self.error(f"there is no command {value!r}{meant}")
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print a help text or an error. argparse's own function would ignore a failed write."""
         if file is not None and file is sys.stdout:
-            say(message.rstrip("\n"))
+            say(message.rstrip("\n"))  # argparse's own function would ignore a failed write
         else:
             super()._print_message(message, file)
 
@@ -103,21 +99,27 @@ class Parser(argparse.ArgumentParser):
 class CommandParser(Parser):
     """The parser of one command.
 
-    `basic` are the flags that --help lists; None lists all. --help-all always lists all. `missing` is the error for a
-    command whose part of tpucache is not installed.
+    `basic` are the flags that --help lists in addition to required ones, and --help-all lists all; None: --help lists
+    all. `missing` is the error for a command whose part of tpucache is not installed.
     """
 
     def __init__(self, *, basic: Collection[str] | None = None, missing: str = "", **keywords: Any) -> None:
         super().__init__(**keywords)
-        self._missing = missing
-        self.add_argument("--help-all", action=_HelpAll, help="show the help with all options")
-        self._basic = basic
+        self._missing, self.basic = missing, basic
+        if basic is not None:
+            self.add_argument("--help-all", action=_HelpAll, help="show the help with all options")
         self.kept: KeptSettings | None = None  # reads a folder's settings, for --config
         self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it sets
 
     def format_help(self) -> str:
         """Return the help with the most used options."""
-        listed = [each for each in self._actions if not each.option_strings or self._is_basic(each)]
+        if self.basic is None:
+            return self._to_help([each for each in self._actions if "--help" not in each.option_strings])
+        listed = [
+            each
+            for each in self._actions
+            if not each.option_strings or each.required or any(flag in self.basic for flag in each.option_strings)
+        ]
         count = sum(bool(each.option_strings) for each in self._actions)
         return self._to_help(listed, f"all {count} options: {self.prog} --help-all")
 
@@ -129,15 +131,18 @@ class CommandParser(Parser):
         """Parse the words of this command and the settings file of --config. An unknown word is an error."""
         if self._missing:
             self.exit(2, f"{self.prog}: {self._missing}\n")
-        words = sys.argv[1:] if args is None else [*args]
-        self._file = "", ()
-        given = self._given(words)
-        if "--config" in given:
-            words = [*self._read_settings(given["--config"][-1], given), *words]
-        words = _joined(words)
+        words = _joined(sys.argv[1:] if args is None else args)
+        flags = self._check_flags(words)
+        if path := _last_value(words, "--config"):
+            given = {id(self._option_string_actions[flag]) for flag in flags}
+            words = [*self._read_settings(path, given), *words]
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self.error(self._too_many(found, unknown))
+            names = " ".join(str(each.metavar or each.dest) for each in self._actions if not each.option_strings)
+            self.error(
+                f"{unknown[0]!r} is one word too many: the command takes {names or 'options'} only (quote a pattern, "
+                "as in 'photos/*.jpg')"
+            )
         return found, []
 
     def error(self, message: str) -> NoReturn:
@@ -146,61 +151,29 @@ class CommandParser(Parser):
         named = re.match(r"argument (--[\w-]+)", message)
         super().error(f"{path}: {message}" if named and named[1] in flags else message)
 
-    def _is_basic(self, action: argparse.Action) -> bool:
-        flags = action.option_strings
-        if self._basic is None:
-            return not any(flag in _COMMON for flag in flags)
-        return action.required or any(flag in self._basic for flag in flags)
+    def _check_flags(self, words: Sequence[str]) -> list[str]:
+        """Return the flags among the words. An unknown one is an error.
 
-    def _given(self, words: Sequence[str]) -> dict[str, list[str]]:
-        """Return the list of values of each option among `words`, by the option's full flag. A switch has the value "".
-
-        An unknown option is reported here, because argparse would first report a required option that is missing.
+        argparse would first report a required option that is missing.
         """
-        given: dict[str, list[str]] = {}
-        rest = iter(words)
-        for word in rest:
-            if word == "--":
-                break
-            flag, equals, text = word.partition("=")
-            if not flag.startswith("--") and word[:2] in self._option_string_actions:  # -oFILE
-                flag, equals, text = word[:2], word[2:], word[2:]
-            known = self._option_string_actions
-            names = [flag] if flag in known else [name for name in known if flag[:2] == "--" and name.startswith(flag)]
-            if not names and _OPTION.fullmatch(word):
+        known, found = self._option_string_actions, []
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            flag = word[:2] if word[:2] in known else word.partition("=")[0]
+            if flag in known:
+                found.append(flag)
+            elif _OPTION.fullmatch(word):
                 self.error(f"there is no option {flag}{self._meant(flag)}")
-            if len(names) != 1:  # ambiguous: argparse reports it later
-                continue
-            if known[names[0]].nargs != 0 and not equals:
-                text = next(rest, "")
-            name = _flag(known[names[0]], names[0])
-            given[name] = [*given.pop(name, ()), text]  # the option that was given last comes last
-        return given
+        return found
 
     def _meant(self, flag: str) -> str:
         names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
         return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
-    def _too_many(self, found: argparse.Namespace, extra: Sequence[str]) -> str:
-        taken = [action for action in self._actions if not action.option_strings]
-        names = " ".join(str(action.metavar or action.dest) for action in taken)
-        values = [getattr(found, action.dest) for action in taken]
-        words = [word for value in values for word in (value if isinstance(value, list) else [value])]
-        places = [Path(str(word)) for word in (*words, *extra)]
-        for one, two in pairwise(places):
-            if one.suffix and (one.parent, one.suffix) == (two.parent, two.suffix):
-                return (
-                    f"{one}, {two} and so on are given where {names} belong: the shell has put the names of files in "
-                    f"place of a pattern. Quote the pattern, as in '{one.parent / '*'}{one.suffix}', or give the "
-                    f"folder, {one.parent}"
-                )
-        return f"{extra[0]!r} is one word too many: the command takes {names or 'options'} only"
-
-    def _read_settings(self, path: str, given: Mapping[str, Any]) -> list[str]:
+    def _read_settings(self, path: str, given: Collection[int]) -> list[str]:
         """Return the settings in the file or folder `path` as words of the command line.
 
-        Settings of the options in `given` are left out: the command line itself has them. A file that cannot be read,
-        an unknown option, a value that does not fit, and a value that names code are usage errors.
+        Settings of the actions in `given` (by id) are left out: the command line itself has them. A file that cannot be
+        read, an unknown option, a value that does not fit, and a value that names code are usage errors.
         """
         import tomllib
 
@@ -217,20 +190,19 @@ class CommandParser(Parser):
         for name, value in settings.items():
             flag = f"--{name.replace('_', '-')}"
             action = self._option_string_actions.get(flag)
-            if action is None or flag in (*_COMMON, "--config"):
+            if action is None or flag in _NOT_IN_FILES:
                 self.error(f"{path}: there is no option {name!r}{self._meant(flag)}")
             texts = _to_words(flag, action, value)
             if texts is None:
-                self.error(f"{path}: {name} = {value!r} is not what {flag} takes: see {self.prog} --help-all")
-            if _flag(action, flag) in given:
+                self.error(f"{path}: {name} = {value!r} is not what {flag} takes")
+            if id(action) in given:
                 continue
-            names_code = _CODE_IN_TEXT.search if flag in _HOLD_OPTIONS else _CODE.match
-            if flag not in _NEVER_CODE and any(map(names_code, texts)):
+            if flag != _NEVER_CODE and any(map(_CODE.search, texts)):
                 self.error(
                     f"{path}: {name} = {value!r} names code, which a file may not do: give {flag} on the command line"
                 )
             words[flag] = texts
-        self._file = path, [*words]
+        self._file = path, words
         return [word for texts in words.values() for word in texts]
 
 
@@ -243,19 +215,25 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _flag(action: argparse.Action, given: str) -> str:
-    return given if given.startswith("--no-") else action.option_strings[0]
-
-
-def _joined(words: Sequence[str]) -> list[str]:
+def _joined(words: Iterable[str]) -> list[str]:
     """Join --build and its text with "=": argparse would read a text such as "--exact" as an option of its own."""
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] in _HOLD_OPTIONS:
+        if joined and joined[-1] == _HOLDS_OPTIONS:
             joined[-1] += f"={word}"
         else:
             joined.append(word)
     return joined
+
+
+def _last_value(words: Sequence[str], flag: str) -> str:
+    found = ""
+    for word, following in itertools.pairwise([*words, ""]):
+        if word == flag:
+            found = following
+        elif word.startswith(f"{flag}="):
+            found = word.removeprefix(f"{flag}=")
+    return found
 
 
 def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
@@ -263,10 +241,6 @@ def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
 
     found = difflib.get_close_matches(word, names, 1)
     return f": did you mean {before}{found[0]}?" if found else ""
-
-
-def _one_of(choices: Iterable[str]) -> str:
-    return f": choose one of {', '.join(choices)}"
 
 
 def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | None:

@@ -287,10 +287,8 @@ def verify(options: argparse.Namespace) -> int:
     from tpucache.store.verify import verify_cache
 
     if options.repair is None:
-        if from_options(TableOptions, options) != TableOptions():
-            raise UsageError("the options for a table's columns need --repair: give --repair TABLE.csv, too")
-        if options.augment is not None:
-            raise UsageError("--augment is for --repair, which may have to augment images: give --repair SOURCE, too")
+        if options.augment is not None or options.build is not None:
+            raise UsageError("--augment and --build are for a repair: give --repair SOURCE, too")
         manifest = Cache.open(options.cache).manifest
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
             damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
@@ -327,6 +325,7 @@ def _opened(source: str, options: argparse.Namespace) -> Source:
 
 
 def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
+    from tpucache.cli.from_source import parse_build
     from tpucache.progress import Progress
     from tpucache.warmup.repair import load_manifest, repair_cache
 
@@ -334,7 +333,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
     whole = sum(entry.bytes for entry in manifest.shards)
     with LateProgress("repair") as building, Progress(whole, "verify", "bytes") as verifying:
         damages = repair_cache(
-            _opened(options.repair, options),
+            _opened(options.repair, parse_build(options.build)),
             options.cache,
             jobs=options.jobs,
             augment=options.augment,
@@ -454,7 +453,7 @@ def add(commands: Any) -> None:
     command.add_argument("--undo", action="store_true", help="bring back the samples that the newest version deleted")
     command = add_command(commands, compact, "cache/train")
     add_cache(command)
-    command = add_command(commands, verify, "cache/train", ("--json", "--repair", "--augment", "--jobs", "--label-col"))
+    command = add_command(commands, verify, "cache/train")
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build damaged shards again, from the cache's source")
     command.add_argument(
@@ -462,9 +461,13 @@ def add(commands: Any) -> None:
         metavar="module:name",
         help="with --repair: allow calling this code, your own augmentation that the cache's manifest names",
     )
+    command.add_argument(
+        "--build",
+        metavar="OPTIONS",
+        help="with --repair: the options of warmup that say where SOURCE has images and masks, such as "
+        "'--path-col file --suffix .jpg'",
+    )
     add_options(command, WorkerOptions, only=["jobs"])
-    add_options(command, BoxOptions)
-    add_table(command)
 
 
 def _add_content(command: argparse.ArgumentParser) -> None:

@@ -143,7 +143,6 @@ CARRIED_OUT: Final[Mapping[str, tuple[tuple[str, ...], Any]]] = {
     "--time-limit": (("1h",), lambda given: 0 < given.options.stop.seconds_left <= 3600),
     "--threads": (("3",), lambda given: given.settings.threads == 3),
     "--resident": (("yes",), lambda given: given.options.resident == "yes"),
-    "--in-memory": (("no",), lambda given: given.train_set.reading.way != "memory"),
     "--cache-gb": (("1", "--cache-dir", "{folder}/kept"), lambda given: given.train_set.network is not None),
     "--backend": (("torch",), lambda given: given.device.name == "torch" and not given.options.chosen),
     "--device": (("cpu",), lambda given: "--device cpu" in given.options.chosen),
@@ -172,7 +171,7 @@ REFUSED: Final = (
     (("--inputs", "extra", "--mixup", "1"), "--inputs"),
     (("--weights", "pretrained"), "--weights"),
 )
-_PLAIN: Final = {"--config", "--help", "--help-all", "--traceback", "--json", "--run", "--run-dir"}
+_PLAIN: Final = {"--config", "--help", "--help-all", "--json", "--run", "--run-dir"}
 
 
 class Given(NamedTuple):
@@ -335,4 +334,3 @@ def test_a_folder_is_read_like_a_url_by_preview_too_where_the_option_says(places
     kept, sheet = tmp_path / "kept", tmp_path / "sheet.png"
     assert main(["preview", str(places["classes"]), "-o", str(sheet), "--cache-dir", str(kept)]) == 0
     assert any(path.is_file() for path in kept.rglob("*"))
-    assert main(["preview", str(places["classes"]), "-o", str(sheet), "--cache-gb", "1"]) == 2

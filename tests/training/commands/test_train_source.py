@@ -57,34 +57,6 @@ def test_a_run_on_a_source_leaves_the_cache_of_warmup_next_to_it(
     assert "built the cache" not in out
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("short_bench")
-def test_bench_of_a_source_times_the_epoch_that_builds_its_cache(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["bench", str(photos), "--cache", str(tmp_path / "cache"), "--build", "--size 16"]
-    assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (
-        0 < found["built"]["first_batch_seconds"] <= found["built"]["first_epoch_seconds"] <= found["built"]["seconds"]
-    )
-    assert found["bytes_per_image"] * 150 <= found["built"]["bytes"]
-    assert found["images_per_second"] > 0
-    assert main(command) == 0
-    assert "first epoch" not in capsys.readouterr().out  # it is found
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("short_bench")
-def test_bench_of_a_source_says_how_fast_the_first_epoch_is_and_leaves_no_cache_that_nobody_names(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert main(["bench", str(photos), "--build", "--size 16"]) == 0
-    assert "samples/s in the first epoch" in capsys.readouterr().out
-    assert not [*tmp_path.glob("tpucache-bench-*")]
-
-
 @pytest.mark.usefixtures("linear")
 def test_where_several_runs_begin_at_once_all_is_built_first(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

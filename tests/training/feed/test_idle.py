@@ -150,8 +150,8 @@ def test_a_replay_that_is_slower_than_the_run_is_no_idleness():
 def test_the_advice_is_not_to_do_what_is_done_already():
     late, slow = replace(PACE, waited=0.4, device_idle=0.4), replace(PACE, device_idle=0.3)
     used = TrainSettings(steps_per_execution=4, precision="bf16", threads=8)
-    assert "--in-memory" in late.advice(used)
-    assert "--in-memory" not in late.advice(used, in_memory=True)
+    assert "tpucache fetch" in late.advice(used)
+    assert "tpucache fetch" not in late.advice(used, in_memory=True)
     assert "more than 8 --threads" in late.advice(used, in_memory=True)
     assert "--steps-per-execution 16" in slow.advice(used)
     assert "--precision bf16" in PACE.advice()

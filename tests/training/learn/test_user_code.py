@@ -70,7 +70,7 @@ def test_a_command_prints_one_line_and_with_traceback_the_whole_way(cache, tmp_p
     error = capfd.readouterr().err
     assert "ZeroDivisionError in failing_loss" in error
     assert "Traceback" not in error
-    assert main([*arguments, "--traceback"]) == 1
+    assert main(["--traceback", *arguments]) == 1
     error = capfd.readouterr().err
     assert 'raise ZeroDivisionError("nobody was there")' in error
     assert error.splitlines()[-1].startswith("tpucache: the loss 'failing_code:failing_loss' raised")

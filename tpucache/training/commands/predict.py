@@ -8,10 +8,9 @@ from typing import Any
 from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
-    add_memory,
     add_options,
+    add_reading,
     from_options,
-    in_memory,
     keeping,
     local_path,
     positive,
@@ -46,11 +45,11 @@ def predict(options: argparse.Namespace) -> int:
         check_export(models, options.export)  # before hours of predicting
     wanted = from_options(PredictOptions, options)
     predictor = Predictor(options.runs, device, options.trust, wanted)
-    processes, memory = device.processes, in_memory(options)
+    processes = device.processes
     opened = open_cache(options.cache, **keeping(options))
     size = predictor.settings.sizes.valid
     chosen = opened.manifest.variants if options.variants == "all" else options.variants
-    datasets = [CachedDataset(opened, variant, in_memory=memory, resolution=size) for variant in chosen]
+    datasets = [CachedDataset(opened, variant, resolution=size) for variant in chosen]
     if options.fold is not None:
         positions = fold_positions(datasets[0].table, options.fold)
         datasets = [dataset.select(positions) for dataset in datasets]
@@ -125,4 +124,4 @@ def add(commands: Any) -> None:
     )
     add_device(command)
     command.add_argument("--batch-size", type=positive, metavar="B", help="samples in one batch, on all cores together")
-    add_memory(command)
+    add_reading(command)

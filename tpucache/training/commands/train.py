@@ -15,11 +15,10 @@ from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
     add_config,
-    add_memory,
     add_options,
+    add_reading,
     at_least,
     from_options,
-    in_memory,
     keeping,
     local_path,
     seconds,
@@ -40,7 +39,6 @@ from tpucache.training.settings import AUTO, TrainSettings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.reading.record_reader import InMemory
     from tpucache.store.manifest import Manifest
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.folds import FoldsReport
@@ -139,22 +137,21 @@ def _run(
     processes = ALONE if opened is None else opened.processes
     others: dict[str, Any] = {"lr": None} if options.lr == FIND else {}
     settings = from_options(TrainSettings, options, **others, augment=from_options(AugmentSettings, options))
-    memory = in_memory(options)
     with account.part("staging"):
         if options.source is not None and processes.world_size == 1:
-            data = _open_source(options, memory, options.source)  # before the imports below, which take seconds
+            data = _open_source(options, options.source)  # before the imports below, which take seconds
         else:
             from tpucache.loading.dataset import CachedDataset
 
-            cache = processes.on_each_host(lambda: _finished_cache(options, memory) or options.cache)
-            data = CachedDataset(cache, in_memory=memory, **keeping(options))
+            cache = processes.on_each_host(lambda: _finished_cache(options) or options.cache)
+            data = CachedDataset(cache, **keeping(options))
     from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.folds import open_all_folds, train_folds
     from tpucache.training.loop import train as run_training
     from tpucache.training.lr_finder import find_lr
 
     is_growing = not data.is_finished
-    train_set, valid_set = _split(data, options, memory)
+    train_set, valid_set = _split(data, options)
     run, folds = options.run, None
     if options.folds:
         folds = open_all_folds(run, train_set, data, options.resume)
@@ -205,9 +202,9 @@ def _source(options: argparse.Namespace) -> SourceArguments | None:
     return source
 
 
-def _open_source(options: argparse.Namespace, memory: InMemory, source: SourceArguments) -> CachedDataset:
+def _open_source(options: argparse.Namespace, source: SourceArguments) -> CachedDataset:
     """The cache is built while it is read. Raises UsageError and the errors of `open_or_build`."""
-    data = source.open(options.kept, memory, is_named=options.cache_of_source is not None)
+    data = source.open(options.kept, is_named=options.cache_of_source is not None)
     if data.cache.is_growing:
         note(f"the first epoch builds the cache of {len(data):,} samples")
     else:
@@ -217,14 +214,14 @@ def _open_source(options: argparse.Namespace, memory: InMemory, source: SourceAr
     if data.cache.is_growing:
         note("--folds and --lr find begin when the whole cache is built")
     data.cache.wait()
-    return type(data)(options.kept, in_memory=memory)
+    return type(data)(options.kept)
 
 
-def _finished_cache(options: argparse.Namespace, memory: InMemory) -> Path | None:
+def _finished_cache(options: argparse.Namespace) -> Path | None:
     """Return the path of a source's cache, after building it if necessary; None if the command has no source."""
     if options.source is None:
         return None
-    data = _open_source(options, memory, options.source)
+    data = _open_source(options, options.source)
     if not data.is_finished:
         note("several processes begin when the whole cache is built")
         data.cache.wait()
@@ -273,9 +270,7 @@ def numbers(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"separate numbers by commas, such as 120,110,100, not {text!r}") from error
 
 
-def _split(
-    data: CachedDataset, options: argparse.Namespace, memory: InMemory
-) -> tuple[CachedDataset, CachedDataset | None]:
+def _split(data: CachedDataset, options: argparse.Namespace) -> tuple[CachedDataset, CachedDataset | None]:
     """Return the training data and the validation data; None without validation.
 
     Training data change the variant in each epoch if the cache has augmented variants. Validation data are not
@@ -297,7 +292,7 @@ def _split(
     except ValueError:
         # Where only one of the two caches is at a URL, --cache-dir is for that one.
         kept = keeping(options) if is_url(valid) or isinstance(options.cache, Path) else {}
-        return augmented, CachedDataset(valid, in_memory=memory, **kept)
+        return augmented, CachedDataset(valid, **kept)
     split = stratified_split(data.labels.numpy(), fraction, options.seed)
     return augmented.select(split.train), data.select(split.valid)
 
@@ -322,6 +317,8 @@ def add(commands: Any) -> None:
         command,
         "CACHE",
         "a cache: its folder, kaggle:slug or URL; or a SOURCE as warmup takes it, whose cache the first epoch builds",
+        keeps=True,
+        limits=True,
     )
     command.add_argument(
         "--run",
@@ -358,4 +355,4 @@ def add(commands: Any) -> None:
     group = command.add_argument_group("augmentation", "computed on the device, anew for each batch")
     add_options(group, AugmentSettings, can_be_off=True)
     add_source(command, "a folder next to RUN")
-    add_memory(command)
+    add_reading(command)

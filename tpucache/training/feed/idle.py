@@ -106,8 +106,7 @@ class Pace:
                 "step to step: keep shapes static."
             )
         if self.device_idle > _MUCH and self.waited > self.device_idle / 2:
-            remedies = "" if in_memory else "keep the cache in memory (--in-memory yes), stage it to a faster disk "
-            remedies += "" if in_memory else "(--stage), or "
+            remedies = "" if in_memory else "copy the cache to a faster disk (`tpucache fetch CACHE FOLDER`), "
             return (
                 f"Data limits the run (the device has no data {self.device_idle:.0%} of the time): {remedies}give more "
                 f"than {settings.threads} --threads."

@@ -32,7 +32,7 @@ def user_code(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
     except Exception as error:  # a user's code raises any error
         raise TrainingError(
             f"{name} raised {describe_error(error)}, for a batch of {describe_batch(inputs)}. "
-            "Add --traceback to see where"
+            "Type `tpucache --traceback train …` to see where"
         ) from error
 
 
