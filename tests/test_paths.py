@@ -15,7 +15,7 @@ import tpucache
 from tpucache import CachedDataset, Manifest, Recipe, UsageError, build_cache
 from tpucache.publish.bundle import make_bundle
 from tpucache.publish.publish import prepare
-from tpucache.publish.rules import Metadata, breaches
+from tpucache.publish.rules import Metadata
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.report.preview import contact_sheet, save_picture
 from tpucache.store.cache import Cache
@@ -51,7 +51,7 @@ INNER = {
         "write_file",
         "read_below",
     ),
-    *("Found", "Search", "Roots", "Bundle", "OpenFile"),
+    *("Found", "Search", "Bundle", "OpenFile", "diagnose.root", "look_into"),
 }
 
 
@@ -152,7 +152,7 @@ def report(cache: Any, out: Any) -> Any:
 def publish(cache: Any, out: Any) -> Any:
     made = make_bundle(cache, METADATA, out)
     assert prepare(cache, METADATA, out) == made
-    return made.files, breaches(type(out)(made.folder))
+    return made.files
 
 
 def transfer(cache: Any, out: Any) -> Any:

@@ -14,11 +14,11 @@ MAX_BYTES: Final = 200_000_000_000
 #: The most files of a dataset. With more, kagglehub and the web page zip all of them. The metadata file is not
 #: uploaded, and does not count.
 MAX_FILES: Final = 50
-#: The files of a published cache other than shards: manifest, index, samples, card, and tpucache's wheel.
+#: The files of a published cache other than shards: manifest, index, samples, card, and sheet of samples.
 COMPANIONS: Final = 5
 #: The most shards that can be published.
 MAX_SHARDS: Final = MAX_FILES - COMPANIONS
-#: The most shards that `--target kaggle` makes, which leaves room for the contact sheet.
+#: The most shards that `--target kaggle` makes, which leaves room for the hashes of pictures.
 TARGET_SHARDS: Final = MAX_SHARDS - 1
 
 SLUG_LENGTH: Final = range(6, 51)

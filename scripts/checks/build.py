@@ -1,7 +1,7 @@
 """Builds the sdist and the wheel of what is committed, and compares their contents with it.
 
-The sdist is the tracked files and what setuptools adds; the wheel is the package alone, and the wheel that goes with a
-published cache holds the same files. Needs a package index, or pip's configuration of one, for the build's own tools.
+The sdist is the tracked files and what setuptools adds; the wheel is the package alone. Needs a package index, or pip's
+configuration of one, for the build's own tools.
 
     python -m scripts.checks build
     python -m scripts.checks build --keep dist      # both are copied there once they are compared
@@ -21,12 +21,6 @@ from pathlib import Path
 from tpucache import __version__
 
 NAME = f"tpucache-{__version__}"
-WRITE = """
-import sys
-from pathlib import Path
-from tpucache.publish.wheels import wheel_bytes, wheel_name
-(Path(sys.argv[1]) / wheel_name()).write_bytes(wheel_bytes())
-"""
 ADDED = ("PKG-INFO", "setup.cfg", "tpucache.egg-info/")
 
 
@@ -41,18 +35,6 @@ def members(path: Path) -> dict[str, bytes]:
     """Return the files of a wheel."""
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
-
-
-def bundle(place: Path, wheel: Path) -> dict[str, bytes]:
-    """Install a wheel apart, and return the files of the wheel that it bundles."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
-    subprocess.run([*pip, place / "site", wheel], check=True)
-    (place / "bundled").mkdir()
-    subprocess.run(
-        [sys.executable, "-c", WRITE, place / "bundled"], env={"PYTHONPATH": str(place / "site")}, cwd=place, check=True
-    )
-    (path,) = (place / "bundled").iterdir()
-    return members(path)
 
 
 def main() -> None:
@@ -76,12 +58,6 @@ def main() -> None:
         metadata = {f"{NAME}.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD")}
         metadata |= {f"{NAME}.dist-info/{name}" for name in ("entry_points.txt", "top_level.txt", "licenses/LICENSE")}
         differ("wheel", set(wheel), package | metadata)
-        bundled = bundle(place, place / f"{NAME}-py3-none-any.whl")
-        differ("bundled wheel", set(bundled), set(wheel))
-        own = {f"{NAME}.dist-info/{name}" for name in ("WHEEL", "RECORD")}  # they name who wrote them
-        changed = [name for name in set(wheel) - own if bundled[name] != wheel[name]]
-        if changed:
-            sys.exit(f"build: the bundled wheel differs in {changed}")
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
             for built in (f"{NAME}.tar.gz", f"{NAME}-py3-none-any.whl"):

@@ -1,7 +1,7 @@
-"""A notebook without network: only numpy and torch, a read-only copy of a published folder, and the wheel in it.
+"""A notebook without network: only numpy and torch, a read-only copy of a published folder, and the wheel.
 
 It makes an environment of links to the installed torch, numpy and what torch requires, cuts the network off, installs
-the bundled wheel there, and reads and trains. Where JAX is installed, it does the same in an environment with numpy and
+tpucache's wheel there, and reads and trains. Where JAX is installed, it does the same in an environment with numpy and
 JAX but without torch: it reads, and feeds a JAX program. It ends in status 1 where anything fails.
 
     python -m scripts.checks offline [CACHE]
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from scripts.commands import CommandError
+from scripts.commands import ROOT, CommandError
 from scripts.environments import Environment, Environments
 
 SLUG = "offline-check"
@@ -157,7 +157,9 @@ def check(place: Path, cache: Path) -> None:
         "TPUCACHE_PATH": str(place / "input"),
     }
 
-    (wheel,) = mount.glob("tpucache-*.whl")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", place / "wheels", ROOT]
+    subprocess.run(pip, check=True)
+    (wheel,) = (place / "wheels").glob("tpucache-*.whl")
 
     def runner(name: str, *links: str) -> Callable[..., None]:
         """Return what runs Python in an environment that holds these libraries and the wheel alone."""

@@ -158,15 +158,20 @@ def have_photographs(place: Place) -> None:
     write_photographs(place.here / "photos" / "train", range(PHOTOGRAPHS))
 
 
+def have_wheel(place: Place) -> None:
+    """Have tpucache's wheel as an input of a notebook on Kaggle."""
+    (place.inputs / "wheel").mkdir(parents=True)
+    for wheel in place.checkout.glob("tpucache-*.whl"):
+        shutil.copy(wheel, place.inputs / "wheel")
+
+
 def have_inputs(place: Place) -> None:
     """Have a wheel, photographs and a contest as the inputs of a notebook on Kaggle, and photographs elsewhere."""
     have_photographs(place)
-    photos, contest, wheels = (place.inputs / name for name in ("my-photos", "contest", "wheel"))
+    photos, contest = place.inputs / "my-photos", place.inputs / "contest"
     shutil.copytree(place.here / "photos", photos)
-    for folder in (contest / "images", wheels):
-        folder.mkdir(parents=True)
-    for wheel in place.checkout.glob("tpucache-*.whl"):
-        shutil.copy(wheel, wheels)
+    (contest / "images").mkdir(parents=True)
+    have_wheel(place)
     with (contest / "train.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["image_id", "label", "fold"])
@@ -185,8 +190,9 @@ def attach(place: Place, *names: str) -> None:
 
 
 def have_dataset(place: Place) -> None:
-    """Have the published dataset as the only input of a notebook on Kaggle, where nothing was trained."""
+    """Have the published dataset and the wheel as the inputs of a notebook on Kaggle, where nothing was trained."""
     attach(place, "my-cache")
+    have_wheel(place)
     forget(place.working)
 
 

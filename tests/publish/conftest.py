@@ -70,6 +70,7 @@ elif action == "files":
     names = sorted(path.name for path in there.iterdir())
     start = int(option("--page-token") or 0)
     if start + 4 < len(names):
+        print("Warning: looks like you're using an outdated API Version")
         print("Next Page Token = " + str(start + 4))
     print("name,size,creationDate")
     for name in names[start : start + 4]:

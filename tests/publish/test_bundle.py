@@ -16,10 +16,8 @@ from tpucache import BuildError, CachedDataset, PublishError, Recipe, StoreError
 from tpucache.cli import main
 from tpucache.insight import hashes
 from tpucache.kaggle import MAX_FILES, TARGET_SHARDS
-from tpucache.publish import bundle, rules
 from tpucache.publish.bundle import make_bundle
 from tpucache.publish.rules import Metadata
-from tpucache.publish.wheels import wheel_name
 from tpucache.store.hashes import hashes_name
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import open_source
@@ -68,12 +66,11 @@ def test_the_folder_keeps_kaggles_rules_and_is_a_cache(stored):
     made = make_bundle(stored, METADATA)
     assert made.folder == stored.with_name("stored.publish")
     assert broken_rules(made.folder) == []
-    assert rules.breaches(made.folder) == []
     assert verify_cache(made.folder) == []
     assert len(CachedDataset(made.folder)) == 150
     names = {path.name for path in made.folder.iterdir()}
     assert names - {path.name for path in stored.iterdir()} == {
-        "README.md", "sheet.png", "dataset-metadata.json", wheel_name()
+        "README.md", "sheet.png", "dataset-metadata.json"
     }  # fmt: skip
     assert made.files == {
         path.name: path.stat().st_size for path in made.folder.iterdir() if path.stem != "dataset-metadata"
@@ -88,19 +85,16 @@ def test_the_folder_keeps_kaggles_rules_and_is_a_cache(stored):
 
 
 @pytest.mark.slow
-def test_shards_are_linked_and_a_second_call_brings_the_folder_up_to_date(photos, tmp_path, monkeypatch):
+def test_shards_are_linked_and_a_second_call_brings_the_folder_up_to_date(photos, tmp_path):
     stored = tmp_path / "stored"
     build_cache(photos, stored, Recipe(size=8), jobs=1)
-    with monkeypatch.context() as patch:
-        patch.setattr("tpucache.version.__version__", "0.0.1")
-        first = make_bundle(stored, METADATA)
-    assert "tpucache-0.0.1-py3-none-any.whl" in first.files
+    first = make_bundle(stored, METADATA)
     (first.folder / ".index.npy.7.tmp").write_bytes(b"what a killed process left")
     build_cache(photos, stored, Recipe(size=8, variants=1), jobs=1)
     second = make_bundle(stored, METADATA)
     assert make_bundle(stored, METADATA) == second
     assert {path.name for path in second.folder.iterdir()} == {
-        *(path.name for path in stored.iterdir()), "README.md", "sheet.png", "dataset-metadata.json", wheel_name()
+        *(path.name for path in stored.iterdir()), "README.md", "sheet.png", "dataset-metadata.json"
     }  # fmt: skip
     assert verify_cache(second.folder) == []
     for entry in Manifest.load(stored).files:
@@ -142,27 +136,6 @@ def test_a_place_that_cannot_be_written_is_reported(stored, tmp_path):
         make_bundle(stored, METADATA, tmp_path / "file" / "out")
 
 
-def test_too_many_shards_are_refused(stored, monkeypatch):
-    monkeypatch.setattr(bundle, "MAX_SHARDS", 3)
-    with pytest.raises(PublishError, match="--target kaggle"):
-        make_bundle(stored, METADATA)
-
-
-@pytest.mark.slow
-def test_the_sheet_gives_way_where_files_are_many(stored, monkeypatch, caplog):
-    files = len(Manifest.load(stored).files)
-    for module in (bundle, rules):
-        monkeypatch.setattr(module, "MAX_FILES", files + 3)
-    made = make_bundle(stored, METADATA)
-    assert "sheet.png" not in made.files
-    assert "sheet.png" not in (made.folder / "README.md").read_text()
-    assert "too many files to add a sheet" in caplog.text
-    for module in (bundle, rules):
-        monkeypatch.setattr(module, "MAX_FILES", files + 2)
-    with pytest.raises(PublishError, match="files are more than"):
-        make_bundle(stored, METADATA)
-
-
 def test_a_cache_without_images_or_classes_has_a_card_without_a_sheet(tmp_path, monkeypatch):
     tokens = types.ModuleType("words_by_test")
     tokens.make = lambda: [{"tokens": np.arange(4)}] * 3
@@ -185,8 +158,8 @@ def test_compressed_caches_have_a_sheet_too(photos, tmp_path, codec):
 
 
 @pytest.mark.slow
-def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, tmp_path, caplog):
-    """One shard more costs the sheet, two more are refused, and nothing is left that says otherwise."""
+def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, tmp_path):
+    """One shard more leaves no room for hashes, two more are refused."""
     source = tmp_path / "photos"
     source.mkdir()
     for photo in sorted((photos / "ant").iterdir())[:2]:
@@ -194,9 +167,9 @@ def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, 
     cache, recipe = tmp_path / "cache", Recipe(size=8, variants=TARGET_SHARDS - 1)
     build_cache(source, cache, recipe, jobs=1, target="kaggle")
     assert len(Manifest.load(cache).shards) == TARGET_SHARDS
-    made = make_bundle(cache, METADATA)
+    made = make_bundle(cache, METADATA, hashes=True)
     assert len(made.files) == MAX_FILES
-    assert {"sheet.png", "README.md", "manifest.json"} < made.files.keys()
+    assert broken_rules(made.folder) == []
     for shards in (TARGET_SHARDS + 1, TARGET_SHARDS + 2):
         recipe = Recipe(size=8, variants=shards - 1)
         with pytest.raises(BuildError, match=f"{TARGET_SHARDS}"):
@@ -204,21 +177,17 @@ def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, 
         build_cache(source, cache, recipe, jobs=1)
         with pytest.raises(BuildError, match=f"{TARGET_SHARDS}"):  # finished as it is
             build_cache(source, cache, recipe, jobs=1, target="kaggle")
-        if shards == TARGET_SHARDS + 1:
-            with pytest.raises(
-                PublishError, match=r"has 2 versions, and with the \d+ files of earlier versions it has more"
-            ):
-                make_bundle(cache, METADATA)
-            cache = tmp_path / "of one version"
-            build_cache(source, cache, recipe, jobs=1)
-            made = make_bundle(cache, METADATA)
-            assert len(made.files) == MAX_FILES
-            assert "sheet.png" not in made.files
-            assert "too many files to add a sheet" in caplog.text
-            assert rules.breaches(made.folder) == verify_cache(made.folder) == []
-        else:
-            with pytest.raises(PublishError, match=f"at most {TARGET_SHARDS + 1}"):
-                make_bundle(cache, METADATA)
+        refused = (
+            "files, and a dataset has at most 50" if shards == TARGET_SHARDS + 1 else "and a published cache at most"
+        )
+        with pytest.raises(PublishError, match=refused):
+            make_bundle(cache, METADATA)  # it has two versions, or three
+    build_cache(source, tmp_path / "one", Recipe(size=8, variants=TARGET_SHARDS), jobs=1)
+    made = make_bundle(tmp_path / "one", METADATA)
+    assert len(made.files) == MAX_FILES
+    assert broken_rules(made.folder) == verify_cache(made.folder) == []
+    with pytest.raises(PublishError, match="leave --hashes out"):
+        make_bundle(tmp_path / "one", METADATA, hashes=True)
 
 
 def test_the_documented_limit_is_the_one_that_is_kept(capsys):

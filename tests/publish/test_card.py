@@ -11,7 +11,6 @@ from PIL import Image
 from tpucache import Recipe, build_cache
 from tpucache.publish.bundle import make_bundle
 from tpucache.publish.rules import Metadata
-from tpucache.publish.wheels import wheel_name
 from tpucache.store.manifest import Manifest
 
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
@@ -32,7 +31,8 @@ def test_the_card_tells_what_it_is_and_how_to_read_it(stored):
         "Mean ",
         Manifest.load(stored).fingerprint,
         'CachedDataset("kaggle:ann/noise-at-16", variant="epoch")',
-        f"pip install --no-deps --no-index $(find /kaggle/input -name '{wheel_name()}'",
+        "pip wheel --no-deps --wheel-dir wheels .",
+        "pip install --no-deps --no-index ",
     ):
         assert part in card
     with Image.open(folder / "sheet.png") as sheet:

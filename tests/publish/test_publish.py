@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE
 
 from tpucache import DamageError, PublishError
-from tpucache.publish.publish import KaggleClient, find_differences, parse_listing, prepare, send
+from tpucache.publish.publish import KaggleClient, prepare, send
 from tpucache.publish.rules import Metadata, PublishOptions
 
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
@@ -121,8 +121,7 @@ def test_a_dataset_that_kaggle_could_not_be_asked_about_is_not_made_anew(bundle,
 
 @pytest.mark.parametrize("slug", ["connection-500", "credentials", "already-there"])
 def test_the_words_of_a_datasets_name_are_no_answer_of_the_client(bundle, kaggle, slug):
-    client = KaggleClient.find()
-    assert client is not None
+    client = KaggleClient("kaggle")
     assert client.state(f"ann/{slug}") is None
     assert send(bundle).uploaded
     kaggle.wait(1)
@@ -146,16 +145,3 @@ def test_a_damaged_cache_is_not_published(stored):
     with pytest.raises(DamageError, match=r"v01-00001\.lmdb"):
         prepare(stored, METADATA)
     assert not stored.with_name("stored.publish").exists()
-
-
-def test_a_listing_is_read_with_and_without_a_next_page():
-    page = "Warning: looks like you're using an outdated API Version\nNext Page Token = CfDJ8\nname,size,creationDate\n"
-    assert parse_listing(f"{page}a.lmdb,12,2026\nb.npy,3MB,2026\n") == ({"a.lmdb": 12, "b.npy": None}, "CfDJ8")
-    assert parse_listing("No files found\n") == ({}, None)
-
-
-def test_what_is_left_out_is_found():
-    assert find_differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 3, "d": 4}) == [
-        "c is missing",
-        "b has 3 bytes at Kaggle and 2 here",
-    ]

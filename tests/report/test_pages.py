@@ -22,7 +22,7 @@ from tpucache.text import printable
 
 TEMPLATES = sorted(Path(tpucache.__file__).parent.glob("*/templates/*"))
 #: What the card of a published cache has in its code blocks: names that are checked, and in which nothing is escaped.
-CHECKED = {"dataset_id", "variant", "metadata", "wheel", "packages"}
+CHECKED = {"dataset_id", "variant", "metadata"}
 
 
 def code_of(page):

@@ -44,7 +44,6 @@ def publish(options: argparse.Namespace) -> int:
             metadata,
             settings.out,
             lambda entry: progress.advance(entry.bytes),
-            settings.wheels,
             hashes=settings.hashes,
         )
 
@@ -182,7 +181,6 @@ def _listing(bundle: Bundle, *, public: bool) -> list[str]:
     target = f"{bundle.metadata.dataset_id}, {'public' if public else 'private'} if it is new"
     return [
         *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
-        *(f"{wheel.name} is under {wheel.license_name}" for wheel in bundle.wheels),
         f"{bundle.total_bytes:>15,}  bytes in {len(bundle.files)} files, for {target}",
         f"folder   {bundle.folder}",
     ]

@@ -16,7 +16,7 @@ from typing import Any, Final
 from tpucache.errors import DamageError, FormatError, PublishError
 from tpucache.kaggle import check_id
 from tpucache.loading.joined import PARENTS_NAME, to_parents
-from tpucache.publish.card import CARD_NAME, make_card
+from tpucache.publish.bundle import CARD_NAME, make_card
 from tpucache.publish.rules import Metadata, PublishOptions
 from tpucache.report.inspect import describe_versions
 from tpucache.store.cache import Cache
@@ -29,7 +29,7 @@ from tpucache.store.remote.draft import Content, Draft, in_memory, of_file
 from tpucache.store.remote.kaggle import KaggleDataset
 from tpucache.store.verify import is_whole
 
-_CARD_AND_WHEEL_BYTES: Final = 3_000_000  # a new version of the whole dataset would include both
+_SHEET_BYTES: Final = 1_000_000  # a new version of the whole dataset would include a sheet of samples
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,6 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
         f"{metadata.title}, version {manifest.number}",
         metadata.dataset_id,
         metadata.license_name,
-        sheet=False,
         history=describe_versions(versions, times),
         attach=attach,
         notes=notes,
@@ -134,7 +133,7 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
         others[TIMES_NAME] = read_file(folder / TIMES_NAME)
     contents = {entry.name: of_file(folder, entry) for entry in new}
     contents |= {name: in_memory(data) for name, data in others.items()}
-    whole = manifest.total_bytes + sum(map(len, others.values())) + _CARD_AND_WHEEL_BYTES
+    whole = manifest.total_bytes + sum(map(len, others.values())) + _SHEET_BYTES
     return Addition(addition_id, folder, manifest, contents, attach, whole, is_there)
 
 

@@ -1,4 +1,4 @@
-"""The folder to upload: a cache's files, its card, wheels, and the metadata that Kaggle asks for.
+"""The folder to upload: a cache's files, its card, and the metadata that Kaggle asks for.
 
 A claim lists the SHA-256 of the files. It proves that `publish` made a folder, and that its files have not been changed
 since. Kaggle's client would upload a separate file, so dataset-metadata.json holds the claim; the client reads that
@@ -11,20 +11,20 @@ import dataclasses
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from tpucache.errors import PublishError, StoreError, UsageError
-from tpucache.kaggle import COMPANIONS, MAX_FILES, MAX_SHARDS
+from tpucache.kaggle import MAX_BYTES, MAX_FILES, MAX_SHARDS
 from tpucache.plugins import call
-from tpucache.publish.card import CARD_NAME, SHEET_NAME, make_card
-from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
-from tpucache.publish.wheels import PackageWheel, download_wheels, needed_packages, wheel_bytes, wheel_name
-from tpucache.report.inspect import describe_versions
+from tpucache.publish.rules import METADATA_NAME, Metadata
+from tpucache.report.inspect import describe_versions, recipe_texts, version_texts
+from tpucache.report.page import fill
 from tpucache.report.preview import contact_sheet
 from tpucache.store.cache import Cache
 from tpucache.store.copying import (
@@ -51,46 +51,42 @@ from tpucache.text import parse_json
 _log: Final = logging.getLogger("tpucache")
 _COMMAND: Final = "publish"
 _KEY: Final = "tpucache"
-_WHEEL: Final = re.compile(r"[\w.]+-.*\.whl")
+
+CARD_NAME: Final = "README.md"
+SHEET_NAME: Final = "sheet.png"
 _UPLOADED: Final = (CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_NAME)
+_CLASSES: Final = 200
+_SKIPPED: Final = 20
+_ESCAPES: Final = {
+    **{ord(letter): f"\\{letter}" for letter in "\\`*_[]"},
+    **{ord(letter): f"&#{ord(letter)};" for letter in "<>|&"},
+}
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder that is ready to upload. `files` has the sizes in bytes of the files that will be uploaded, by name.
-
-    `wheels` are the wheels of other packages, not tpucache's own wheel.
-    """
+    """A folder that is ready to upload. `files` has the sizes in bytes of the files that will be uploaded, by name."""
 
     folder: Path
     metadata: Metadata
     files: dict[str, int]
-    wheels: tuple[PackageWheel, ...] = ()
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files that will be uploaded."""
         return sum(self.files.values())
 
 
 def make_bundle(
-    cache: str | Path,
-    metadata: Metadata,
-    out: str | Path | None = None,
-    wheels: str | None = None,
-    *,
-    hashes: bool = False,
+    cache: str | Path, metadata: Metadata, out: str | Path | None = None, *, hashes: bool = False
 ) -> Bundle:
     """Make the folder to upload for a verified cache: `out`, or `CACHE.publish` next to the cache.
 
-    `wheels` is the tag of a Python version, such as "cp312": add the wheels that the cache's codecs need with this
-    version. With `hashes`, add the hashes of all pictures; missing ones are computed.
-
-    The folder gets hard links to the cache's files, or verified copies where the file system has no links. If an
-    earlier call made the folder from this cache, or from an earlier version of it, the folder is updated.
+    The folder gets hard links to the cache's files, or verified copies where the file system has no links. With
+    `hashes`, it also gets the hashes of all pictures; missing ones are computed. If an earlier call made the folder
+    from this cache, or from an earlier version of it, the folder is updated.
 
     Raises UsageError if the folder holds other files or overlaps with the cache's folder; PublishError if Kaggle does
-    not accept the cache, or pip cannot find a wheel; StoreError when the folder cannot be written.
+    not accept the cache; StoreError when the folder cannot be written.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
@@ -102,27 +98,21 @@ def make_bundle(
     real = source.resolve()
     folder = real.with_name(f"{real.name}.publish") if out is None else folder_path(out)
     check_apart(source, folder)
-    packages = _packages(source, manifest, wheels) if wheels else ()
-    others = {wheel.name: wheel.data for wheel in packages}
+    entries, written = version_files(source, manifest), _written(opened, metadata)
     if hashes:
-        files = len(manifest.shards) + COMPANIONS + len(others) + 1
-        if files > MAX_FILES:
-            raise PublishError(
-                f"with the hashes there would be {files} files, and a published cache has at most {MAX_FILES}: leave "
-                "--hashes out, or build the cache again with --target kaggle"
-            )
-        others.update([hashes_file(opened, partial(call, "hashes"))])
-    entries = version_files(source, manifest)
-    others |= _times(source)
-    earlier = len(entries) - len(manifest.files) + len(_times(source))
-    if earlier and len(manifest.shards) + COMPANIONS + earlier > MAX_FILES:
+        written.update([hashes_file(opened, partial(call, "hashes"))])
+    files = len(entries) + len(written) - 1  # without the metadata
+    if files > MAX_FILES:
         raise PublishError(
-            f"{source} has {manifest.number} versions, and with the {earlier} files of earlier versions it has more "
-            f"than the {MAX_FILES} files that a published cache may have: `tpucache compact {source}` keeps only the "
-            "newest version"
+            f"{source} would be published in {files} files, and a dataset has at most {MAX_FILES}: leave --hashes out, "
+            f"`tpucache compact {source}` keeps only the newest version, or build the cache again with --target kaggle"
         )
-    written = {**_written(opened, metadata, packages, MAX_FILES - len(others) - earlier), **others}
-    claim = _claim_bundle(manifest, entries, written)
+    total = sum(entry.bytes for entry in entries) + sum(map(len, written.values()))
+    if total > MAX_BYTES:
+        raise PublishError(f"{source} has {total:,} bytes to publish, and a dataset at most {MAX_BYTES:,}")
+    claim = Claim.of(_COMMAND, manifest, entries)
+    written_digests = {name: _digest(data) for name, data in written.items()}
+    claim = dataclasses.replace(claim, files={**claim.files, **written_digests})
     try:
         with hold_folder(folder, "publishing from"):
             for path in _check_bundle(folder, opened, claim):
@@ -131,62 +121,34 @@ def make_bundle(
                     path.unlink()
             claim_folder(folder, claim)
             _link(source, folder, entries)
-            signed = _sign_metadata(written.pop(METADATA_NAME), claim)
-            for name, data in {**written, METADATA_NAME: signed}.items():
+            written[METADATA_NAME] = _signed(written.pop(METADATA_NAME), claim)
+            for name, data in written.items():
                 write_atomically(folder / name, data)
             remove_claim(folder)
     except OSError as error:
         raise StoreError(f"{folder} cannot be written: {error}. Give another folder by --out") from error
-    found = breaches(folder)
-    if found:
-        raise PublishError(f"{folder} breaks Kaggle's rules: {'; '.join(found)}")
     uploaded = sorted(path for path in folder.iterdir() if path.name != METADATA_NAME)
-    return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded}, packages)
+    return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded})
 
 
 def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
-    """Return the bytes, by file name, of the card (without a licence) and of tpucache's wheel.
-
-    They are added to a cache that is built directly at Kaggle.
-    """
-    card = make_card(manifest, dataset_id.partition("/")[2], dataset_id, None, sheet=False)
-    return {CARD_NAME: card.encode(), wheel_name(): wheel_bytes()}
+    """Return the card (without a licence), by file name, of a cache that is built directly at Kaggle."""
+    return {CARD_NAME: make_card(manifest, dataset_id.partition("/")[2], dataset_id, None).encode()}
 
 
-def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
-    packages = needed_packages(manifest)
-    files = len(manifest.shards) + COMPANIONS + len(packages)
-    if files > MAX_FILES:
-        raise PublishError(
-            f"with the wheels of {', '.join(packages)} there would be {files} files, and a published cache has at most "
-            f"{MAX_FILES}: leave --wheels out, or build the cache again with --target kaggle"
-        )
-    if not packages:
-        _log.warning("no wheel is added: reading %s needs no optional package", source)
-    return tuple(download_wheels(packages, tag))
-
-
-def _written(cache: Cache, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int) -> dict[str, bytes]:
-    """Return the bytes by name, with a sheet of samples if the shards and these files are fewer than `room`."""
-    manifest = cache.manifest
-    has_room = len(manifest.shards) + COMPANIONS < room
-    sheet = contact_sheet(cache.place) if has_room else None
-    if not has_room:
-        _log.warning("%s has too many files to add a sheet of samples", cache.place)
+def _written(cache: Cache, metadata: Metadata) -> dict[str, bytes]:
+    """Return the bytes by name of the files that are not those of the cache itself."""
+    manifest, times = cache.manifest, cache.directory / TIMES_NAME
+    sheet = contact_sheet(cache.place)
     given = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
-    history = describe_versions(*cache.versions())
-    card = partial(make_card, *given, packages, history=history)
+    card = partial(make_card, *given, history=describe_versions(*cache.versions()))
     return {
         MANIFEST_NAME: manifest.text.encode(),
-        wheel_name(): wheel_bytes(),
-        CARD_NAME: card(sheet=bool(sheet)).encode(),
-        **({SHEET_NAME: sheet} if sheet else {}),
-        METADATA_NAME: _metadata_text(metadata.to_dict(card(sheet=False))),
+        CARD_NAME: card(sheet=sheet is not None).encode(),
+        **({SHEET_NAME: sheet} if sheet is not None else {}),
+        **({TIMES_NAME: read_file(times)} if times.exists() else {}),
+        METADATA_NAME: _metadata_text(metadata.to_dict(card())),
     }
-
-
-def _times(source: Path) -> dict[str, bytes]:
-    return {TIMES_NAME: read_file(source / TIMES_NAME)} if (source / TIMES_NAME).exists() else {}
 
 
 def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
@@ -208,16 +170,11 @@ def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
         copy_file(source, folder, entry)
 
 
-def _claim_bundle(manifest: Manifest, files: Sequence[FileEntry], written: Mapping[str, bytes]) -> Claim:
-    claim = Claim.of(_COMMAND, manifest, files)
-    return dataclasses.replace(claim, files={**claim.files, **{name: _digest(data) for name, data in written.items()}})
-
-
-def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
+def _signed(metadata: bytes, claim: Claim) -> bytes:
     """Add the claim to dataset-metadata.json, under a key that Kaggle's client ignores."""
     content = json.loads(claim.to_json())
     del content["note"]  # says that the folder is unfinished, which Kaggle's readers need not see
-    return (json.dumps({**json.loads(metadata), _KEY: content}, indent=1) + "\n").encode()
+    return _metadata_text({**json.loads(metadata), _KEY: content})
 
 
 def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
@@ -228,7 +185,11 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
     call will write, with their digests.
     """
     entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
-    foreign = {name for name, path in entries.items() if not path.is_file() or not _may_be_uploaded(name)}
+    foreign = {
+        name
+        for name, path in entries.items()
+        if not path.is_file() or not (is_cache_file(name) or name_behind(name) in _UPLOADED)
+    }
     if foreign:
         raise UsageError(f"{folder} holds {named(foreign)}, which would be uploaded: give another --out")
     claims = _read_claims(folder)
@@ -245,11 +206,6 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
     if MANIFEST_NAME in entries:
         check_descends(Cache.open(folder), cache, str(folder))
     return list(entries.values())
-
-
-def _may_be_uploaded(name: str) -> bool:
-    """Return whether `publish` writes files with such a name. The file may still come from another program."""
-    return is_cache_file(name) or name_behind(name) in _UPLOADED or bool(_WHEEL.fullmatch(name_behind(name)))
 
 
 def _read_claims(folder: Path) -> list[Claim]:
@@ -297,3 +253,63 @@ def _metadata_text(content: Mapping[str, Any]) -> bytes:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+# The card: a page in Markdown that says what the cache is, how to read it, and how it was made.
+
+
+def make_card(
+    manifest: Manifest,
+    title: str,
+    dataset_id: str,
+    license_name: str | None,
+    *,
+    sheet: bool = False,
+    history: Sequence[Mapping[str, Any]] = (),
+    attach: Sequence[str] = (),
+    notes: str = "",
+) -> str:
+    """Return a cache's card as Markdown text.
+
+    Without a licence, the card says "not stated yet". With `sheet`, it shows the picture `SHEET_NAME`. `history` is the
+    result of `describe_versions`. For an add-on dataset, `attach` names the datasets that hold the cache's other files,
+    and `notes` is a text by the dataset's owner. Raises DependencyError without jinja2.
+    """
+    statistics = manifest.statistics
+    counts = [f"{count:,}" for count in statistics.class_counts] or [""] * len(manifest.classes)
+    values = {
+        "title": title,
+        "manifest": manifest,
+        "version": manifest.created_by.get("tpucache", ""),
+        "sheet": SHEET_NAME if sheet else "",
+        "dataset_id": dataset_id,
+        "variant": '"epoch"' if manifest.augmented else manifest.variants[0],
+        "fields": [
+            (field.name, " x ".join(map(str, field.shape)) or "varies", np.dtype(field.dtype).name, field.codec)
+            for field in manifest.fields
+        ],
+        "mean": " ".join(f"{value:.2f}" for value in statistics.mean),
+        "std": " ".join(f"{value:.2f}" for value in statistics.std),
+        "classes": list(zip(manifest.classes, counts, strict=True))[:_CLASSES],
+        "more_classes": max(0, len(manifest.classes) - _CLASSES),
+        "recipe": list(recipe_texts(manifest).items()),
+        "made_by": ", ".join(map(" ".join, version_texts(manifest).items())),
+        "license": license_name or "not stated yet",
+        "metadata": METADATA_NAME,
+        "notes": notes,
+        "attach": attach,
+        "history": [
+            (each["version"], each["time"] or "", f"{each['samples']:,}", each["command"], ", ".join(each["changes"]))
+            for each in history
+        ],
+        "skipped": [(skipped.path, skipped.reason) for skipped in manifest.skipped[:_SKIPPED]],
+        "more_skipped": max(0, len(manifest.skipped) - _SKIPPED),
+    }
+    return fill("tpucache.publish", "card.md.jinja", values, to_markdown)
+
+
+def to_markdown(value: object) -> str:
+    """Return a value as text that Markdown shows unchanged. Names of files and classes may hold any character."""
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
+    return text.translate(_ESCAPES)

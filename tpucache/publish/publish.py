@@ -6,12 +6,13 @@ Kaggle's own client, the program `kaggle`, does the upload. Only that program re
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,10 +26,9 @@ from tpucache.store.verify import verify_cache
 
 State = Literal["ready", "pending", "failed", "unknown"]
 
-NAME: Final = "kaggle"
+_NAME: Final = "kaggle"
 _ASK_SECONDS: Final = 120
 _PAGE: Final = "100"
-_MAX_PAGES: Final = 100
 _SIGNED_OUT: Final = re.compile(
     r"authentication required|unauthorized|\b401\b|kaggle\.json|kaggle auth login|credentials", re.IGNORECASE
 )
@@ -46,22 +46,17 @@ _MOST_NAMED: Final = 10
 
 @dataclass(frozen=True)
 class Published:
-    """The result of `send`: `bundle` is the folder to upload, and `command` the command that uploads the folder.
-
-    `uploaded` is whether the command was run.
-    """
+    """The folder to upload, the command that uploads it, and whether the command was run."""
 
     bundle: Bundle
     command: str
     uploaded: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
         return {
             "folder": str(self.bundle.folder),
             "files": self.bundle.files,
             "bytes": self.bundle.total_bytes,
-            "wheels": [wheel.to_dict() for wheel in self.bundle.wheels],
             "command": self.command,
             "uploaded": self.uploaded,
         }
@@ -72,15 +67,10 @@ def prepare(
     metadata: Metadata,
     out: str | Path | None = None,
     on_progress: Callable[[ShardEntry], None] = lambda entry: None,
-    wheels: str | None = None,
     *,
     hashes: bool = False,
 ) -> Bundle:
-    """Verify a cache and make the folder to upload. `on_progress` is called after each verified shard.
-
-    The folder is `out`, by default `CACHE.publish` next to the cache. `wheels` is the tag of a Python version, such as
-    "cp312": add the wheels that the cache's codecs need with this version. With `hashes`, add the perceptual hashes of
-    all pictures; `tpucache.insight` uses these to find copies.
+    """Verify a cache and make the folder to upload (see `make_bundle`). `on_progress` is called after each shard.
 
     Raises DamageError for a damaged cache, and the errors of `make_bundle`.
     """
@@ -88,7 +78,7 @@ def prepare(
     if damages:
         names = ", ".join(sorted({damage.name for damage in damages})[:_MOST_NAMED])
         raise DamageError(f"{cache} is damaged: {names}. Run `tpucache verify {cache}`, and build the cache again")
-    return make_bundle(cache, metadata, out, wheels, hashes=hashes)
+    return make_bundle(cache, metadata, out, hashes=hashes)
 
 
 def send(
@@ -101,29 +91,31 @@ def send(
     files than were sent.
     """
     options = options or PublishOptions()
-    command = create_command(bundle.folder, public=options.public)
-    client = None if options.dry_run else KaggleClient.find()
-    if client is None:
-        announce(shlex.join(command))
-        return Published(bundle, shlex.join(command), False)
-    try:
-        new = client.state(bundle.metadata.dataset_id) is None
-    except PublishError as error:
-        announce(shlex.join(command))
-        raise PublishError(f"{error}; then run `{shlex.join(command)}`") from error
-    if not new:
-        command = version_command(bundle.folder, options.message or _message(Manifest.load(bundle.folder)))
-    announce(shlex.join(command))
-    client.upload(command)
-    _await_arrival(client, bundle, options.patience, new=new)
-    return Published(bundle, shlex.join(command), True)
+    words = ["create", "-p", str(bundle.folder), *(["--public"] if options.public else [])]
+    program = None if options.dry_run else shutil.which(_NAME)
+    client, is_new = KaggleClient(program or _NAME), True
+    if program is not None:
+        try:
+            is_new = client.state(bundle.metadata.dataset_id) is None
+        except PublishError as error:
+            announce(_command(words))
+            raise PublishError(f"{error}; then run `{_command(words)}`") from error
+    if not is_new:
+        manifest = Manifest.load(bundle.folder)
+        message = f"{manifest.samples:,} samples, {manifest.records:,} records, {manifest.fingerprint[:12]}"
+        words = ["version", "-p", str(bundle.folder), "-m", options.message or message]
+    announce(_command(words))
+    if program is not None:
+        client.upload(words)
+        _await_arrival(client, bundle, options.patience, is_new=is_new)
+    return Published(bundle, _command(words), program is not None)
 
 
-def _message(manifest: Manifest) -> str:
-    return f"{manifest.samples:,} samples, {manifest.records:,} records, {manifest.fingerprint[:12]}"
+def _command(words: Sequence[str]) -> str:
+    return shlex.join([_NAME, "datasets", *words])
 
 
-def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new: bool) -> None:
+def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, is_new: bool) -> None:
     """Wait until Kaggle lists all files of a bundle with the right sizes.
 
     Raises PublishError, which names the files that differ, if that takes longer than `patience` seconds, if Kaggle
@@ -131,16 +123,17 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
     """
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:
+        state: State | None = "unknown"
         try:
             state = client.state(dataset_id)
+            missing = [] if state == "pending" else _differences(bundle, client.files(dataset_id))
         except PublishError as error:  # the upload has ended, so ask again
-            state, missing = "unknown", [str(error)]
-        else:
-            missing = [] if state == "pending" else _missing(client, bundle)
+            missing = [str(error)]
         if state != "pending" and not missing:
             return
         passed = time.monotonic() - began
-        limit = patience if state == "pending" else min(patience, _NEW_DATASET_SECONDS if new else _NEW_VERSION_SECONDS)
+        settled = _NEW_DATASET_SECONDS if is_new else _NEW_VERSION_SECONDS
+        limit = patience if state == "pending" else min(patience, settled)
         if state == "failed" or passed + _INTERVAL > limit:
             break
         time.sleep(_INTERVAL)
@@ -152,25 +145,14 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
     )
 
 
-def _missing(client: KaggleClient, bundle: Bundle) -> list[str]:
-    """Return one text for each file that is missing at Kaggle or has another size.
-
-    If the files cannot be listed, the reason is the only text.
-    """
-    try:
-        return find_differences(bundle.files, client.files(bundle.metadata.dataset_id))
-    except PublishError as error:
-        return [str(error)]
-
-
-def create_command(folder: str | Path, *, public: bool) -> list[str]:
-    """Return the command that uploads a folder as a new dataset."""
-    return [NAME, "datasets", "create", "-p", str(folder), *(["--public"] if public else [])]
-
-
-def version_command(folder: str | Path, message: str) -> list[str]:
-    """Return the command that uploads a folder as the next version of its dataset."""
-    return [NAME, "datasets", "version", "-p", str(folder), "-m", message]
+def _differences(bundle: Bundle, arrived: dict[str, int | None]) -> list[str]:
+    """Return one text for each file that is missing at Kaggle or has another size."""
+    found = [f"{name} is missing" for name in bundle.files if name not in arrived]
+    for name, size in bundle.files.items():
+        there = arrived.get(name)
+        if there is not None and there != size:
+            found.append(f"{name} has {there:,} bytes at Kaggle and {size:,} here")
+    return found
 
 
 @dataclass(frozen=True)
@@ -179,27 +161,23 @@ class KaggleClient:
 
     program: str
 
-    @classmethod
-    def find(cls) -> KaggleClient | None:
-        """Return the client that is on PATH, or None if there is none."""
-        program = shutil.which(NAME)
-        return cls(program) if program else None
-
     def state(self, dataset_id: str) -> State | None:
         """Return Kaggle's state of a dataset; None if the client does not find the dataset.
 
         Raises PublishError if the user is signed out, or if the client or Kaggle does not answer.
         """
-        done = self._ask(["datasets", "status", dataset_id])
+        done = self._ask(["status", dataset_id])
         said = f"{done.stdout}\n{done.stderr}"
         # Words in the dataset's name say nothing: it may be "connection-500" or "already-there".
         output = said.lower().replace(dataset_id.lower().partition("/")[2], "")
         if done.returncode:
             if _SIGNED_OUT.search(output):
-                raise PublishError(f"{NAME} is not signed in: run `{NAME} auth login`, or see `{NAME} --help`")
+                raise PublishError(f"{_NAME} is not signed in: run `{_NAME} auth login`, or see `{_NAME} --help`")
             if _UNANSWERED.search(output):
                 reason = said.strip().rpartition("\n")[2]
-                raise PublishError(f"`{NAME} datasets status {dataset_id}`: {reason}. Check the network, and try again")
+                raise PublishError(
+                    f"`{_NAME} datasets status {dataset_id}`: {reason}. Check the network, and try again"
+                )
             return None
         if "ready" in output:
             return "ready"
@@ -207,43 +185,45 @@ class KaggleClient:
             return "pending"
         return "failed" if re.search(r"error|fail|delet", output) else "unknown"
 
-    def upload(self, command: Sequence[str]) -> None:
+    def upload(self, words: Sequence[str]) -> None:
         """Run the command of an upload, and pass its output on to standard error. Raises PublishError when it fails."""
         lines: list[str] = []
-        words = [self.program, *command[1:]]
         # Standard error is not redirected, so the client's progress bars are shown.
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, errors="replace") as process:  # noqa: S603  # no shell, our own words
+        with subprocess.Popen(  # noqa: S603  # no shell, our own words
+            [self.program, "datasets", *words], stdout=subprocess.PIPE, text=True, errors="replace"
+        ) as process:
             for line in process.stdout or ():
                 tell(line.rstrip("\n"))
                 lines = [*lines[-50:], line.strip()]
         refused = [line for line in lines if _REFUSED.search(line)]
         if process.returncode or refused:
-            reason = refused[0] if refused else next((line for line in reversed(lines) if line), "see above")
-            raise PublishError(f"`{shlex.join(command)}` failed with status {process.returncode}: {reason}")
+            reason = (refused or list(filter(None, reversed(lines))) or ["see above"])[0]
+            raise PublishError(f"`{_command(words)}` failed with status {process.returncode}: {reason}")
 
     def files(self, dataset_id: str) -> dict[str, int | None]:
-        """Return the size in bytes of each file of a dataset; None if Kaggle lists only a rounded size.
+        """Return the size in bytes of each file of a dataset; None if Kaggle lists only a rounded size, such as 12MB.
 
         Raises PublishError.
         """
         listed: dict[str, int | None] = {}
-        token: str | None = None
-        for _ in range(_MAX_PAGES):
+        token = ""
+        while True:
             paging = ["--page-size", _PAGE, *(["--page-token", token] if token else [])]
-            done = self._ask(["datasets", "files", dataset_id, "--csv", *paging])
+            done = self._ask(["files", dataset_id, "--csv", *paging])
             if done.returncode:
                 reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no reason given"]
                 raise PublishError(f"{dataset_id} cannot be listed: {reason[0]}")
-            page, token = parse_listing(done.stdout)
-            listed |= page
-            if not token:
+            before, lines = token, done.stdout.splitlines()
+            token = next((line.removeprefix(_NEXT).strip() for line in lines if line.startswith(_NEXT)), "")
+            for row in csv.DictReader(itertools.dropwhile(lambda line: not line.startswith("name,"), lines)):
+                listed[row["name"]] = int(row["size"]) if row["size"].isdecimal() else None
+            if token in ("", before):
                 return listed
-        raise PublishError(f"{dataset_id} has more than {_MAX_PAGES} pages of files")
 
     def _ask(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(  # noqa: S603  # no shell, our own words
-                [self.program, *words],
+                [self.program, "datasets", *words],
                 capture_output=True,
                 stdin=subprocess.DEVNULL,
                 text=True,
@@ -252,30 +232,4 @@ class KaggleClient:
                 timeout=_ASK_SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise PublishError(f"`{NAME} {shlex.join(words)}` did not answer: {error}") from error
-
-
-def parse_listing(text: str) -> tuple[dict[str, int | None], str | None]:
-    """Return the files on a page of `kaggle datasets files --csv`, and the token of the next page.
-
-    The files are sizes in bytes by name, None for a rounded size. The token is None on the last page.
-    """
-    lines = text.splitlines()
-    token = next((line.removeprefix(_NEXT).strip() for line in lines if line.startswith(_NEXT)), None)
-    start = next((at for at, line in enumerate(lines) if line.startswith("name,")), len(lines))
-    rows = csv.DictReader(lines[start:])
-    # Older clients list rounded sizes, such as 12MB.
-    return {row["name"]: int(row["size"]) if (row.get("size") or "").isdecimal() else None for row in rows}, token
-
-
-def find_differences(sent: Mapping[str, int], arrived: Mapping[str, int | None]) -> list[str]:
-    """Return one text for each sent file that did not arrive, or that arrived with another size.
-
-    `sent` and `arrived` have sizes in bytes by file name; a size that arrived is None if it is not known exactly.
-    """
-    found = [f"{name} is missing" for name in sent if name not in arrived]
-    for name, size in sent.items():
-        there = arrived.get(name)
-        if there is not None and there != size:
-            found.append(f"{name} has {there:,} bytes at Kaggle and {size:,} here")
-    return found
+            raise PublishError(f"`{_command(words)}` did not answer: {error}") from error

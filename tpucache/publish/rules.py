@@ -5,19 +5,15 @@ The rules come from version 2.2.5 of Kaggle's client and from Kaggle's documenta
 
 from __future__ import annotations
 
-import re
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import UsageError
-from tpucache.kaggle import MAX_BYTES, MAX_FILES, check_id
+from tpucache.kaggle import check_id
 from tpucache.options import option
-from tpucache.store.files import read_file
-from tpucache.text import parse_json
 
 METADATA_NAME: Final = "dataset-metadata.json"
-_TAG: Final = re.compile("cp3[1-9][0-9]")
 TITLE_LENGTH: Final = range(6, 51)
 
 #: Kaggle's names of licences.
@@ -52,13 +48,6 @@ LICENSES: Final = (
     "unknown",
 )
 
-_UNPACKED: Final = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".7z", ".rar", ".csv", ".tsv")
-_SKIPPED: Final = (
-    "datapackage.json",
-    *(f"{kind}-metadata.json" for kind in ("kernel", "model", "model-instance")),
-    *(f"dataset-cover-image.{kind}" for kind in ("png", "jpg", "jpeg", "webp")),
-)
-
 
 def check_title(title: str) -> str:
     """Return a title without spaces at its ends if Kaggle accepts it. Raises UsageError if not."""
@@ -76,48 +65,6 @@ def check_license(name: str | None) -> str:
         given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
         raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
     return name
-
-
-def check_tag(tag: str) -> str:
-    """Return `tag` if it is the tag of a Python version, such as "cp312". Raises UsageError if it is not."""
-    if not _TAG.fullmatch(tag):
-        raise UsageError(f"--wheels is the tag of a Python version, such as cp312 for Python 3.12, not {tag!r}")
-    return tag
-
-
-def breaches(folder: str | Path) -> list[str]:
-    """Return one text for each of Kaggle's rules that a folder to upload breaks."""
-    folder = Path(folder)
-    entries = sorted(folder.iterdir())
-    uploaded = [path for path in entries if path.name != METADATA_NAME]
-    found = [f"{path.name} is not a plain file: folders are left out" for path in entries if not path.is_file()]
-    for path in uploaded:
-        if path.name.startswith(".") or path.name in _SKIPPED:
-            found.append(f"{path.name} is a name that Kaggle's client leaves out")
-        if path.name.lower().endswith(_UNPACKED):
-            found.append(f"{path.name} is a name that Kaggle unpacks or converts")
-        if path.is_file() and not path.stat().st_size:
-            found.append(f"{path.name} is empty")
-    if len(uploaded) > MAX_FILES:
-        found.append(f"{len(uploaded)} files are more than {MAX_FILES}, the limit")
-    total = sum(path.stat().st_size for path in uploaded if path.is_file())
-    if total > MAX_BYTES:
-        found.append(f"{total:,} bytes are more than {MAX_BYTES:,}, the limit")
-    return found + _metadata_breaches(folder / METADATA_NAME)
-
-
-def _metadata_breaches(path: Path) -> list[str]:
-    try:
-        metadata: Any = parse_json(read_file(path))
-        check_id(metadata["id"])
-        check_title(metadata["title"])
-        (entry,) = metadata["licenses"]
-        check_license(entry["name"])
-    except FileNotFoundError:
-        return [f"{path.name} is missing"]
-    except (OSError, ValueError, TypeError, KeyError) as error:  # UsageError is a ValueError
-        return [f"{path.name}: {error}"]
-    return []
 
 
 @dataclass(frozen=True)
@@ -143,10 +90,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """The options of the command `publish`, each with its help text. `patience` is in seconds.
-
-    Raises UsageError if `wheels` is not the tag of a Python version.
-    """
+    """The options of the command `publish`, each with its help text. `patience` is in seconds."""
 
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
     version_notes: str | None = option(
@@ -157,14 +101,5 @@ class PublishOptions:
     public: bool = option(False, "make a new dataset public")
     out: str | Path | None = option(None, "the folder to upload; CACHE.publish if not given", metavar="DIR")
     dry_run: bool = option(False, "make and check the folder, but upload nothing")
-    wheels: str | None = option(
-        None,
-        "add the wheels that the codec needs (zstandard, lz4), for a Python version such as cp312, on Linux x86-64",
-        metavar="cp312",
-    )
     hashes: bool = option(False, "add the hashes of all pictures, which are used to find copies")
     patience: float = option(600.0, "how long to wait until Kaggle has processed the dataset", metavar="10m")
-
-    def __post_init__(self) -> None:
-        if self.wheels is not None:
-            check_tag(self.wheels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -269,10 +268,9 @@ def check_image(field: FieldSpec) -> None:
 
 def missing_package(codec: str, package: str) -> DependencyError:
     """Return the error for a codec whose optional package is not installed."""
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return DependencyError(
-        f"the codec {codec} needs `pip install {package}`; for a notebook without a network, `publish --wheels {tag}` "
-        "puts this package next to the cache"
+        f"the codec {codec} needs `pip install {package}`; for a notebook without a network, add a dataset with the "
+        f"wheel that `pip download --no-deps {package}` fetches"
     )
 
 
