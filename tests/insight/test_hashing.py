@@ -151,7 +151,7 @@ def test_hashes_are_kept_once_and_read_again(copies: Path, tmp_path: Path, monke
     assert [path.name for path in cache.glob("hashes-*")] == [hashes_name(Cache.open(cache).manifest)]
     monkeypatch.setattr("tpucache.insight.hashing._compute", lambda *_: pytest.fail("computed again"))
     again = hashes(cache)
-    for name in ("numbers", "words", "mirrored", "is_blank", "thumbnails"):
+    for name in ("numbers", "words", "mirrored", "is_blank"):
         assert np.array_equal(getattr(first, name), getattr(again, name))
 
 
@@ -198,7 +198,6 @@ def test_a_damaged_file_of_hashes_is_not_used_and_written_anew(
         "phash256": whole.words,
         "phash256_mirrored": whole.mirrored,
         "is_blank": whole.is_blank,
-        "thumbnail": whole.thumbnails,
     }
     path.write_bytes(damage(path.read_bytes(), columns))
     with caplog.at_level(logging.WARNING):

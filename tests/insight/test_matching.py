@@ -17,8 +17,7 @@ from tpucache.insight.matching import count_bits, found_share
 
 def random_hashes(rng: np.random.Generator, count: int) -> Hashes:
     words, mirrored = (rng.integers(0, 1 << 64, (count, 4), np.uint64) for _ in range(2))
-    blank, thumbnails = np.zeros(count, np.bool_), np.zeros((count, 8, 8), np.uint8)
-    return Hashes(np.arange(count, dtype=np.uint64), words, mirrored, blank, thumbnails)
+    return Hashes(np.arange(count, dtype=np.uint64), words, mirrored, np.zeros(count, np.bool_))
 
 
 def flipped(rng: np.random.Generator, words: np.ndarray, bits: int) -> np.ndarray:

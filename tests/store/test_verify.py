@@ -333,9 +333,8 @@ def hashes_of(cache: Path) -> Path:
     opened, draw = Cache.open(cache), np.random.default_rng(0)
     samples = opened.manifest.samples
     words = draw.integers(0, 1 << 60, (2, samples, 4), np.uint64)
-    thumbnails = draw.integers(0, 256, (samples, 8, 8), np.uint8)
     is_blank = np.zeros(samples, np.bool_)
-    keep_hashes(opened, Hashes(opened.samples.numbers, words[0], words[1], is_blank, thumbnails))
+    keep_hashes(opened, Hashes(opened.samples.numbers, words[0], words[1], is_blank))
     return cache / hashes_name(opened.manifest)
 
 

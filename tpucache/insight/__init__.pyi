@@ -2,7 +2,6 @@
 
 from tpucache.insight.comparison import (
     Comparison as Comparison,
-    Drift as Drift,
     Exact as Exact,
     Leak as Leak,
     compare as compare,

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from tpucache.cli.arguments import add_command, add_json, cache_or_url, local_path, natural, positive
 from tpucache.cli.terminal import note, show
 from tpucache.errors import UsageError
-from tpucache.text import printable
 
 if TYPE_CHECKING:
     from tpucache.insight.comparison import Comparison
@@ -29,7 +28,7 @@ _LARGE_GROUP: Final = 0.01
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Find pictures that are in several caches, and differences between the caches.
+    """Find pictures that are in several caches.
 
     The exit status is 1 if two of the caches have a picture in common, or pictures that look alike.
     """
@@ -107,7 +106,6 @@ def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any
                 for first, second, distance, is_mirrored, is_copy in near
             ],
         },
-        "drift": found.drift.to_dict(),
     }
 
 
@@ -126,9 +124,9 @@ def _search_text(threshold: int, search: str, share: float, blank: int) -> str:
 
 def _comparison_lines(found: dict[str, Any]) -> list[str]:
     """Return the result of `_comparison_dict` as lines of text."""
-    exact, near, drift = found["exact"], found["near"], found["drift"]
+    exact, near = found["exact"], found["near"]
     search = _search_text(near["threshold"], near["search"], near["share"], near["blank"])
-    lines = [
+    return [
         f"{found['first']} and {found['second']}",
         f"  equal records  {exact['count']:,}"
         if exact["compared"]
@@ -136,18 +134,7 @@ def _comparison_lines(found: dict[str, Any]) -> list[str]:
         *_pair_lines(exact["pairs"]),
         f"  look alike     {near['count']:,} ({search}), of which {near['copies']:,} are copies by details",
         *_pair_lines(near["pairs"]),
-        "  brightness     {:.1f} and {:.1f} of 255, contrast {:.1f} and {:.1f}".format(
-            *drift["brightness"], *drift["contrast"]
-        ),
     ]
-    if all(drift["sizes"]):
-        texts = ["{:,.0f} x {:,.0f}".format(*size) for size in drift["sizes"]]
-        lines.append(f"  source sizes   {' and '.join(texts)} pixels (medians)")
-    classes = sorted(drift["classes"].items(), key=lambda each: each[1]["by_chance"] - each[1]["distance"])
-    if classes:
-        texts = [f"{printable(name)} {far['distance']:.1f} ({far['by_chance']:.1f})" for name, far in classes[:_SHOWN]]
-        lines.append(f"  mean pictures  differ by {', '.join(texts)} of 255 (in brackets: by chance)")
-    return lines
 
 
 def _pair_lines(pairs: Sequence[dict[str, Any]]) -> list[str]:

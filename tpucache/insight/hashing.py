@@ -98,13 +98,13 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
             "give a cache of images"
         )
     rows = cache.rows(manifest.variants[0], positions)
-    unit, base = 1.0, 0.0
-    if image.is_deep:  # the range of images of more than 8 bits is only known from the cache's statistics
-        unit = float(np.mean(manifest.statistics.std or (0.0,))) / _USUAL_STD
-        base = float(np.mean(manifest.statistics.mean or (0.0,))) - 2 * _USUAL_STD * unit
+    # The range of images of more than 8 bits is only known from the cache's statistics.
+    unit = float(np.mean(manifest.statistics.std or (0.0,))) / _USUAL_STD if image.is_deep else 1.0
     step = max(1, _BATCH_BYTES // max(1, image.nbytes))
     windows = (rows[at : at + step] for at in range(0, len(rows), step))
-    found = _empty(cache.samples.numbers[positions])
+    shape = len(rows), BITS // 64
+    words, mirrored = np.empty(shape, np.uint64), np.empty(shape, np.uint64)
+    found = Hashes(cache.samples.numbers[positions], words, mirrored, np.empty(len(rows), np.bool_))
 
     def work(start: int) -> int:
         some = rows[start : start + step]
@@ -112,7 +112,6 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
         part = slice(start, start + len(some))
         found.words[part], found.mirrored[part] = phash(grids)
         found.is_blank[part] = grids.std((1, 2)) < _BLANK_STD * unit
-        found.thumbnails[part] = _thumbnails((grids - base) / (unit or 1.0))
         return len(some)
 
     if (arriving := cache.reader.arriving) is not None:
@@ -142,18 +141,6 @@ def details(cache: Cache, positions: Positions) -> npt.NDArray[np.float64]:
     fine -= fine.mean((1, 2), keepdims=True)
     length = np.sqrt((fine**2).sum((1, 2), keepdims=True))
     found: npt.NDArray[np.float64] = fine / np.where(length > 0, length, 1.0)
-    return found
-
-
-def _empty(numbers: Words) -> Hashes:
-    shape = len(numbers), BITS // 64
-    words, mirrored = np.empty(shape, np.uint64), np.empty(shape, np.uint64)
-    return Hashes(numbers, words, mirrored, np.empty(len(numbers), np.bool_), np.empty((len(numbers), 8, 8), np.uint8))
-
-
-def _thumbnails(grids: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    means = grids.reshape(len(grids), 8, 4, 8, 4).mean((2, 4))
-    found: npt.NDArray[np.uint8] = np.clip(np.rint(means), 0, 255).astype(np.uint8)
     return found
 
 

@@ -33,7 +33,6 @@ _COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
     "phash256": (np.uint64, (BITS // 64,)),
     "phash256_mirrored": (np.uint64, (BITS // 64,)),
     "is_blank": (np.bool_, ()),
-    "thumbnail": (np.uint8, (8, 8)),
 }
 
 _MOST_BYTES: Final = 512  # a generous limit per sample
@@ -48,16 +47,13 @@ class Hashes:
 
     `words` has the hashes of the images, `mirrored` the hashes of the same images with left and right exchanged: both
     are uint64 (n, 4). `is_blank`, bool (n,), is True for images with almost no contrast: these all look alike, so they
-    are not compared. `numbers` has the samples' numbers, uint64 (n,). `thumbnails`, uint8 (n, 8, 8), has small grey
-    copies of the images, 0 to 255. For images that are not 8-bit, values are scaled so that the mean over the cache is
-    128 and the standard deviation 64.
+    are not compared. `numbers` has the samples' numbers, uint64 (n,).
     """
 
     numbers: Words
     words: Words
     mirrored: Words
     is_blank: npt.NDArray[np.bool_]
-    thumbnails: npt.NDArray[np.uint8]
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -131,7 +127,7 @@ def _column(table: SampleTable, name: str) -> Array:
 
 
 def _file_bytes(found: Hashes) -> bytes:
-    columns = (found.numbers, found.words, found.mirrored, found.is_blank, found.thumbnails)
+    columns = (found.numbers, found.words, found.mirrored, found.is_blank)
     return encode_columns(dict(zip(_COLUMNS, columns, strict=True)))
 
 
