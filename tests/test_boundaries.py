@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache.cli import main
-from tpucache.store.remote import kaggle, objects, url_folder
+from tpucache.store.remote import kaggle, objects, retry
 from tpucache.warmup.records import pillow
 from tpucache.warmup.sources import cloud, tfrecords
 
@@ -349,7 +349,7 @@ def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("AWS_PROFILE", "somebody")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    monkeypatch.setattr(url_folder, "_RETRIES", 0)
+    monkeypatch.setattr(retry, "_RETRIES", 0)
     monkeypatch.setattr(kaggle, "_TRIES", 0)
     monkeypatch.setenv("KAGGLE_API_TOKEN", "a")
     monkeypatch.chdir(tmp_path)

@@ -28,7 +28,6 @@ _LARGE: Final = 8 << 20  # much of a smaller batch is still in the cache when it
 _LONG: Final = 1 << 10  # bytes of a row; shorter rows have too few whole cache lines
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python's mmap lacks
 
-_FREE_PART: Final = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -180,18 +179,6 @@ def file_system(descriptor: int) -> int:
     found = (ctypes.c_long * 64)()  # larger than any system's struct statfs
     fstatfs = getattr(libc, "fstatfs", None)
     return int(found[0]) & 0xFFFFFFFF if fstatfs is not None and fstatfs(descriptor, found) == 0 else 0
-
-
-def free_part(descriptor: int, start: int, stop: int) -> bool:
-    """Free the disk space of the bytes from `start` to `stop` of an open file; they are read as zeros afterwards.
-
-    Return False if the system or the file system cannot free a part of a file, otherwise True.
-    """
-    if stop <= start:
-        return True
-    fallocate = getattr(libc, "fallocate", None)  # only on Linux
-    length = ctypes.c_int64(stop - start)
-    return fallocate is not None and fallocate(descriptor, _FREE_PART, ctypes.c_int64(start), length) == 0
 
 
 def is_large(rows: int, nbytes: int) -> bool:

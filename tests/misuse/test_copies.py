@@ -167,7 +167,7 @@ def test_fetching_from_nowhere(lab):
 
 
 def test_a_password_in_a_URL_that_cannot_be_opened(lab, monkeypatch):
-    monkeypatch.setattr("tpucache.store.remote.url_folder._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tpucache.store.remote.retry._FIRST_PAUSE", 0.001)
     urls = (
         f"http://ann:{SECRET}@127.0.0.1:9/c",
         f"https://127.0.0.1:9/c?token={SECRET}",

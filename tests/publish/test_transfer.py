@@ -28,7 +28,7 @@ from tpucache import (
 from tpucache.insight import hashes
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.hashes import hashes_name
-from tpucache.store.remote import objects
+from tpucache.store.remote import objects, retry
 from tpucache.store.remote import url_folder as remote
 from tpucache.store.verify import verify_cache
 
@@ -36,7 +36,7 @@ from tpucache.store.verify import verify_cache
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     """No waiting, and chunks so small that files have many."""
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.001)
     monkeypatch.setattr(remote, "_CHUNK", 10_000)
 
 

@@ -27,6 +27,7 @@ from tpucache import (
 from tpucache.publish import transfer
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.copying import CLAIM_NAME
+from tpucache.store.remote import retry
 from tpucache.store.remote import url_folder as remote
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.sources import open_source
@@ -227,7 +228,7 @@ def test_what_a_store_puts_into_each_repository_is_no_hindrance(cache, memory, m
     ["zip://x::file:///nowhere/x.zip", "github://x", "dir://", "ftp://127.0.0.1:1/x", "http://[", "", "reference://x"],
 )
 def test_a_url_that_leads_nowhere_is_one_clear_line(tmp_path, monkeypatch, url):
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.001)
     monkeypatch.chdir(tmp_path)
     with pytest.raises((UsageError, StoreError, NotACacheError, DependencyError)) as caught:
         fetch_cache(url, tmp_path / "out")

@@ -12,7 +12,7 @@ import pytest
 from tpucache import Manifest, StoreError, TpucacheError, verify_cache
 from tpucache.cli import main
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.store.remote import url_folder as remote
+from tpucache.store.remote import retry
 from tpucache.text import redact, url_secrets
 
 SECRETS = ("pa55word", "t0ken")
@@ -20,7 +20,7 @@ SECRETS = ("pa55word", "t0ken")
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.001)
 
 
 def with_secrets(url):

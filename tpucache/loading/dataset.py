@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import logging
 import operator
@@ -543,23 +542,20 @@ class CachedDataset(Dataset[Item]):
         """Whether the cache's storage takes long to answer, as a network mount does."""
         return self._open_reader.cache.reader.is_late
 
-    def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
+    def expect(self, owner: object, windows: Windows) -> None:
         """Announce the samples that `owner` will read, in order, so that their records are fetched or built in time.
 
-        `windows()` yields these samples. `further()` yields the same samples again, then those of later epochs: if the
-        disk cannot keep the whole cache, this order decides which records to keep. Does nothing if all records are on
-        this machine already.
+        `windows()` yields these samples. Does nothing if all records are on this machine already.
         """
         reader = self._open_reader
         arriving = reader.cache.reader.arriving
         if arriving is None:
             return
 
-        def numbers(asked: Windows) -> Iterator[Numbers]:
-            return (reader.not_in_memory(self._rows(*window)) for window in asked())
+        def numbers() -> Iterator[Numbers]:
+            return (reader.not_in_memory(self._rows(*window)) for window in windows())
 
-        further_numbers = None if further is None else functools.partial(numbers, further)
-        arriving.expect(owner, self._selection.variants, functools.partial(numbers, windows), further_numbers)
+        arriving.expect(owner, self._selection.variants, numbers)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to read these samples' records from the disk ahead."""

@@ -50,7 +50,6 @@ Reiterate = Literal["next", "same"]
 _log: Final = logging.getLogger("tpucache")
 
 _CHUNK_BYTES: Final = 8 << 20
-_FORESEEN_EPOCHS: Final = 16  # epochs to announce: in these, each of up to 16 hosts reads most samples at least once
 _LOOKED_UP: Final = 64  # batches whose rows in the device's memory are looked up together
 _LATE_BYTES: Final = 256 << 20  # of records, decoded, that are read ahead from storage that answers late
 _SPAN: Final = 1024  # samples per hint, if the order has no windows
@@ -426,9 +425,7 @@ class _Iteration:
         rest = self._start
         submit = self._submit if slots is None else functools.partial(self._submit_missing, slots)
         if slots is None or not slots.is_full:
-            # A single host needs every sample in each epoch, so later epochs do not say which records to keep.
-            further = functools.partial(self.expected, _FORESEEN_EPOCHS) if options.world_size > 1 else None
-            self._dataset.expect(loader, self.expected, further)
+            self._dataset.expect(loader, self.expected)
             hinted, windows, begun = self._start, self._parts_ahead(self._start), self._take_begun()
             reach, rest = loader._reach, loader.samples
             with ReadingThreads(options.threads, options.prefetch + 1) as threads:

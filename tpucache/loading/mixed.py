@@ -139,8 +139,8 @@ class MixedSamples:
         """Whether the storage of at least one dataset takes long to answer, as a network mount does."""
         return any(dataset.is_late for dataset in self._datasets)
 
-    def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Announce what `owner` will read from each dataset, far ahead and in order. `further` is not used."""
+    def expect(self, owner: object, windows: Windows) -> None:
+        """Announce what `owner` will read from each dataset, far ahead and in order."""
 
         def of(at: int) -> Iterator[tuple[Array, int, int]]:
             for indices, _, _ in windows():

@@ -82,12 +82,8 @@ class Samples(Protocol):
         """Whether the storage takes long to answer, as a network mount does."""
         ...
 
-    def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Announce the samples that the loader `owner` will read, in order: `windows()` yields them (see `Windows`).
-
-        `further` is given if the owner does not read all samples in each epoch. `further()` yields the same samples
-        again, then those of later epochs.
-        """
+    def expect(self, owner: object, windows: Windows) -> None:
+        """Announce the samples that the loader `owner` will read, in order: `windows()` yields them (see `Windows`)."""
         ...
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:

@@ -20,20 +20,11 @@ class Arriving(Protocol):
     methods is optional: they only announce the order in which records are needed. Threads may share one object.
     """
 
-    def expect(self, owner: object, variants: Sequence[int], windows: Windows, further: Windows | None = None) -> None:
+    def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
         """Announce the order in which `owner`, such as a loader, will read records. Replaces the owner's earlier order.
 
         `windows()` yields arrays of index row numbers, in reading order. All these records belong to `variants`.
-        If every record of these variants is on this machine already, nothing happens. `further()` yields the same
-        arrays again, then those of later epochs: if the disk cannot keep all records, this order decides which records
-        to keep. Another thread may run both iterators.
-        """
-        ...
-
-    def prioritise(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Announce that the records with these index row numbers will be read next.
-
-        The call may block until the records are on this machine.
+        Another thread may run the iterator.
         """
         ...
 

@@ -259,17 +259,10 @@ class Arrivals(Arriving):
         self._made.last = number
         return rows
 
-    def expect(self, owner: object, variants: Sequence[int], windows: Windows, further: Windows | None = None) -> None:
-        """Ask the builder to make the samples of these records first, in this order. Raises StoreError.
-
-        `windows()` yields the index row numbers of the records. The other arguments are not used. Does nothing once the
-        cache is finished.
-        """
+    def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
+        """Ask the builder to make the samples of these records first, in this order. Raises StoreError."""
         if not self.look():
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
-
-    def prioritise(self, numbers: Numbers) -> None:
-        """Do nothing: the method `rows` itself asks the builder for the records that it waits for."""
 
     @property
     def is_busy(self) -> bool:

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))  # for servers.py
 from servers import Server
 
 from tpucache import CachedDataset
-from tpucache.store.remote import link, pieces, plan, requests, url_folder
+from tpucache.store.remote import pieces, retry
 
 __all__ = ["disk"]
 
@@ -35,13 +35,9 @@ def forkserver() -> str:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut caches into pieces of a few records, and ask for records apart where they do not touch."""
+    """Cut caches into pieces of a few records."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 5 << 10)
-    monkeypatch.setattr(link, "PIECE_BYTES", 5 << 10)
-    monkeypatch.setattr(requests, "PIECE_BYTES", 5 << 10)
-    monkeypatch.setattr(plan, "PIECE_BYTES", 5 << 10)
-    monkeypatch.setattr(pieces, "_GAP_BYTES", 0)
-    monkeypatch.setattr(url_folder, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.005)
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.errors import StoreError, TpucacheError
-from tpucache.store.remote import local, remote_reader
+from tpucache.store.remote import local
 from tpucache.store.remote.cache import MANIFEST_COPY, clear_kept, list_kept
-from tpucache.store.remote.remote_reader import RemoteReader
+from tpucache.store.remote.reader import RemoteReader
 from tpucache.warmup import blocks
 
 SAMPLES, LATER = 48, 37  # how many there are, and one in the last shard
@@ -163,7 +163,7 @@ def test_records_are_compared_once_as_long_as_nobody_changes_the_files(
     expected = images(dataset)
     settle(dataset)
     assert images(dataset) == expected
-    monkeypatch.setattr(local.LocalCopy, "read", lambda *_: pytest.fail("a proven record is compared again"))
+    monkeypatch.setattr(RemoteReader, "_read_kept", lambda *_: pytest.fail("a proven record is compared again"))
     assert images(dataset) == expected
 
 
@@ -214,20 +214,6 @@ def test_a_link_that_somebody_left_in_the_folder_reaches_no_file_elsewhere(
     with contextlib.suppress(StoreError):
         assert images(opened()) == images(CachedDataset(cache))
     assert victim.read_bytes() == b"precious" * 1000
-
-
-@pytest.mark.parametrize("options", [{}, {"in_memory": False}])
-def test_whole_records_are_compared_where_they_belong(
-    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
-) -> None:
-    """A copy of them in a file in memory would double the work of a first epoch."""
-    monkeypatch.setattr(remote_reader.system, "open_memory_file", lambda: pytest.fail("a record was copied"))
-    monkeypatch.setattr(local.LocalCopy, "read", lambda *_: pytest.fail("a record was read twice"))
-    loader = CachedLoader(opened(**options), 16, shuffle=True, threads=1)
-    expected = CachedLoader(CachedDataset(cache), 16, shuffle=True, threads=1)
-    for _ in range(2):
-        for (found, _), (own, _) in zip(loader, expected, strict=True):
-            assert torch.equal(found, own)
 
 
 def test_a_link_in_place_of_the_notes_of_urls_is_refused(opened: Opened, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from tpucache import CachedDataset, CachedLoader, StoreError, UsageError
 from tpucache.errors import NotACacheError
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.store.remote import objects, url_folder
+from tpucache.store.remote import objects, retry
 from tpucache.store.remote.url_folder import Remote
 from tpucache.store.verify import verify_cache
 
@@ -30,7 +30,7 @@ def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(url_folder, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.005)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_an_endpoint_that_is_no_address_is_named(keys: None, monkeypatch: pytest
 def test_keys_that_no_request_can_hold_are_one_error(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore panics: that is no Exception."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a\n")
-    monkeypatch.setattr(url_folder, "_RETRIES", 0)
+    monkeypatch.setattr(retry, "_RETRIES", 0)
     with pytest.raises(StoreError, match="obstore cannot send the request"):
         Remote(f"{s3}/cache").manifest()
 

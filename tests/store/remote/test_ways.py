@@ -12,7 +12,7 @@ from thorough import thorough
 from torch.utils.data import DataLoader
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache
-from tpucache.store.remote import requests
+from tpucache.store.remote import fetch
 from tpucache.warmup import blocks
 
 SAMPLES, VARIANTS = 48, 3
@@ -58,8 +58,8 @@ def batches(dataset: CachedDataset, epochs: int = 1, **options: object) -> list[
 def test_batches_of_two_epochs_are_those_of_a_local_copy(
     opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, kept: int | None, options: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(requests, "_LEAST_IN_MEMORY", 2)
-    monkeypatch.setattr(requests, "_MOST_MEMORY", 0)
+    monkeypatch.setattr(fetch, "_LEAST_IN_MEMORY", 2)
+    monkeypatch.setattr(fetch, "_MOST_MEMORY", 0)
     expected = batches(CachedDataset(cache, "epoch"), 2, **options)
     assert batches(opened(variant="epoch", cache_bytes=kept), 2, **options) == expected
 
@@ -116,10 +116,9 @@ def test_no_way_of_reading_sees_the_holes_of_missing_pieces(
     fetcher = dataset.cache.reader.fetcher
     pieces, kept = fetcher._pieces, fetcher.local
     for piece in range(0, len(pieces), 2):
-        run = pieces.run(piece)
         assert kept.make_room(piece)
-        assert kept.write(run, fetcher._link.read(run))
-    hole = pieces.run(1)
+        assert kept.write(piece, pieces[piece], fetcher._link.read(pieces[piece]))
+    hole = pieces[1]
     assert not any(
         os.pread(kept.file(hole.shard).number, int(row["length"]), int(row["offset"]))[-1] for row in hole.rows
     )

@@ -22,7 +22,7 @@ from servers import Server
 from tpucache import Recipe, SourceError, StoreError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.errors import SampleError
-from tpucache.store.remote import url_folder as remote
+from tpucache.store.remote import retry
 from tpucache.store.remote.cache import clear_kept, list_kept
 from tpucache.store.remote.url_folder import Remote
 from tpucache.warmup.sources import cloud, open_source
@@ -34,7 +34,7 @@ _RECIPE = Recipe(size=16)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing that another test opened."""
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.01)
     cloud._open.cache_clear()
     cloud._size.cache_clear()
     yield

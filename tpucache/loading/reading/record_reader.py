@@ -231,7 +231,7 @@ class RecordReader:
         Raises DamageError, which names the shard.
         """
         if (arriving := self.cache.reader.arriving) is not None:
-            keep = self._prioritise(arriving, rows, keep)
+            keep = self._may_keep(arriving, keep)
         with MapUse(self._maps.uses):
             places = self._find(rows)
             divide(functools.partial(self._read_part, buffer, rows, places, keep or self.in_memory is True), len(rows))
@@ -245,7 +245,7 @@ class RecordReader:
         maps and files. Raises DamageError, which names the shard.
         """
         arriving = self.cache.reader.arriving
-        keep = arriving is None or self._prioritise(arriving, rows, keep=True)
+        keep = arriving is None or self._may_keep(arriving, keep=True)
         with MapUse(self._maps.uses):
             places = self._find(rows)
             divide(functools.partial(self._visit_part, rows, places, use, parts, keep), len(rows))
@@ -256,13 +256,12 @@ class RecordReader:
         """Whether records are just the bytes of their fields, so that `visit` can be used."""
         return self._is_plain
 
-    def _prioritise(self, arriving: Arriving, rows: Numbers, keep: bool) -> bool:
-        """Announce that the records `rows` are read next. Returns whether to keep them in memory.
+    def _may_keep(self, arriving: Arriving, keep: bool) -> bool:
+        """Return whether to keep records in memory: False if `keep` is.
 
-        The result is False if `keep` is False. Unless in_memory is True, it is also False while records are being
-        fetched: to save CPU time, such records are only kept in a later epoch.
+        Unless in_memory is True, it is also False while records are being fetched: to save CPU time, such records are
+        only kept in a later epoch.
         """
-        arriving.prioritise(rows)
         return keep and (self.in_memory is True or not arriving.is_busy)
 
     def _visit_part(

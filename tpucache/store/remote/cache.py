@@ -26,11 +26,10 @@ from tpucache.store.history import earlier_version, one_version, parse_times, sp
 from tpucache.store.index import RecordIndex
 from tpucache.store.lock import check_locks, flock, only_one
 from tpucache.store.manifest import FileEntry, Manifest
-from tpucache.store.remote.fetching import Fetcher
-from tpucache.store.remote.link import Link
+from tpucache.store.remote.fetch import Fetcher, Link
 from tpucache.store.remote.local import STATE_NAME, LocalCopy
 from tpucache.store.remote.pieces import Pieces
-from tpucache.store.remote.remote_reader import RemoteReader
+from tpucache.store.remote.reader import RemoteReader
 from tpucache.store.remote.url_folder import Remote
 from tpucache.text import shown
 
@@ -115,6 +114,7 @@ class RemoteCache(Cache):
             except OSError as error:
                 raise StoreError(f"{below} cannot be written: {error}. Give another folder as cache_dir") from error
         cache = cls(url, directory, manifest, cache_bytes)
+        LocalCopy(directory, Pieces(cache), cache_bytes)  # makes its file, for which the disk may have no room later
         cache._asked = number
         return cache
 
@@ -228,7 +228,7 @@ def clear_kept(kept: KeptCopy) -> None:
 
 
 def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Pieces) -> Fetcher:
-    local = LocalCopy(cache.directory, cache.manifest, pieces, most_bytes)
+    local = LocalCopy(cache.directory, pieces, most_bytes)
     link = Link(Remote(url, silence=SILENCE_SECONDS), pieces, cache.describe, shown(url))
     return Fetcher(link, local, pieces)
 

@@ -13,7 +13,6 @@ import io
 import re
 import socket
 import ssl
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from tpucache.errors import UsageError
+from tpucache.store.files import ThreadLock
 from tpucache.text import shown
 from tpucache.version import __version__
 
@@ -91,7 +91,7 @@ class HttpFolder:
         except ValueError as error:
             raise UsageError(f"{shown(url)} is no URL of a web server: {error}. Give the URL of a folder") from None
         self._idle: defaultdict[Origin, list[_Connection]] = defaultdict(list)
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
 
     def __del__(self) -> None:
         if hasattr(self, "_idle"):

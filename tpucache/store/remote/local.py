@@ -1,15 +1,14 @@
-"""LocalCopy: the local copy of a cache at a URL: sparse files with the shards' names, filled record by record.
+"""LocalCopy: the local copy of a cache at a URL: sparse files with the shards' names, filled piece by piece.
 
 An unwritten part of a sparse file reads as zeros without an error, and other programs may remove, replace or truncate a
 file at any time. So each process compares each record with its checksum before its first use. It need not repeat that
 as long as the shard's file keeps its inode, size and times. While a file changes, on a network file system, and if
 other users may write to the file, records are compared at every read.
 
-The file `state` has one byte per record, which is 1 if the record was fetched. A record with a wrong checksum is
-fetched again. Processes of one machine share the folder: the process that holds the lock of a piece fetches it, and
-locks end with their process. A piece is removed only to make room for a piece that is needed sooner, only by a process
-that uses the folder alone, and never while this process reads it. If the file `state` is missing or does not fit, the
-shards' files are removed when the folder is opened. Links in the folder are not followed.
+The file `state` has one byte per piece. A piece with a wrong record is fetched again. Processes of one machine share
+the folder: the process that holds the lock of a piece fetches it, and locks end with their process. No piece is
+removed. If the file `state` is missing or does not fit, the shards' files are removed when the folder is opened. Links
+in the folder are not followed.
 """
 
 from __future__ import annotations
@@ -22,35 +21,30 @@ import os
 import shutil
 import stat
 import time
-import zlib
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tpucache.errors import StoreError
-from tpucache.native import file_system, free_part
+from tpucache.native import file_system
 from tpucache.store.files import OpenFile, OpenFolder, ThreadLock, refuse_too_many_files
-from tpucache.store.index import Numbers, Rows
+from tpucache.store.index import Numbers
 from tpucache.store.lock import flock, lock_byte, unlock_byte
-from tpucache.store.manifest import Manifest
-from tpucache.store.remote.pieces import Bools, Pieces, RecordRun
+from tpucache.store.remote.pieces import Piece, Pieces
 
 STATE_NAME: Final = "state"
 
 _HEADER: Final = 4096
-_MAGIC: Final = b"tpucache local copy 1\n"
-_SUM_AT: Final = 128  # the offset of the total size of all kept pieces, uint64
-_USERS: Final = 1  # the byte on which every LocalCopy holds a shared lock; removing pieces needs an exclusive lock
+_MAGIC: Final = b"tpucache local copy 2\n"
 _PATIENCE: Final = 20.0  # seconds to wait for a lock that other processes hold only briefly
-_KEPT: Final = 1  # a piece's byte: space on the disk is reserved for it
-_THERE: Final = 1  # a record's byte: it was written
-_BLOCK: Final = 4096  # bytes of the state per read
+# A piece's byte: there is nothing of it, space on the disk is reserved for it, or it was written.
+_NOTHING, _RESERVED, _WRITTEN = 0, 1, 2
 _MOST_OPEN: Final = 256  # files
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_COUNT_PAUSE: Final = 100  # a count of the records is valid for this many times the processor time that it took
 _SHARE: Final = 0.8  # the fraction of the free disk that is used by default
 #: Two changes within one tick of a file system's clock get the same time. The longest tick of any file system is 2 s.
 _TICK_NS: Final = 2_000_000_000
@@ -64,6 +58,8 @@ LOCAL_FILE_SYSTEMS: Final = {
     0x01021994,  # tmpfs
     0x794C7630,  # overlayfs
 }
+
+Bools = npt.NDArray[np.bool_]
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -105,102 +101,53 @@ class Moment(NamedTuple):
 class LocalCopy:
     """The local folder of a cache at a URL. Threads may share a LocalCopy; a forked process must make its own."""
 
-    def __init__(self, directory: Path, manifest: Manifest, pieces: Pieces, most_bytes: int | None) -> None:
+    def __init__(self, directory: Path, pieces: Pieces, most_bytes: int | None) -> None:
         """Open the folder. It keeps at most `most_bytes` of shards (None: 80 % of the free disk). Raises StoreError."""
-        self.directory, self._pieces, self._manifest = directory, pieces, manifest
+        self.directory, self._pieces = directory, pieces
         self._files: OrderedDict[int, _SparseFile] = OrderedDict()
-        self._lock, self._files_lock, self._full_lock = ThreadLock(), ThreadLock(), ThreadLock()
-        self._held: set[int] = set()  # pieces whose locks this process holds
-        self._stay_lock = ThreadLock()  # guards `_pinned` and `_whole`, which keep pieces from being removed
-        self._pinned: Counter[int] = Counter()  # the number of running reads of each piece
-        self._whole: set[int] = set()  # shards that are complete and whose pieces are not removed
-        self._counted = (-1.0, 0, 0)  # when `count` counts again, its last argument and its last result
+        self._lock, self._files_lock = ThreadLock(), ThreadLock()
         self.is_full = self._has_warned = False
-        self._can_remove = True  # False once the file system turns out not to free parts of files
-        self._is_shared = True  # False if the disk has no room for the state
-        self._kept, self._sum = np.zeros(len(pieces), np.uint8), 0
-        self._there = np.zeros(manifest.records, np.bool_)  # may lag behind what other processes wrote
-        self._proven = np.zeros(manifest.records, np.bool_)  # records that this process compared with their checksums
+        self._state = np.zeros(len(pieces), np.uint8)  # may lag behind what other processes wrote
+        records = pieces.cache.manifest.records
+        self._proven = np.zeros(records, np.bool_)  # records that this process compared with their checksums
         self._moments: dict[int, Moment] = {}  # the status of a shard's file when its records were proven
         try:
             self._folder = OpenFolder(directory)
-            self._state = OpenFile.of(self._folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
-            if not flock(self._number, is_shared=True):  # while it is open, nobody removes the folder
+            self._file = OpenFile.of(self._folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
+            if not flock(self._file.number, is_shared=True):  # while it is open, nobody removes the folder
                 raise BlockingIOError(errno.EWOULDBLOCK, "it is being removed")
-            self._is_local = file_system(self._number) in LOCAL_FILE_SYSTEMS
+            self._is_local = file_system(self._file.number) in LOCAL_FILE_SYSTEMS
             with self._locked_header():
-                self._prepare(is_alone=lock_byte(self._number, _USERS))
-                lock_byte(self._number, _USERS, is_shared=True)
+                self._prepare()
         except OSError as error:
             raise StoreError(
                 f"{directory} cannot keep what is read from the URL: {error}. Give another folder as cache_dir"
             ) from error
         free = shutil.disk_usage(directory).free
-        self._most = int(_SHARE * (free + self.kept_bytes)) if most_bytes is None else most_bytes
+        self._most = int(_SHARE * (free + self._taken)) if most_bytes is None else most_bytes
 
     @property
-    def _number(self) -> int:
-        return self._state.number
+    def _taken(self) -> int:
+        return int(self._pieces.bytes[self._state > _NOTHING].sum())
 
-    @property
-    def kept_bytes(self) -> int:
-        """The total size of the kept pieces in bytes."""
-        return self._sum
-
-    @property
-    def has_room_for_all(self) -> bool:
-        """Whether there is room for all shards, so that no piece has to be removed."""
-        return not self.is_full and self._most >= sum(entry.bytes for entry in self._manifest.shards)
-
-    @property
-    def kept(self) -> Numbers:
-        """The numbers of the kept pieces: int64 (n,)."""
-        return np.flatnonzero(self._kept)
-
-    def count(self, records: int) -> int:
-        """Return how many of the first `records` records this folder has. The answer may be a moment old."""
-        until, counted, found = self._counted
-        if (now := time.monotonic()) >= until or counted != records:
-            began = time.thread_time()  # while other threads run, this one takes no more of the processor
-            self._look_up(np.flatnonzero(~self._there[:records]))
-            found = int(np.count_nonzero(self._there[:records]))
-            self._counted = now + _COUNT_PAUSE * (time.thread_time() - began), records, found
-        return found
-
-    def has(self, numbers: Numbers) -> Bools:
-        """Return which of these records are in this folder: bool (n,). They need no fetching, but may be damaged."""
-        found: Bools = self._there[numbers]
+    def has(self, pieces: Numbers) -> Bools:
+        """Return which of these pieces are in this folder: bool (n,). They need no fetching, but may be damaged."""
+        found: Bools = self._state[pieces] == _WRITTEN
         if not found.all():
-            self._look_up(numbers[~found])
-            found = self._there[numbers]
+            self._look()
+            found = self._state[pieces] == _WRITTEN
         return found
 
-    def proven_since(self, shard: int, numbers: Numbers) -> tuple[Bools, Moment | None]:
-        """Return which records of a shard are proven, bool (n,), and the file's status when they were proven.
+    def are_proven(self, shard: int, numbers: Numbers, now: Moment) -> Bools:
+        """Return which records of a shard this process has compared with their checksums: bool (n,).
 
-        A record is proven if this process has compared it with its checksum, and the file has not changed since then.
-        After reading records, the caller must compare this status with the present one: if they differ, the records may
-        be wrong. The status is None if no record is proven. Raises OSError, StoreError.
+        Only if the file has not changed since: `now` is its present status. The caller must compare this status again
+        after it has read the records: if it differs, they may be wrong.
         """
-        if shard in self._moments:
-            now = Moment.of(self.file(shard))
-            with self._files_lock:
-                if self._moments.get(shard) == now:
-                    return self._proven[numbers], now
-        return np.zeros(len(numbers), np.bool_), None
-
-    def read(self, shard: int, numbers: Numbers, rows: Rows) -> list[bytes | None]:
-        """Read records of a shard and compare them with their checksums. Wrong records are None in the result.
-
-        The pieces of wrong records will be fetched again. Raises OSError, StoreError.
-        """
-        before, file = self.moment(shard), self.file(shard)
-        found: list[bytes | None] = []
-        for offset, length, crc32 in rows[["offset", "length", "crc32"]].tolist():
-            data = os.pread(file.number, length, offset)
-            found.append(data if len(data) == length and zlib.crc32(data) == crc32 else None)
-        self.note_compared(shard, numbers, rows, np.array([data is not None for data in found]), before)
-        return found
+        with self._files_lock:
+            if self._moments.get(shard) == now:
+                return self._proven[numbers]
+        return np.zeros(len(numbers), np.bool_)
 
     def moment(self, shard: int) -> Moment:
         """Return the status of a shard's file, which is opened again if it was removed or has another size.
@@ -214,7 +161,7 @@ class LocalCopy:
         self._renew(shard)
         return Moment.of(self.file(shard))
 
-    def note_compared(self, shard: int, numbers: Numbers, rows: Rows, is_right: Bools, before: Moment) -> None:
+    def note_compared(self, shard: int, numbers: Numbers, pieces: Numbers, is_right: Bools, before: Moment) -> None:
         """Note which records of a shard had the right checksum (`is_right`, bool) when they were read from its file.
 
         `before` is the file's status before the reading. Right records need not be compared again, unless the file is
@@ -224,81 +171,39 @@ class LocalCopy:
             with self._files_lock:
                 if self._moments.get(shard) != before:
                     self._moments[shard] = before
-                    self._proven[self._pieces.cache.rows_of(self._manifest.shards[shard])] = False
+                    self._proven[self._records_of(shard)] = False
                 self._proven[numbers[is_right]] = True
         if not is_right.all():
-            self._forget_pieces(numbers[~is_right], rows[~is_right])
+            self._forget(pieces[~is_right])
 
     def make_room(self, piece: int) -> bool:
-        """Count a piece as kept if the limit of bytes allows it. Returns whether the piece is kept now."""
-        if self._kept[piece]:
+        """Reserve space for a piece if the limit of bytes allows it. Returns whether the piece has space now."""
+        if self._state[piece] > _NOTHING:
             return True
         if self.is_full:
             return False
         with self._locked_header():
-            return self._make_room(piece)
-
-    def is_alone(self) -> bool:
-        """Return whether this object alone uses the folder: no other process, and no other dataset of this process."""
-        with self._locked_header(), self._alone() as is_alone:
-            return is_alone
-
-    def replace(self, others: Sequence[int], piece: int) -> bool:
-        """Remove pieces of `others`, from the first on, until `piece` has space. Returns whether it has space now.
-
-        Pieces that `pinned` or `stays_whole` protects are skipped. Nothing is removed if another process uses the
-        folder, or if the file system cannot free parts of files.
-        """
-        if not self._can_remove:
-            return False
-        with self._locked_header(), self._alone() as is_alone:
-            if not is_alone:
-                return False
-            left = iter(others)
-            while not self._make_room(piece):
-                other = next(left, None)
-                if other is None:
+            self._look()
+            if self._state[piece] == _NOTHING:
+                if self._taken + self._pieces.bytes[piece] > self._most:
+                    self.is_full = True
                     return False
-                with self._stay_lock:  # no thread begins to read it meanwhile
-                    if not (self._pinned[other] or self._pieces.shard_of(other) in self._whole or self._remove(other)):
-                        return False
+                self._set(piece, _RESERVED)
         return True
 
-    @contextlib.contextmanager
-    def pinned(self, pieces: Numbers) -> Iterator[None]:
-        """Keep `pieces`, which are piece numbers, from being removed while the `with` block runs."""
-        unique = np.unique(pieces).tolist()
-        with self._stay_lock:
-            self._pinned.update(unique)
-        try:
-            yield
-        finally:
-            with self._stay_lock:
-                self._pinned.subtract(unique)
+    def write(self, number: int, piece: Piece, data: memoryview) -> bool:
+        """Write a piece, the bytes `data`, whose records were compared with their checksums.
 
-    def stays_whole(self, shard: int) -> bool:
-        """Return whether this folder has all records of a shard, and will not remove any of them from now on."""
-        if not self.has_room_for_all:
-            return False
-        numbers = self._pieces.cache.rows_of(self._manifest.shards[shard])
-        with self._stay_lock:
-            if self.has(numbers).all():
-                self._whole.add(shard)
-            return shard in self._whole
-
-    def write(self, run: RecordRun, data: memoryview) -> bool:
-        """Write the bytes `data` of a run into its shard's file. Returns False if the disk is full.
-
-        The records must have been compared with their checksums. A full disk is logged once, and no more pieces are
-        kept. Raises StoreError.
+        Returns False if the disk is full; this is logged once, and no more pieces are kept. Raises StoreError.
         """
         try:
-            file, at = self._open_file(run.shard), 0
+            file, at = self._open_file(piece.shard), 0
             if not Moment.of(file).links:  # the file was removed: new data in it would be lost
-                self._renew(run.shard)
-                file = self._open_file(run.shard)
+                self._renew(piece.shard)
+                file = self._open_file(piece.shard)
             while at < len(data):
-                at += os.pwrite(file.number, data[at:], run.start + at)
+                at += os.pwrite(file.number, data[at:], piece.start + at)
+            self._set(number, _WRITTEN)
         except OSError as error:
             if error.errno not in _FULL:
                 raise StoreError(
@@ -306,7 +211,6 @@ class LocalCopy:
                 ) from error
             self._note_full(error)
             return False
-        self._note(run.numbers, is_there=True)
         return True
 
     def file(self, shard: int) -> _SparseFile:
@@ -317,126 +221,72 @@ class LocalCopy:
             refuse_too_many_files(error)
             raise StoreError(f"{self.directory} cannot be read: {error}. Give another folder as cache_dir") from error
 
+    def lock(self, piece: int) -> bool:
+        """Take the lock of a piece without waiting. Returns False if another process has it."""
+        return lock_byte(self._file.number, _HEADER + piece)
+
+    def unlock(self, piece: int) -> None:
+        """Release the lock of a piece."""
+        unlock_byte(self._file.number, _HEADER + piece)
+
     def _open_file(self, shard: int) -> _SparseFile:
         with self._files_lock:
             if shard in self._files:
                 self._files.move_to_end(shard)
                 return self._files[shard]
-            entry = self._manifest.shards[shard]
+            entry = self._pieces.shards[shard]
             file = self._files[shard] = _SparseFile(self._folder, entry.name, entry.bytes)
             if len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)  # it is closed when nothing refers to it
             return file
 
-    def lock(self, piece: int) -> bool:
-        """Take the lock of a piece without waiting. Returns whether this thread holds it now."""
-        with self._lock:
-            if piece in self._held or not lock_byte(self._number, _HEADER + piece):
-                return False
-            self._held.add(piece)
-            return True
-
-    def unlock(self, piece: int) -> None:
-        """Release the lock of a piece."""
-        with self._lock:
-            self._held.discard(piece)
-            unlock_byte(self._number, _HEADER + piece)
-
-    def _prepare(self, *, is_alone: bool) -> None:
-        """Read the file `state`. If it is new or does not fit this cache, write an empty state. Raises OSError.
-
-        Without a usable state, the shards' files are removed if `is_alone`. The caller has locked the header.
-        """
-        size = _HEADER + len(self._kept) + len(self._there)
-        is_right = os.fstat(self._number).st_size == size and os.pread(self._number, len(_MAGIC), 0) == _MAGIC
-        names = {each.name for each in os.scandir(self._folder.number)}
-        if not is_right:
-            if is_alone:  # without a state, the contents of these files are unknown
-                for entry in self._manifest.shards:
-                    if entry.name in names:
-                        os.unlink(entry.name, dir_fd=self._folder.number)
-            os.ftruncate(self._number, 0)
-        try:
-            os.posix_fallocate(self._number, 0, size)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            self._note_full(error)
-            self._is_shared = False
-            return
-        if not is_right:
-            os.pwrite(self._number, _MAGIC, 0)
-            return
-        self._read_kept()
-        self._look_up(np.arange(len(self._there)))
-        if self._there.any():
-            for entry in self._manifest.shards:
-                if entry.name not in names:
-                    numbers = self._pieces.cache.rows_of(entry)
-                    if self._there[numbers].any():
-                        self._note(numbers, is_there=False)
-
-    def _read_kept(self) -> None:
-        """Read which pieces are kept, and their total size: another process may have changed both."""
-        if self._is_shared:
-            data = os.pread(self._number, len(self._kept), _HEADER)
-            self._kept[: len(data)] = np.frombuffer(data, np.uint8)
-            self._sum = int.from_bytes(os.pread(self._number, 8, _SUM_AT), "little")
-
-    def _write_kept(self, piece: int, *, is_kept: bool, change: int) -> None:
-        """Record in the file `state` whether a piece is kept, and add `change` bytes to the total size there.
+    def _prepare(self) -> None:
+        """Read the file `state`. If it is new or does not fit this cache, write an empty state, and remove the shards.
 
         The caller has locked the header.
         """
-        self._kept[piece] = _KEPT * is_kept
-        self._sum = max(0, self._sum + change)
-        self._write(self._kept[piece : piece + 1].tobytes(), _HEADER + piece)
-        self._write(self._sum.to_bytes(8, "little"), _SUM_AT)
-
-    def _look_up(self, numbers: Numbers) -> None:
-        """Look up in the file `state` which of these records other processes have written."""
-        if not self._is_shared:
+        number, size = self._file.number, _HEADER + len(self._state)
+        names = {each.name for each in os.scandir(self._folder.number)}
+        if os.fstat(number).st_size != size or os.pread(number, len(_MAGIC), 0) != _MAGIC:
+            for entry in self._pieces.shards:  # without a state, the contents of these files are unknown
+                if entry.name in names:
+                    os.unlink(entry.name, dir_fd=self._folder.number)
+            os.ftruncate(number, 0)
+            os.posix_fallocate(number, 0, size)
+            os.pwrite(number, _MAGIC, 0)
             return
-        start = _HEADER + len(self._kept)
-        for block in np.unique(numbers // _BLOCK).tolist():
-            data = os.pread(self._number, min(_BLOCK, len(self._there) - block * _BLOCK), start + block * _BLOCK)
-            self._there[block * _BLOCK : block * _BLOCK + len(data)] |= np.frombuffer(data, np.uint8) == _THERE
+        self._look()
+        lost = [shard for shard, entry in enumerate(self._pieces.shards) if entry.name not in names]
+        pieces = self._pieces.of_shards(np.array(lost, np.int64))
+        self._forget(pieces[self._state[pieces] == _WRITTEN])
 
-    def _note(self, numbers: Numbers, *, is_there: bool) -> None:
-        """Record in the file `state` whether this folder has these records."""
-        edges = np.flatnonzero(np.diff(ordered := np.sort(numbers)) != 1) + 1
-        for part in np.split(ordered, edges):
-            self._write(bytes([_THERE * is_there]) * len(part), _HEADER + len(self._kept) + int(part[0]))
-        self._there[numbers] = is_there
+    def _look(self) -> None:
+        """Read the state of the pieces, which other processes may have changed."""
+        data = os.pread(self._file.number, len(self._state), _HEADER)
+        self._state = np.frombuffer(data.ljust(len(self._state), b"\0"), np.uint8).copy()
 
-    def _write(self, data: bytes, start: int) -> None:
-        """Write into the file `state`, unless the disk has no room for it."""
-        if not self._is_shared:
-            return
-        try:
-            os.pwrite(self._number, data, start)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            self._is_shared = False
-            self._note_full(error)
+    def _set(self, piece: int, state: int) -> None:
+        os.pwrite(self._file.number, bytes([state]), _HEADER + piece)
+        self._state[piece] = state
 
-    def _forget_pieces(self, numbers: Numbers, rows: Rows) -> None:
-        for piece in np.unique(self._pieces.of(rows)[1]).tolist():
-            self._note(self._pieces.run(piece).numbers, is_there=False)
-        self._note(numbers, is_there=False)
+    def _forget(self, pieces: Numbers) -> None:
+        for piece in np.unique(pieces).tolist():
+            self._set(piece, _RESERVED)
 
     def _renew(self, shard: int) -> None:
         """Forget a shard's open file, because the file was removed or truncated: the next use opens it again."""
         with self._files_lock:
             self._files.pop(shard, None)
             self._moments.pop(shard, None)
-            self._proven[self._pieces.cache.rows_of(self._manifest.shards[shard])] = False
+            self._proven[self._records_of(shard)] = False
+
+    def _records_of(self, shard: int) -> Numbers:
+        return self._pieces.cache.rows_of(self._pieces.shards[shard])
 
     def _note_full(self, error: OSError) -> None:
         """Keep no more pieces, and log that once."""
-        with self._full_lock:
-            is_first, self._has_warned = not self._has_warned, True
+        with self._lock:
+            is_first, self._has_warned, self.is_full = not self._has_warned, True, True
         if is_first:
             _log.warning(
                 "%s: %s. Records that are not on this disk yet are read from the URL in every epoch; free some space, "
@@ -444,55 +294,13 @@ class LocalCopy:
                 self.directory,
                 error.strerror,
             )
-        self.is_full = True
-
-    def _make_room(self, piece: int) -> bool:
-        """Count a piece as kept, and return True. If the limit of bytes forbids it, set `is_full`, and return False.
-
-        The caller has locked the header of the file `state`.
-        """
-        size = self._pieces.bytes_of(piece)
-        if not self._kept[piece]:
-            if self.kept_bytes + size > self._most:
-                self.is_full = True
-                return False
-            self._write_kept(piece, is_kept=True, change=size)
-        return True
-
-    def _remove(self, piece: int) -> bool:
-        """Remove a piece from the disk. Returns False if the file system cannot free parts of files.
-
-        The caller has locked the header of the file `state`.
-        """
-        run = self._pieces.run(piece)
-        there = run.numbers[self._there[run.numbers]]
-        self._note(run.numbers, is_there=False)  # first, because the space is about to become a hole
-        if not free_part(self.file(run.shard).number, *self._pieces.own_bytes(piece)):
-            self._note(there, is_there=True)
-            self._can_remove = False
-            return False
-        self._write_kept(piece, is_kept=False, change=run.start - run.stop)
-        return True
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Take the folder for this object alone, if nothing else uses it. The context returns whether that worked.
-
-        The caller has locked the header, so that no other process can begin to use the folder.
-        """
-        is_alone = lock_byte(self._number, _USERS)
-        try:
-            yield is_alone
-        finally:
-            if is_alone:
-                lock_byte(self._number, _USERS, is_shared=True)
 
     @contextlib.contextmanager
     def _locked_header(self) -> Iterator[None]:
-        """Lock and read the header of the file `state`. Each process holds the lock only briefly. Raises StoreError."""
+        """Lock the header of the file `state`. Each process holds this lock only briefly. Raises StoreError."""
         until = time.monotonic() + _PATIENCE
         with self._lock:
-            while not lock_byte(self._number, 0):
+            while not lock_byte(self._file.number, 0):
                 if time.monotonic() > until:
                     raise StoreError(
                         f"another process has locked {self.directory / STATE_NAME} and does not release it: end that "
@@ -500,10 +308,9 @@ class LocalCopy:
                     )
                 time.sleep(0.002)
             try:
-                self._read_kept()
                 yield
             finally:
-                unlock_byte(self._number, 0)
+                unlock_byte(self._file.number, 0)
 
 
 class _SparseFile(OpenFile):

@@ -1,40 +1,26 @@
-"""Pieces: the shards of a cache at a URL are fetched and kept in pieces of whole records, of about 8 MiB each.
-
-All pieces of a shard have the same number of records, except the last. So pieces can be numbered with the manifest
-alone. The index gives the bytes at which a piece begins and ends.
-"""
+"""Pieces: the shards of a cache at a URL are fetched and kept in pieces of whole records, of about 8 MiB each."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+import functools
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import DamageError
 from tpucache.store.cache import Cache
-from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
 
 PIECE_BYTES: Final = 8 << 20
-
-#: Two records with a larger gap between them are read by two requests. A link of 150 MB/s transfers 16 times this much
-#: during a latency of 20 ms, which 16 parallel requests share.
-_GAP_BYTES: Final = 192 << 10
 #: The most bytes per record that a shard may have beyond the records: unused ends of pages, and LMDB's own pages.
 _SLACK_BYTES: Final = 64 << 10
 _MOST_TABLES: Final = 256
 
-Bools = npt.NDArray[np.bool_]
 
+class Piece(NamedTuple):
+    """Whole records of a shard, in its bytes from `start` to `stop`.
 
-class RecordRun(NamedTuple):
-    """Consecutive records of a shard.
-
-    `shard` is the shard's number. The records are in the shard's bytes from `start` to `stop`. `numbers` has the index
-    row numbers of the records, int64 (n,), and `rows` their index rows, in the order of their offsets.
+    `numbers` has the index row numbers of the records, and `rows` their index rows, in the order of their offsets.
     """
 
     shard: int
@@ -44,126 +30,73 @@ class RecordRun(NamedTuple):
     rows: Rows
 
 
-class _ShardRows(NamedTuple):
-    """The records of one shard, in the order of their offsets: their index rows, and the numbers of these rows."""
-
-    rows: Rows
-    numbers: Numbers
-
-
 class Pieces:
-    """The pieces of a cache, numbered from 0, shard by shard in the manifest's order. Threads may share a Pieces."""
+    """The pieces of a cache, numbered from 0, shard by shard in the manifest's order.
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
-        self.shards = cache.manifest.shards
-        self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)
-        counts = [-(-entry.records // int(each)) for entry, each in zip(self.shards, self._sizes, strict=True)]
-        self._first = np.cumsum([0, *counts])
-        self._tables: OrderedDict[int, _ShardRows] = OrderedDict()
-        self._lock = ThreadLock()
+    All pieces of a shard but the last have the same number of records, so that the manifest alone numbers them.
+    """
+
+    def __init__(self, cache: Cache, piece_bytes: int | None = None) -> None:
+        self.cache, self.shards = cache, cache.manifest.shards
+        most = PIECE_BYTES if piece_bytes is None else piece_bytes
+        self._sizes = np.array(
+            [max(1, min(each.records, round(most * each.records / max(1, each.bytes)))) for each in self.shards],
+            np.int64,
+        )
+        records = np.array([each.records for each in self.shards], np.int64)
+        sizes = np.array([each.bytes for each in self.shards], np.int64)
+        counts = -(-records // self._sizes)
+        self._first = np.concatenate([[0], np.cumsum(counts)])
+        #: The bytes that each piece counts for: the pieces of a shard have equal shares of its file.
+        self.bytes = np.repeat(sizes // np.maximum(1, counts), counts)
+        has_pieces = counts > 0
+        self.bytes[self._first[1:][has_pieces] - 1] += (sizes % np.maximum(1, counts))[has_pieces]
+        self._table = functools.lru_cache(_MOST_TABLES)(functools.partial(_records_of, cache))
 
     def __len__(self) -> int:
         return int(self._first[-1])
+
+    def __getitem__(self, piece: int) -> Piece:
+        """Return a piece. Raises DamageError if the index has records outside their shard."""
+        shard = int(np.searchsorted(self._first, piece, "right")) - 1
+        each, (rows, numbers) = int(self._sizes[shard]), self._table(shard)
+        first = (piece - int(self._first[shard])) * each
+        rows, numbers = rows[first : first + each], numbers[first : first + each]
+        start, stop = int(rows["offset"][0]), int((rows["offset"] + rows["length"]).max())
+        self._check(shard, start, stop, rows)
+        return Piece(shard, start, stop, numbers, rows)
 
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
         """Return the number of each index row, and that of the piece with its record. Both arrays are int64 (n,).
 
         A row may also point at a part of a record. Raises DamageError for a row outside of all records.
         """
-        return self._find(rows)
-
-    def run(self, piece: int) -> RecordRun:
-        """Return all records of a piece. Raises DamageError if the index has records outside their shard."""
-        shard = self.shard_of(piece)
-        each, table = int(self._sizes[shard]), self._table(shard)
-        first = (piece - int(self._first[shard])) * each
-        return self._run(shard, table, slice(first, first + each))
-
-    def part(self, piece: int, start: int, stop: int) -> RecordRun:
-        """Return a piece's records between two offsets in its shard. Raises DamageError for a damaged index."""
-        run = self.run(piece)
-        first, last = np.searchsorted(run.rows["offset"], [start, stop]).tolist()
-        return self._run(run.shard, _ShardRows(run.rows, run.numbers), slice(first, last))
-
-    def runs(self, rows: Rows) -> Iterator[RecordRun]:
-        """Yield runs that cover the records of these index rows. Records close to each other share a run.
-
-        Each run also has all other records in its byte range, so that the other records need not be fetched later.
-        """
-        for shard in np.unique(rows["shard"]).tolist():
-            table = self._table(shard)
-            offsets = np.unique(rows["offset"][rows["shard"] == shard])
-            at = np.searchsorted(table.rows["offset"], offsets)
-            found = table.rows[at]
-            starts, stops = found["offset"].astype(np.int64), (found["offset"] + found["length"]).astype(np.int64)
-            far = (np.diff(at) > 1) & (starts[1:] > stops[:-1] + _GAP_BYTES)
-            for part in np.split(at, np.flatnonzero(far) + 1):
-                yield self._run(shard, table, slice(int(part[0]), int(part[-1]) + 1))
-
-    def own_bytes(self, piece: int) -> tuple[int, int]:
-        """Return the start and stop of the bytes in the shard that belong to this piece alone. Raises DamageError."""
-        run = self.run(piece)
-        start, stop = run.start, run.stop
-        if piece > 0 and (before := self.run(piece - 1)).shard == run.shard:
-            start = max(start, before.stop)
-        if piece + 1 < len(self) and (after := self.run(piece + 1)).shard == run.shard:
-            stop = min(stop, after.start)
-        return start, max(start, stop)
-
-    def shard_of(self, piece: int) -> int:
-        """Return the number of the shard to which a piece belongs."""
-        return int(np.searchsorted(self._first, piece, "right")) - 1
-
-    def bytes_of(self, piece: int) -> int:
-        """Return the size of a piece in bytes. Raises DamageError."""
-        run = self.run(piece)
-        return run.stop - run.start
-
-    def _find(self, rows: Rows) -> tuple[Numbers, Numbers]:
         numbers, pieces = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         shards = rows["shard"].astype(np.int64)
         for shard in np.unique(shards).tolist():
             chosen = np.flatnonzero(shards == shard)
-            table = self._table(shard)
+            table, table_numbers = self._table(shard)
             offsets = rows["offset"][chosen]
-            at = np.searchsorted(table.rows["offset"], offsets, "right") - 1
-            ends = table.rows["offset"][at] + table.rows["length"][at]
+            at = np.searchsorted(table["offset"], offsets, "right") - 1
+            ends = table["offset"][at] + table["length"][at]
             if (at < 0).any() or (offsets + rows["length"][chosen] > ends).any():
                 raise DamageError(
                     f"the index has no record at the requested bytes of {self.shards[shard].name}: open the URL again"
                 )
-            numbers[chosen] = table.numbers[at]
+            numbers[chosen] = table_numbers[at]
             pieces[chosen] = self._first[shard] + at // self._sizes[shard]
         return numbers, pieces
 
-    def _table(self, shard: int) -> _ShardRows:
-        with self._lock:
-            if shard in self._tables:
-                self._tables.move_to_end(shard)
-                return self._tables[shard]
-        entry = self.shards[shard]
-        numbers = self.cache.rows_of(entry)
-        rows = self.cache.index[numbers]
-        order = np.argsort(rows["offset"], kind="stable")
-        table = _ShardRows(rows[order], numbers[order])
-        with self._lock:
-            self._tables[shard] = table
-            while len(self._tables) > _MOST_TABLES:
-                self._tables.popitem(last=False)
-        return table
-
-    def _run(self, shard: int, table: _ShardRows, part: slice) -> RecordRun:
-        rows, numbers = table.rows[part], table.numbers[part]
-        start = int(rows["offset"][0])
-        stop = int((rows["offset"] + rows["length"]).max())
-        self._check(shard, start, stop, rows)
-        return RecordRun(shard, start, stop, numbers, rows)
+    def of_shards(self, shards: Numbers) -> Numbers:
+        """Return the numbers of all pieces of these shards."""
+        return np.concatenate(
+            [np.arange(self._first[each], self._first[each + 1]) for each in shards.tolist()] or [np.arange(0)]
+        )
 
     def _check(self, shard: int, start: int, stop: int, rows: Rows) -> None:
-        """Raise DamageError for a run that is not inside its shard, or is much longer than its records together."""
-        most = int(rows["length"].astype(np.int64).sum()) + len(rows) * _SLACK_BYTES
+        """Raise DamageError for a piece that is not inside its shard, or is much longer than its records together."""
         entry = self.shards[shard]
+        most = int(rows["length"].astype(np.int64).sum()) + len(rows) * _SLACK_BYTES
         if entry.deleted:  # records of deleted samples may lie between these records
             most = entry.bytes
         if not 0 <= start <= stop <= entry.bytes or stop - start > most:
@@ -173,5 +106,9 @@ class Pieces:
             )
 
 
-def _records_in_a_piece(size: int, records: int) -> int:
-    return max(1, min(records, round(PIECE_BYTES * records / max(1, size))))
+def _records_of(cache: Cache, shard: int) -> tuple[Rows, Numbers]:
+    """Return the index rows of a shard's records in the order of their offsets, and the numbers of these rows."""
+    numbers = cache.rows_of(cache.manifest.shards[shard])
+    rows = cache.index[numbers]
+    order = np.argsort(rows["offset"], kind="stable")
+    return rows[order], numbers[order]

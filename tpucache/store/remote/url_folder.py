@@ -1,7 +1,4 @@
-"""Remote: a folder at a URL: on a web server, in an object store, or in any storage that fsspec supports.
-
-`Tries` is the retry policy for all requests.
-"""
+"""Remote: a folder at a URL: on a web server, in an object store, or in any storage that fsspec supports."""
 
 from __future__ import annotations
 
@@ -9,10 +6,8 @@ import errno
 import functools
 import logging
 import math
-import random
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from http.client import HTTPException, InvalidURL
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
@@ -25,56 +20,21 @@ from tpucache.store.remote import objects
 from tpucache.store.remote.filesystem import FsspecFolder
 from tpucache.store.remote.http import SCHEMES, HttpError, HttpFolder
 from tpucache.store.remote.objects import ObjectFolder
+from tpucache.store.remote.retry import PATIENT_SECONDS, Tries
 from tpucache.text import redact, shown, url_secrets
 
 T = TypeVar("T")
 
 _log: Final = logging.getLogger("tpucache")
 _CHUNK: Final = 8 << 20
-_RETRIES: Final = 6
-_FIRST_PAUSE: Final = 0.5
-PATIENT_SECONDS: Final = 40.0  # together with the last attempt's timeout, a reader waits at most a minute
-_CHANCE: Final = random.Random()  # a separate generator, so that the program's own random numbers do not change
 _MOST_TEXT: Final = 500  # characters of a library's error, which may quote a whole answer
 #: The characters that end a URL's path for the libraries of each scheme. A web server's URL may have a query.
 _MARKS: Final = {**dict.fromkeys(SCHEMES, "#"), **dict.fromkeys(("s3", "s3a", "gs", "gcs"), "#?")}
 #: Texts in the errors of stores for a bucket that does not exist.
 _NO_BUCKET: Final = ("NoSuchBucket", "bucket does not exist")
 _BLOCK: Final = 1 << 20  # after this many bytes without an error, the count of attempts starts again
-# Other statuses from 400 to 499 are final: trying again gives the same answer. 408: timeout, 429: too many requests.
-_PASSING: Final = (408, 429)
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_FINAL: Final = (
-    FileNotFoundError,
-    PermissionError,
-    IsADirectoryError,
-    NotADirectoryError,
-    NotImplementedError,
-    ValueError,
-    InvalidURL,
-)
-
 #: The files that the Hugging Face hub puts into each repository, by scheme. They are not part of a cache.
 OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
-
-
-class Tries:
-    """The retry policy of one request: at most seven attempts. The pauses begin with half a second and double.
-
-    The pauses vary randomly, so that threads that failed together do not try again together.
-    """
-
-    def __init__(self, patience: float = math.inf) -> None:
-        """Start the clock: no attempt begins later than `patience` seconds from now."""
-        self.failures = 0
-        self._until = time.monotonic() + patience
-
-    def pause_after(self, error: Exception) -> float | None:
-        """Count a failed attempt. Returns the seconds to wait before the next one; None means to give up."""
-        self.failures += 1
-        pause = _FIRST_PAUSE * 2 ** (self.failures - 1) * _CHANCE.uniform(0.5, 1.5)
-        is_last = _is_final(error) or self.failures > _RETRIES or time.monotonic() + pause > self._until
-        return None if is_last else pause
 
 
 class Remote:
@@ -312,13 +272,10 @@ class Remote:
             raise NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
         if isinstance(failure, OSError) and failure.errno == errno.EFBIG:
             raise StoreError(f"{where} cannot be written: {describe_size_limit() or 'the file is too large'}")
-        pause = tries.pause_after(failure)
-        if pause is None:
+        reason = self._clean(failure) or type(failure).__name__
+        if not tries.wait(failure, lambda pause: _log.warning("%s: %s; trying again in %.1f s", where, reason, pause)):
             reason = f"{type(failure).__name__}: {self._clean(failure)}"
             raise StoreError(f"{where}: {reason}. Check the URL and the network, then run the same command again")
-        reason = self._clean(failure) or type(failure).__name__
-        _log.warning("%s: %s; trying again in %.1f s", where, reason, pause)
-        time.sleep(pause)
 
     def _clean(self, error: Exception) -> str:
         return " ".join(redact(str(error), self._secrets).split())[:_MOST_TEXT]
@@ -327,11 +284,3 @@ class Remote:
 @functools.cache
 def _say_slow(scheme: str) -> None:
     _log.warning("%s:// is read by fsspec, which is slower than obstore: `pip install obstore`", scheme)
-
-
-def _is_final(error: Exception) -> bool:
-    """Return whether trying again would fail in the same way."""
-    status = getattr(error, "status", None)
-    refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
-    is_full = isinstance(error, OSError) and error.errno in _FULL
-    return refused or is_full or getattr(error, "is_final", False) or isinstance(error, _FINAL)

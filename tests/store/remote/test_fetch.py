@@ -1,0 +1,113 @@
+"""Whole pieces are fetched once, in the order of reading, and wait for nobody else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from patience import PATIENCE
+from servers import Server
+
+from tpucache import CachedDataset, CachedLoader, DamageError, StoreError
+from tpucache.store.cache import Cache
+from tpucache.store.remote.pieces import Pieces
+
+Opened = Callable[..., CachedDataset]
+
+
+@pytest.mark.parametrize("size", [1, 5 << 10, 1 << 40])
+def test_each_record_is_in_one_piece_of_neighbours(cache: Path, size: int) -> None:
+    opened = Cache.open(cache)
+    pieces, index = Pieces(opened, size), opened.index.read_all()
+    found = [pieces[number] for number in range(len(pieces))]
+    assert sorted(np.concatenate([piece.numbers for piece in found])) == list(range(len(index)))
+    for number, piece in enumerate(found):
+        assert (index[piece.numbers] == piece.rows).all()
+        assert piece.start == piece.rows["offset"].min()
+        assert piece.stop == (piece.rows["offset"] + piece.rows["length"]).max()
+        part = piece.rows.copy()
+        part["offset"], part["length"] = part["offset"] + 5, part["length"] - 9
+        for rows in (piece.rows, part):
+            numbers, of = pieces.of(rows)
+            assert (numbers == piece.numbers).all()
+            assert (of == number).all()
+    assert pieces.bytes.sum() == sum(entry.bytes for entry in opened.manifest.shards)
+    every = pieces.of_shards(np.arange(len(opened.manifest.shards)))
+    assert every.tolist() == list(range(len(pieces)))
+    assert len(pieces) == {1: len(index), 1 << 40: len(opened.manifest.shards)}.get(size, len(pieces))
+
+
+def test_rows_outside_of_all_records_are_refused(cache: Path) -> None:
+    opened = Cache.open(cache)
+    rows = opened.index[np.arange(2)].copy()
+    rows["length"][1] += 1
+    with pytest.raises(DamageError, match="has no record at the requested bytes of v00-00000"):
+        Pieces(opened).of(rows)
+    lying = Cache.open(cache)
+    lying.index.read_all().base["offset"][3] = 1 << 40
+    with pytest.raises(DamageError, match="where no record can be"):
+        Pieces(lying)[0]
+
+
+@pytest.mark.parametrize("kept", [0, 20 << 10])
+def test_what_the_disk_has_no_room_for_is_kept_in_memory_until_it_is_read(
+    opened: Opened, cache: Path, server: Server, kept: int
+) -> None:
+    dataset = opened(cache_bytes=kept)
+    own, found = (CachedLoader(each, 16, shuffle="block", window=32) for each in (CachedDataset(cache), dataset))
+    for _ in range(2):
+        assert [labels.tolist() for _, labels in found] == [labels.tolist() for _, labels in own]
+    dataset.close()
+    spans = [each for each in server.ranges if each[0].endswith(".lmdb")]
+    places = {(name, place) for name, start, stop in spans for place in range(start, stop)}
+    assert sum(stop - start for _, start, stop in spans) <= 3.5 * len(places)  # two epochs, and a part of the next
+
+
+def test_a_loader_that_takes_long_to_say_what_it_reads_stops_nobody(opened: Opened, cache: Path) -> None:
+    dataset = opened()
+    reader, own = dataset.cache.reader, CachedDataset(cache)
+    reached, gate = threading.Event(), threading.Event()
+
+    def windows() -> Iterator[np.ndarray]:
+        yield np.arange(1)
+        reached.set()
+        gate.wait(PATIENCE)
+
+    owner = set[int]()  # anything that a weak reference can be to
+    reader.expect(owner, [0], windows)
+    try:
+        assert reached.wait(PATIENCE)
+        assert dataset[149][0].equal(own[149][0])
+        assert not gate.is_set()
+    finally:
+        gate.set()
+
+
+def test_a_reader_that_waits_while_its_cache_is_closed_gets_an_error(opened: Opened, server: Server) -> None:
+    dataset, asked, gate = opened(), threading.Event(), threading.Event()
+    errors: list[Exception] = []
+
+    def fault(name: str, _: int) -> None:
+        if name.endswith(".lmdb"):
+            asked.set()
+            gate.wait(PATIENCE)
+
+    def read() -> None:
+        try:
+            dataset[0]
+        except StoreError as error:
+            errors.append(error)
+
+    server.fault = fault
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        assert asked.wait(PATIENCE)
+        dataset.cache.reader.close()
+        thread.join(PATIENCE)
+    finally:
+        gate.set()
+    assert "waiting for records was given up" in str(errors)
