@@ -1,10 +1,12 @@
 """The public names of the package; its `__init__.py` reads them here, and imports each when it is first used."""
 
 from tpucache.adopt.growing import open_or_build as open_or_build
-from tpucache.adopt.hugging_face import from_hf as from_hf
-from tpucache.adopt.image_folder import ImageFolder as ImageFolder
-from tpucache.adopt.map_style import cached as cached
-from tpucache.adopt.pictures import PictureDataset as PictureDataset
+from tpucache.adopt.pictures import (
+    ImageFolder as ImageFolder,
+    PictureDataset as PictureDataset,
+    cached as cached,
+    from_hf as from_hf,
+)
 from tpucache.errors import (
     BuildError as BuildError,
     DamageError as DamageError,

@@ -17,7 +17,7 @@ from writing import write_picture
 
 import tpucache
 from tpucache.adopt.builder import LEAST_GROWING
-from tpucache.adopt.picture_folder import list_at_rest
+from tpucache.adopt.states import at_rest
 from tpucache.errors import BuildError, SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
@@ -93,7 +93,7 @@ def test_a_cache_at_a_url_is_refused(photos: Path) -> None:
 
 
 def grown_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("tpucache.adopt.image_folder.LEAST_GROWING", 1)
+    monkeypatch.setattr("tpucache.adopt.pictures.LEAST_GROWING", 1)
     return tpucache.ImageFolder(root, size=8, jobs=1)
 
 
@@ -131,13 +131,13 @@ def test_of_an_image_folder_that_changes_meanwhile_nothing_is_kept(
     root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed_late(*arguments: Any, **options: Any) -> Any:
-        folder = list_at_rest(*arguments, **options)
+        folder = at_rest(*arguments, **options)
         write_picture(root / "9" / "new.png", 9)
         return folder
 
-    monkeypatch.setattr("tpucache.adopt.image_folder.list_at_rest", listed_late)
+    monkeypatch.setattr("tpucache.adopt.pictures.at_rest", listed_late)
     dataset = grown_folder(root, monkeypatch)
-    with pytest.raises(SourceError, match=r"was changed while its cache was made: 1 new: '9/new.png'"):
+    with pytest.raises(SourceError, match="pictures of photos were changed while its cache was made"):
         dataset.to_cached().cache.wait()
     assert not dataset.directory.exists()
 

@@ -56,7 +56,8 @@ def test_the_folder_of_cache_is_given_as_cache_dir(
 def test_a_cache_that_a_process_builds_is_not_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = ImageFolder(root, size=8, jobs=1).directory
     gc.collect()
-    with hold(directory.with_name(f"{directory.name}.lock"), AssertionError):
+    (directory / ".warmup").mkdir()
+    with hold(directory / ".warmup" / "lock", AssertionError):
         assert main(["cached", "--clear", "all"]) == 1
     assert "is in use" in capsys.readouterr().err
     assert directory.exists()

@@ -15,8 +15,8 @@ from thorough import thorough
 
 import tpucache
 from tpucache import CachedLoader, DamageError, PictureDataset, Recipe, SampleError, UsageError
-from tpucache.adopt import map_style
-from tpucache.adopt.map_source import CONTENT, MapStyleSource
+from tpucache.adopt.kept import Kept
+from tpucache.adopt.states import CONTENT, MapStyleSource
 
 SIZE, COUNT = 8, 40
 #: A picture that is not among the few that are compared where an identity is given.
@@ -151,16 +151,16 @@ def test_an_unfinished_build_of_an_unnamed_set_is_begun_anew(monkeypatch: pytest
 
 def test_what_another_process_made_meanwhile_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     opened(Pictures())
-    monkeypatch.setattr(map_style.Kept, "states", lambda _: [])  # it was not there yet
-    monkeypatch.setattr(map_style.Kept, "open", lambda *_: None)
-    build = map_style.Kept.build
+    monkeypatch.setattr(Kept, "states", lambda _: [])  # it was not there yet
+    monkeypatch.setattr(Kept, "open", lambda *_: None)
+    build = Kept.build
 
     def late(kept: Any, state: str, *rest: Any) -> Any:
         monkeypatch.undo()
         monkeypatch.setenv("TPUCACHE_DIR", str(kept.folder.parents[1]))
         return build(kept, "0", *rest)
 
-    monkeypatch.setattr(map_style.Kept, "build", late)
+    monkeypatch.setattr(Kept, "build", late)
     with pytest.raises(
         tpucache.SourceError, match=f"another process has built its cache, and sample {UNSEEN} has another picture"
     ):
@@ -183,9 +183,9 @@ class Flipped(Pictures):
         (
             Items({"image": np.zeros((4, 4, 3), np.uint8)}),
             SampleError,
-            "is a dict, not a tuple of a picture and its label",
+            "is a dict, not a picture and its label",
         ),
-        (Items((1, 2, 3)), SampleError, "is a tuple of 3, not a tuple"),
+        (Items((1, 2, 3)), SampleError, "is a tuple, not a picture and its label"),
         (Items(([1, 2], 0)), SampleError, "has input_ids instead of only a picture"),
         (Items((np.full((4, 4, 3), -1.5), 0)), SampleError, "pixels are -1.5"),
     ],

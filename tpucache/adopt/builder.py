@@ -54,11 +54,6 @@ class BuildProcess:
     """A process that builds a cache. The process ends when this object is garbage collected."""
 
     def __init__(self, source: Any, directory: Path, others: Mapping[str, Any]) -> None:
-        """Start the process, and send it the arguments of `build_cache`.
-
-        `source` is the source, or a `functools.partial` that makes it, `directory` is the folder of the cache, and
-        `others` has the other arguments by name. Raises BuildError for a source that cannot be pickled.
-        """
         from tpucache.warmup.growing import COMMAND, Request, send_request
 
         self._directory, self._source, self._others = directory, source, others
@@ -91,7 +86,7 @@ class BuildProcess:
             raise
 
     def __reduce__(self) -> Any:
-        return _none, ()  # unpickled copies are None, because only the process that started the build may use it
+        return type(None), ()  # unpickled copies are None, because only the process that started the build may use it
 
     def first_answer(self) -> Prospect | None:
         """Wait until the source is listed, and return the parts of the manifest that are known then.
@@ -122,10 +117,7 @@ class BuildProcess:
         return True
 
     def maker(self) -> RecordMaker:
-        """Return a function that builds single records in this process.
-
-        Raises the errors of `build_cache` for the arguments with which this build was started.
-        """
+        """Return a function that builds single records in this process."""
         from tpucache.warmup.growing import Maker
 
         return Maker(self._source, self._directory, **self._others)
@@ -157,16 +149,12 @@ def _is_large(source: Any) -> bool:
     The files of a folder are counted. A `functools.partial` is large, because its caller has counted the samples. A
     source without a length is not.
     """
-    if isinstance(source, functools.partial):  # the caller has listed and counted the pictures
+    if isinstance(source, functools.partial):
         return True
     if isinstance(source, (str, Path)):
         files = (name for _, _, names in os.walk(source) for name in names)
         return next(itertools.islice(files, LEAST_GROWING, None), None) is not None
     return hasattr(source, "__len__") and len(source) > LEAST_GROWING
-
-
-def _none() -> None:
-    return None
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

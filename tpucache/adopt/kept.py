@@ -2,8 +2,7 @@
 
 FOLDER/datasets/train-1f0c…/       one data set and recipe; the name ends with a digest of their identity
     7b52…/                         the cache for one state of the data set's pictures, named by the state's digest
-    7b52….lock                     exists while a process builds the cache
-    7b52….use                      locked by each process that reads the cache
+    7b52….use                      locked by each process that reads or builds the cache
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME, is_cache_file
 from tpucache.store.growing import LOCK_NAME
-from tpucache.store.lock import flock, hold, is_held
+from tpucache.store.lock import flock, is_held
 from tpucache.store.remote.cache import check_own, default_directory
 from tpucache.text import duration_text, size_text
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 FOLDER: Final = "datasets"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_NAME: Final = 40
-_WAIT_SECONDS: Final = 0.1
 _STATE: Final = re.compile(r"[0-9a-f]{1,32}")
 _PLACE: Final = re.compile(r".+-[0-9a-f]{16}")  # the folder of a data set and recipe
 _REMOVED: Final = ".removed-"  # prefix of a folder that is being removed
@@ -100,14 +98,13 @@ def clear_folder(kept: KeptFolder) -> None:
     directory = kept.directory
     try:
         check_own(directory, directory.parents[2])
-        if foreign := sorted(path.name for path in directory.iterdir() if not _is_ours(path.name)):
+        names = sorted(path.name for path in directory.iterdir())
+        if foreign := [name for name in names if name != WORK_NAME and not is_cache_file(name)]:
             raise StoreError(
                 f"{directory}, the cache of {kept.name}, has files that are not of a cache, such as {foreign[0]}: "
                 "move these files away"
             )
-        locks = directory.with_name(f"{directory.name}.lock"), directory / WORK_NAME / LOCK_NAME
-        if not any(map(is_held, locks)):
-            _remove(directory)
+        _remove(directory)
     except OSError as error:
         raise StoreError(f"{directory} cannot be removed: {error}. Check the folder's permissions") from error
     if directory.exists():
@@ -117,10 +114,6 @@ def clear_folder(kept: KeptFolder) -> None:
         )
     with contextlib.suppress(OSError):  # it has caches of other states
         directory.parent.rmdir()
-
-
-def _is_ours(name: str) -> bool:
-    return name == WORK_NAME or is_cache_file(name)
 
 
 def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
@@ -170,11 +163,7 @@ class Kept:
 
     def states(self) -> list[str]:
         """Return the states that have a cache, finished or not."""
-        try:
-            with os.scandir(self.folder) as entries:
-                return sorted(entry.name for entry in entries if _STATE.fullmatch(entry.name) and entry.is_dir())
-        except OSError:  # there is no folder, or it cannot be read: then building raises an error
-            return []
+        return [path.name for path in _folders(self.folder, _STATE)]
 
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
         """Return the finished cache for a state of the pictures, or None if there is none that can be read.
@@ -211,20 +200,24 @@ class Kept:
         unless a process reads them. Raises the errors of `build_cache`, and BuildError when the folder cannot be
         written.
         """
-        with self._writing(), self._alone(state):
-            if (found := self.open(state, choices.on_error)) is not None:
-                return found
-            is_new = not (self.folder / state).exists()
-            if not is_new:
-                note(f"{self.name}: continuing the cache that a stopped process has left unfinished")
-            elif self.states():
-                note(f"{self.name} has changed since its cache was made")
-            self._make(self.folder / state, source, choices, check)
-            self.remove_others(state)
-            found = self.open(state, choices.on_error)
-        if found is None:
-            raise BuildError(f"{self.folder / state} was removed while it was built: run this again")
-        return found._replace(is_new=is_new)
+        from tpucache.warmup.run.folder import HeldError
+
+        directory, has_noted, is_new = self.folder / state, False, False
+        with self._writing():
+            use = Use(directory)
+            while (found := self.open(state, choices.on_error)) is None:
+                if is_new:
+                    raise BuildError(f"{directory} was removed while it was built: run this again")
+                is_begun = directory.exists()
+                try:
+                    self._make(directory, source, choices, check)
+                    is_new = not is_begun
+                    self.remove_others(state)
+                except HeldError as error:
+                    if not has_noted:
+                        note(f"{self.name}: waiting for the process that builds its cache: {error}")
+                    has_noted = True
+            return found._replace(use=use, is_new=is_new)
 
     def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
         """Let another process build the cache for a state of the pictures; return the cache once `source` is listed.
@@ -257,40 +250,14 @@ class Kept:
                 "set TPUCACHE_DIR"
             ) from error
 
-    def remove(self, state: str) -> None:
-        """Remove the cache for a state of the pictures, unless a process reads or builds it.
-
-        Raises OSError if the lock file of the readers cannot be opened.
-        """
-        if not is_held(self._lock(state)):
-            _remove(self.folder / state)
-
-    def _lock(self, state: str) -> Path:
-        return self.folder / f"{state}.lock"
-
-    @contextlib.contextmanager
-    def _alone(self, state: str) -> Iterator[None]:
-        """Wait until no other process builds the cache for `state`, and let none begin during the `with` block."""
-        has_noted = False
-        while True:
-            with contextlib.ExitStack() as stack:
-                try:
-                    stack.enter_context(hold(self._lock(state), _HeldError))
-                    if is_held(self.folder / state / WORK_NAME / LOCK_NAME):  # by a process that `grow` started
-                        time.sleep(_WAIT_SECONDS)
-                        raise _HeldError("another process")
-                except _HeldError as error:
-                    if not has_noted:
-                        note(f"{self.name}: waiting for {error}, which is building its cache")
-                    has_noted = True
-                    continue
-                yield
-                return
-
     def _make(self, directory: Path, source: Source, choices: BuildChoices, check: Callable[[], None]) -> None:
         from tpucache.progress import LateProgress
         from tpucache.warmup.build import build_cache
 
+        if directory.exists():
+            note(f"{self.name}: continuing the cache that a stopped process has left unfinished")
+        elif self.states():
+            note(f"{self.name} has changed since its cache was made")
         began = time.monotonic()
         with LateProgress("build") as bar:
             manifest = build_cache(
@@ -308,6 +275,10 @@ class Kept:
             f"{duration_text(time.monotonic() - began)}; later runs will use this cache"
         )
 
+    def remove(self, state: str) -> None:
+        """Remove the cache for a state of the pictures, unless a process reads or builds it."""
+        _remove(self.folder / state)
+
     def remove_others(self, state: str) -> None:
         """Remove the caches for all other states of the pictures, as by `remove`."""
         for other in self.states():
@@ -322,10 +293,6 @@ def _announce(name: str, directory: Path, expected: Estimate) -> None:
     )
 
 
-class _HeldError(BuildError):
-    """Another process builds the cache; the text names the process."""
-
-
 class Use:
     """A shared lock that keeps other processes from removing a cache, as long as this object exists.
 
@@ -336,7 +303,7 @@ class Use:
     def __init__(self, directory: Path) -> None:
         """Lock a cache's folder. Raises FileNotFoundError if another process is removing it."""
         self._directory = directory
-        self._lock = _read_lock(_use_path(directory))
+        self._lock = _shared_lock(_use_path(directory))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Use, (self._directory,)
@@ -346,7 +313,7 @@ def _use_path(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.use")
 
 
-def _read_lock(path: Path) -> OpenFile | None:
+def _shared_lock(path: Path) -> OpenFile | None:
     """Make a file if it is missing, and take a shared lock on it. Returns None if that is impossible.
 
     Raises FileNotFoundError while another process, which is removing the cache, has an exclusive lock on the file.
@@ -361,14 +328,13 @@ def _read_lock(path: Path) -> OpenFile | None:
                 return None
         try:
             is_locked = flock(file.number, is_shared=True)
-            if is_locked and os.path.samestat(os.fstat(file.number), path.stat()):
-                return file
-        except FileNotFoundError:  # a process has just removed the cache and this file
-            continue
-        except OSError:
+        except OSError:  # no locks
             return None
         if not is_locked:
             raise FileNotFoundError(f"{path.with_suffix('')} is being removed")
+        with contextlib.suppress(FileNotFoundError):  # a process has just removed the cache and this file
+            if os.path.samestat(os.fstat(file.number), path.stat()):
+                return file
 
 
 def _open_lock(path: Path) -> OpenFile:
@@ -376,21 +342,20 @@ def _open_lock(path: Path) -> OpenFile:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a cache, finished or not, unless a process reads it. Do nothing if the system has no file locks.
+    """Remove a cache, finished or not, unless a process reads or builds it, or the system has no file locks.
 
-    Raises OSError if the lock file of the readers cannot be opened.
+    Raises OSError if a lock file cannot be opened.
     """
     path = _use_path(directory)
     file = _open_lock(path)
-    try:
-        if not flock(file.number):
-            return
-        directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))  # so that it disappears in one step
-        path.unlink()
-    except OSError:  # the file system has no locks
+    if is_held(directory / WORK_NAME / LOCK_NAME):
         return
-    for each in directory.parent.glob(f"{_REMOVED}*"):
-        shutil.rmtree(each, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the file system has no locks
+        if flock(file.number):
+            directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))  # it disappears in one step
+            path.unlink()
+            for each in directory.parent.glob(f"{_REMOVED}*"):
+                shutil.rmtree(each, ignore_errors=True)
 
 
 def _check_sizes(cache: Cache) -> None:

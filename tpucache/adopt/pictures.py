@@ -1,24 +1,52 @@
-"""PictureDataset: the pictures and labels of a cache, with the interface of torchvision's data sets."""
+"""Drop-in data sets: ImageFolder, `cached` for any map-style data set, and from_hf for one of Hugging Face's datasets.
+
+Each is a PictureDataset: the pictures and labels of a cache, with the interface of torchvision's data sets. A map-style
+data set does not show whether its pictures have changed since the cache was built. So either all pictures are compared
+with the cache, or the caller passes an `identity` and thereby states that the pictures are the same.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import operator
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tpucache.adopt.kept import KeptCache
-from tpucache.errors import UsageError
+from tpucache.adopt.builder import LEAST_GROWING
+from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
+from tpucache.adopt.states import (
+    MapStyleSource,
+    PictureFolderSource,
+    at_rest,
+    check_unchanged,
+    folder_state,
+    hugging_face_state,
+    list_pictures,
+)
+from tpucache.errors import SourceError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.tensors import Dataset
-from tpucache.recipe import Recipe
+from tpucache.progress import note
+from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.fields import IMAGE
+from tpucache.warmup.sources.datasets import DatasetSource, is_saved, is_stream, load_saved
+
+if TYPE_CHECKING:
+    from tpucache.warmup.build_options import OnError
+    from tpucache.warmup.sources.source import Items
 
 #: The (height, width) of pictures in pixels, or one number for both.
 Size = int | tuple[int, int]
 #: A function of one picture or of one label.
 Transform = Callable[[Any], Any]
 
+#: Methods of torchvision's ImageFolder by which a subclass decides which samples and classes a folder has.
+_LISTING_METHODS: Final = ("find_classes", "_find_classes", "make_dataset")
 _ADVICE: Final = "leave it out, and change whole batches instead: CachedLoader(…, augment=…, normalise=…)"
 
 
@@ -104,6 +132,252 @@ class PictureDataset(Dataset[Any]):
         if labels is None:
             return [-1] * len(self._cached)
         return (labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels).tolist()  # type: ignore[no-any-return]  # a list
+
+
+class ImageFolder(PictureDataset):
+    """torchvision's ImageFolder, but each picture is decoded and resized only once: `picture, label = dataset[0]`.
+
+    `classes`, `class_to_idx`, `samples`, `imgs` and `targets` are those of torchvision, in the same order. As in
+    torchvision, the list `samples` decides which samples the data set has: you may shorten, reorder or relabel it.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        *,
+        size: Size = 224,
+        cache: str | Path | None = None,
+        recipe: Recipe | None = None,
+        allow_empty: bool = False,
+        on_error: OnError = "fail",
+        jobs: int | None = None,
+    ) -> None:
+        """Open the cache of a folder that has one subfolder for each class. Build the cache if there is none.
+
+        `transform` is called with a PIL image (RGB, of the cached size), and its result is the picture. Without a
+        transform, the picture is a tensor, uint8 (3, height, width). `target_transform` is called with the number of
+        the class.
+
+        `size` is the size of the cached pictures in pixels, one number or (height, width): each picture is scaled until
+        it covers that size, and its middle is cut out. A `recipe` has more options; if it is given, its size is used
+        instead of `size`.
+
+        The cache is stored in a subfolder of `cache`; the default is TPUCACHE_DIR, or `tpucache` in the user's cache
+        folder. A new cache is built for another path or recipe, and after a picture was added, removed or replaced, as
+        the names, sizes and times of the files show. `jobs` processes build it, by default one for each core. The next
+        use continues a build that was killed.
+
+        A folder of 256 pictures or more can be read while its cache is built (see `open_or_build`): reading a picture
+        waits until it is built, and raises the error if building fails. The cache of a smaller folder is built before
+        this returns.
+
+        A file that cannot be decoded is an error. With `on_error="skip"` such files are left out of the samples, and
+        the whole cache is built before this returns. A class folder without pictures is an error, too; with
+        `allow_empty` it is a class without samples.
+
+        Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError when
+        the cache cannot be written.
+        """
+        for name in _LISTING_METHODS:
+            if hasattr(self, name):
+                raise UsageError(
+                    f"{type(self).__name__} has a {name} of its own, which is not called here: give the data set of "
+                    "torchvision to tpucache.cached"
+                )
+        choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
+        self.root = os.path.expanduser(root)  # noqa: PTH111  # a Path would change `photos/` and `./photos`
+        super().__init__(_kept_folder(self.root, cache, choices, allow_empty), transform, target_transform)
+        paths = [os.path.join(self.root, path) for path in self._cached.table.paths]
+        self.samples: list[tuple[str, Any]] = list(zip(paths, self.targets, strict=True))
+        self.imgs = self.samples
+        self._original_samples = tuple(self.samples)  # in the order of the cache; callers may change `samples`
+        self._positions: dict[str, int] = {}  # by path; filled when it is first needed
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def _entry(self, index: int) -> tuple[int, Any]:
+        path, label = self.samples[index]
+        return self._position(path, index), label
+
+    def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
+        labels = [label for _, label in self.samples]
+        originals = self._original_samples
+        if len(self.samples) == len(originals) and all(map(operator.is_, self.samples, originals)):
+            return range(len(labels)), labels
+        return [self._position(path, at) for at, (path, _) in enumerate(self.samples)], labels
+
+    def _position(self, path: str, guess: int) -> int:
+        if 0 <= guess < len(self._original_samples) and self._original_samples[guess][0] == path:
+            return guess
+        if not self._positions:
+            self._positions = {each: at for at, (each, _) in enumerate(self._original_samples)}
+        if path not in self._positions:
+            raise UsageError(f"{path} is not one of the pictures that {self.root} had when this ImageFolder was opened")
+        return self._positions[path]
+
+
+def cached(
+    dataset: Items,
+    size: Size = 224,
+    *,
+    transform: Transform | None = None,
+    target_transform: Transform | None = None,
+    identity: str | None = None,
+    cache: str | Path | None = None,
+    recipe: Recipe | None = None,
+    on_error: OnError = "fail",
+    jobs: int | None = None,
+) -> PictureDataset:
+    """Return the pictures and labels of any map-style data set, read from a cache. Build the cache if there is none.
+
+    An item is a tuple of a picture (a PIL image, or an array or tensor of 1 or 3 channels: whole numbers from 0 to
+    255, or floats from 0 to 1) and a label (the number or name of a class, or one or several numbers). The data set
+    must not augment or normalise its pictures: do that in `transform`, which is called with a PIL image.
+
+    With `identity`, a text such as "birds, third release", you state that the pictures are the same as in earlier calls
+    with this text. Then only the length and 33 pictures and labels, evenly spread, are compared. Without `identity`,
+    each call compares all pictures, which takes as long as reading the data set once. If a picture or label differs, a
+    new cache is built.
+
+    `size`, `recipe`, `cache`, `on_error` and `jobs` are those of ImageFolder. The data set is pickled for the workers.
+
+    Raises the errors of ImageFolder, and UsageError for an item that differs each time it is read.
+    """
+    choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
+    source = MapStyleSource(dataset)
+    first = source.few_contents()
+    made_by = fingerprint(choices.recipe.to_dict())
+    if identity is not None:
+        kept = Kept(identity, ["cached", identity, made_by], cache)
+        found = _opened(kept, hashlib.sha256(repr(first).encode()).hexdigest()[:32], source, choices)
+    else:
+        kept = Kept(source.name, ["cached", source.kind, first, made_by], cache)
+        found = _compared(kept, source, choices)
+    return PictureDataset(found, transform, target_transform)
+
+
+def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
+    """Return the newest cache if all its pictures and labels equal those of the data set. Otherwise build a new cache.
+
+    An unfinished cache may hold pictures that have changed since: it is removed and built from the beginning.
+    """
+    numbers = [int(state, 16) for state in kept.states()]
+    latest = max(numbers, default=0)
+    found = kept.open(f"{latest:x}", choices.on_error)
+    if found is not None:
+        note(
+            f"{kept.name}: comparing all {len(source):,} pictures with its cache. To compare only a few, pass an "
+            "identity=, a text by which you state that the pictures are the same"
+        )
+        if (changed := source.difference(found.cache, choices.jobs)) is None:
+            return found
+        note(f"{kept.name}: {changed}")
+        latest, found = latest + 1, None  # `build` removes the old cache only if nothing refers to it
+    elif numbers:
+        kept.remove(f"{latest:x}")
+    found = kept.build(f"{latest:x}", source, choices)
+    if not found.is_new and (changed := source.difference(found.cache, choices.jobs)) is not None:
+        raise SourceError(f"{kept.name}: another process has built its cache, and {changed}. Run this again")
+    return found
+
+
+def from_hf(
+    dataset: Any,
+    size: Size = 224,
+    *,
+    transform: Transform | None = None,
+    target_transform: Transform | None = None,
+    cache: str | Path | None = None,
+    recipe: Recipe | None = None,
+    on_error: OnError = "fail",
+    jobs: int | None = None,
+) -> PictureDataset:
+    """Return the pictures and labels of a `datasets.Dataset`, read from a cache. Build the cache if there is none.
+
+    `dataset` may also be a folder that `save_to_disk` wrote. The picture is in the column `image`, or, without such a
+    column, in the only column of pictures. The label is in the column `label`, or in the only column of classes.
+
+    A new cache is built when the data set's own fingerprint has changed, as it does after each `map`, `filter` or
+    `select`. It is also built when one of up to 33 compared samples has changed, and, if the data set stores paths
+    instead of pictures, when the size or a time of a picture file has changed.
+
+    The other arguments are those of ImageFolder. Raises the errors of ImageFolder, UsageError also for a stream, for
+    several splits and for a data set that has a format or transform, and DependencyError without `datasets`.
+    """
+    choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
+    if isinstance(dataset, (str, Path)):
+        if not is_saved(dataset):
+            raise SourceError(
+                f"{dataset} is not a folder that save_to_disk wrote: give such a folder, or the data set that "
+                "datasets.load_dataset returns"
+            )
+        dataset = load_saved(dataset)
+    _check_hugging_face(dataset)
+    try:
+        source = DatasetSource(dataset)
+    except UsageError as error:  # the data set is in memory
+        raise UsageError(f"{error}; or call dataset.save_to_disk(FOLDER), and from_hf(FOLDER)") from error
+    name = f"{dataset.info.dataset_name or 'dataset'}-{dataset.split or 'all'}"
+    kept = Kept(name, ["from_hf", dataset._fingerprint, fingerprint(choices.recipe.to_dict())], cache)
+    find = functools.partial(hugging_face_state, dataset, source)
+    return PictureDataset(_opened(kept, find(), source, choices, len(dataset), find), transform, target_transform)
+
+
+def _check_hugging_face(dataset: Any) -> None:
+    if isinstance(dataset, dict):
+        raise UsageError(
+            f"the data set has the splits {', '.join(map(str, dataset))}: give one of them, dataset[SPLIT]"
+        )
+    if is_stream(dataset):
+        raise UsageError("a stream has no items by number: load the data set without streaming, or use build_cache")
+    if not (hasattr(dataset, "_fingerprint") and hasattr(dataset, "features")):
+        raise UsageError(f"a {type(dataset).__name__} is not a datasets.Dataset: use tpucache.cached")
+    if dataset.format["type"] is not None:
+        raise UsageError(
+            f"the data set has the format or transform {dataset.format['type']!r}: give dataset.with_format(None), and "
+            "move a transform to the argument transform="
+        )
+    if not len(dataset):
+        raise UsageError("the data set has no samples")
+
+
+def _opened(
+    kept: Kept,
+    state: str,
+    source: Any,
+    choices: BuildChoices,
+    samples: int = 0,
+    find: Callable[[], str] | None = None,
+) -> KeptCache:
+    """Return the cache for a state. Build it if there is none; while it is read, if there are many `samples`.
+
+    `source` is a source, or a `functools.partial` that makes one. `find` returns the state again at the end.
+    """
+    if (found := kept.open(state, choices.on_error)) is not None:
+        return found
+    check = functools.partial(check_unchanged, find, state, kept.name) if find is not None else lambda: None
+    if find is not None and choices.on_error == "fail" and samples >= LEAST_GROWING:
+        return kept.grow(state, source, choices, check)
+    return kept.build(state, source() if isinstance(source, functools.partial) else source, choices, check)
+
+
+def _kept_folder(root: str, cache: str | Path | None, choices: BuildChoices, allow_empty: bool) -> KeptCache:
+    real = os.path.realpath(root)
+    kept = Kept(Path(real).name, ["ImageFolder", real, fingerprint(choices.recipe.to_dict())], cache)
+    if kept.folder.is_relative_to(real) or Path(os.path.realpath(kept.folder)).is_relative_to(real):
+        raise UsageError(
+            f"the cache would lie in {kept.folder}, inside of {root}, whose folders are classes: give another folder "
+            "as cache="
+        )
+    folder = at_rest(
+        lambda: list_pictures(real, allow_empty=allow_empty), lambda found: [file.changed for file in found.files]
+    )
+    source = functools.partial(PictureFolderSource, real, folder)
+    find = functools.partial(folder_state, real, allow_empty)
+    return _opened(kept, folder.state, source, choices, len(folder.files), find)
 
 
 def _own_method(dataset: PictureDataset) -> str | None:

@@ -193,7 +193,11 @@ def hold(work: Path) -> Iterator[str]:
     def refusal(holder: str) -> BuildError:
         return HeldError(f"another process is writing {work.parent} ({holder}): wait until it ends, or stop it")
 
-    with lock.hold(work / LOCK_NAME, refusal) as held:
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(lock.hold(work / LOCK_NAME, refusal))
+        except FileNotFoundError as error:  # that process has just finished the cache, and removed the folder
+            raise refusal("it has just ended") from error
         yield held.token
 
 

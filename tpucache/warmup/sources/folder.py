@@ -376,7 +376,7 @@ def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> 
 
 
 def _scan(root: str | Path, folder: _Folder) -> tuple[_Folder, list[os.DirEntry[str]]]:
-    path = os.path.join(root, folder.below)
+    path = os.path.join(root, folder.below) if folder.below else os.fspath(root)
     status = os.stat(path)
     with os.scandir(path) as scanned:
         return folder._replace(above=(*folder.above, (status.st_dev, status.st_ino))), list(scanned)

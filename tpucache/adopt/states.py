@@ -1,0 +1,360 @@
+"""What drop-in data sets are built of, and their states: digests that show whether a cache is up to date.
+
+A state is that of the pictures and labels. ImageFolder and from_hf see a change of a file by its size and times;
+`cached` compares pictures, as only reading shows a change of a map-style data set. This file never imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pickle
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.machine import FOLDER, READ
+from tpucache.native import file_system
+from tpucache.progress import Progress
+from tpucache.store.ahead import map_ahead
+from tpucache.store.fields import IMAGE
+from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
+from tpucache.warmup.blocks import content_sha256
+from tpucache.warmup.listing import content_digests, name_some
+from tpucache.warmup.run.executors import Executor, Task
+from tpucache.warmup.sources.datasets import DatasetSource, class_names, is_stream, labelled_item
+from tpucache.warmup.sources.folder import FolderSource, walk
+from tpucache.warmup.sources.source import Item, Items, Listing, Sample
+
+if TYPE_CHECKING:
+    from tpucache.store.cache import Cache
+
+#: The suffixes of pictures in torchvision: `torchvision.datasets.folder.IMG_EXTENSIONS`.
+EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+#: The column of the samples table that has the SHA-256 of each picture and label before resizing.
+CONTENT: Final = "content"
+_COMPARED: Final = 32  # that many items are compared, and the last one
+_SAMPLES_PER_TASK: Final = 64
+
+#: If a file is written twice within one tick of its file system's clock, both writes give it the same time. Linux's own
+#: file systems tick at least every 10 ms. Others tick every second or two: then all times are whole seconds.
+_TICK_NS: Final = 20_000_000
+_LONG_TICK_NS: Final = 2_000_000_000
+_SECOND_NS: Final = 1_000_000_000
+_MOST_LISTINGS: Final = 5
+
+T = TypeVar("T")
+
+
+def check_unchanged(find: Callable[[], str], state: str, name: str) -> None:
+    """Raise SourceError if `find` returns another state now. `name` is that of the data set."""
+    if find() != state:
+        raise SourceError(
+            f"pictures of {name} were changed while its cache was made: run this again when no other program writes "
+            "there"
+        )
+
+
+def at_rest(look: Callable[[], T], times: Callable[[T], Sequence[int]]) -> T:
+    """Return what `look` sees of files, so late that any later change gives a file a new time.
+
+    `times` returns the times of the files' last changes, in ns. If one was written just now, this waits up to 20 ms, or
+    up to two seconds if the file system's clock counts whole seconds, and looks again.
+    """
+    for _ in range(_MOST_LISTINGS):
+        asked, found = time.time_ns(), look()
+        changed = times(found)
+        tick = _TICK_NS if any(each % _SECOND_NS for each in changed) else _LONG_TICK_NS
+        left = max(changed, default=0) + tick - asked
+        if not 0 < left <= _LONG_TICK_NS:  # never wait long: the clock of a file server may be ahead of this machine's
+            break
+        time.sleep(left / 1e9)
+    return found
+
+
+def compared(count: int) -> Sequence[int]:
+    """Return the numbers of up to 33 evenly spread items."""
+    return sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
+
+
+class PictureFile(NamedTuple):
+    """A picture file: its `path` relative to the root, and its `label`, the number of its class.
+
+    The other values show when the file changes. `bytes` is its size; `written` and `changed` are its mtime and ctime in
+    ns; `inode` is its inode, or 0 if the file system may number inodes anew with each mount.
+    """
+
+    path: str
+    label: int
+    bytes: int
+    written: int
+    changed: int
+    inode: int
+
+
+class PictureFolder(NamedTuple):
+    """The class names and picture files of a folder, in torchvision's order."""
+
+    classes: tuple[str, ...]
+    files: tuple[PictureFile, ...]
+
+    @property
+    def state(self) -> str:
+        """A digest of 32 hexadecimal digits. It changes whenever a picture is added, removed or changed."""
+        return hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:32]
+
+
+def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
+    """Return the pictures of a folder in the order of torchvision's ImageFolder.
+
+    Each folder in the root is a class; classes are numbered in the order of their names. The pictures of a class are
+    all files in its folder, at any depth, with a suffix in `EXTENSIONS`. Links are followed, except a link to a folder
+    above. No file is opened. With `allow_empty`, a folder without pictures is a class, too.
+
+    Raises SourceError if there are no class folders, or if a class folder has no pictures or cannot be read.
+    """
+    keeps_inodes = _keeps_inodes(root)
+    found = list(walk(root))
+    classes = tuple(sorted(path[:-1] for path, _ in found if path.endswith("/") and path.count("/") == 1))
+    if not classes:
+        raise SourceError(f"{root} has no folders: put the pictures of each class into a folder of its name")
+    numbers = {name: number for number, name in enumerate(classes)}
+    files = [
+        PictureFile(
+            path,
+            numbers[path.partition("/")[0]],
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_ino if keeps_inodes else 0,
+        )
+        for path, status in found
+        if "/" in path and path.lower().endswith(EXTENSIONS)
+    ]
+    # torchvision sorts by the folder's path as text, so that `a-b` comes before `a/b`, and then by the file's name.
+    files.sort(key=lambda file: (file.label, *file.path.rpartition("/")[::2]))
+    empty = sorted({*classes} - {classes[file.label] for file in files})
+    if empty and not allow_empty:
+        raise SourceError(
+            f"{root} has folders without a picture: {name_some(empty)}. Pictures are {' '.join(EXTENSIONS)}; remove "
+            "the folders, or give allow_empty=True to keep them as classes without samples"
+        )
+    return PictureFolder(classes, tuple(files))
+
+
+def folder_state(root: str, allow_empty: bool) -> str:
+    """Return the state of a folder."""
+    return list_pictures(root, allow_empty=allow_empty).state
+
+
+def _keeps_inodes(root: str) -> bool:
+    try:
+        number = os.open(root, READ if FOLDER is None else FOLDER)
+    except OSError:  # the caller lists the folder next, which raises the error
+        return False
+    try:
+        return file_system(number) in LOCAL_FILE_SYSTEMS
+    finally:
+        os.close(number)
+
+
+class PictureFolderSource(FolderSource):
+    """A source for warmup: the pictures of a folder in torchvision's order, each labelled with its class number."""
+
+    def __init__(self, root: str, folder: PictureFolder) -> None:
+        super().__init__(root)
+        self._folder: PictureFolder | None = folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_folder": None}  # workers only load, and the listing is large
+
+    def list(self) -> Listing:
+        folder = self._folder or PictureFolder((), ())
+        samples = [Sample(number, file.path, file.label, file.bytes) for number, file in enumerate(folder.files)]
+        return Listing(samples, folder.classes)
+
+
+def hugging_face_state(dataset: Any, source: DatasetSource) -> str:
+    """Return a digest of up to 33 samples, and of the sizes and times of all picture files that the data set names.
+
+    Raises UsageError for a sample that is not exactly one picture, SourceError for a missing file.
+    """
+    digest = hashlib.sha256(f"{len(dataset)} {dataset.features}".encode())
+    for number in compared(len(dataset)):
+        try:
+            item = source.load(Sample(number, str(number)))
+        except SampleError as error:
+            digest.update(error.reason.encode())
+            continue
+        if [*item.fields] != [IMAGE]:
+            raise UsageError(
+                f"the data set's samples have {', '.join(item.fields)}, not only a picture: build a cache by "
+                "build_cache, and read it as a CachedDataset"
+            )
+        digest.update(item.sha256(item.label).encode())
+    files = at_rest(lambda: _files(dataset), lambda found: [changed for *_, changed in found])
+    digest.update(repr(files).encode())
+    return digest.hexdigest()[:32]
+
+
+def _files(dataset: Any) -> Sequence[tuple[str, int, int, int]]:
+    """Return (path, size in bytes, mtime and ctime in ns) of each picture that the data set stores only as a path.
+
+    Raises SourceError for a file that does not exist or cannot be read.
+    """
+    names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
+    chunks = [chunk for name in names for chunk in dataset.data.column(name).chunks if chunk.field("bytes").null_count]
+    paths = {
+        path
+        for chunk in chunks
+        for path, data in zip(chunk.field("path").to_pylist(), chunk.field("bytes").is_valid().to_pylist(), strict=True)
+        if path and not data
+    }
+    try:
+        found = list(zip(sorted(paths), map_ahead(os.stat, sorted(paths)), strict=True))
+    except OSError as error:
+        raise SourceError(
+            f"{error.filename}, a picture of the data set: {error.strerror}. Put the file there again"
+        ) from error
+    return [(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for path, status in found]
+
+
+class MapStyleSource:
+    """A source for warmup: the items of a map-style data set, each with the SHA-256 of its picture and label.
+
+    When the source is pickled for workers, the data set is pickled once, into a temporary file, which workers read.
+    """
+
+    def __init__(self, dataset: Items) -> None:
+        """Read the data set's length and classes. Raises UsageError for a data set that is empty or not map-style."""
+        if is_stream(dataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise UsageError(
+                f"a {type(dataset).__name__} has no length, or no numbered items: build the cache of a stream by "
+                "build_cache, which copies the stream's items first"
+            )
+        if hasattr(dataset, "_fingerprint") and hasattr(dataset, "features"):
+            raise UsageError("a data set of Hugging Face has a fingerprint of its own: use tpucache.from_hf")
+        kind = type(dataset)
+        self.name, self.kind = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
+        self._dataset: Items | None = dataset
+        self._length = len(dataset)
+        if not self._length:
+            raise UsageError(f"the {self.name} has no samples")
+        self._classes = class_names(dataset, self.name)
+        self._file = ""
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"the {self.name}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._file = self._file or _pickled(self)
+        return {**self.__dict__, "_dataset": None}
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, str(number)) for number in range(self._length)], self._classes)
+
+    def load(self, sample: Sample) -> Item:
+        dataset = _unpickled(self._file) if self._dataset is None else self._dataset
+        try:
+            value = dataset[int(sample.path)]
+        except Exception as error:  # a user's data set raises anything
+            raise SampleError(sample.path, f"{self!r} raised {type(error).__name__}: {error}") from error
+        if not isinstance(value, (tuple, list)) or len(value) != 2:
+            raise SampleError(sample.path, f"is a {type(value).__name__}, not a picture and its label")
+        item = labelled_item(tuple(value), sample.path)
+        if [*item.fields] != [IMAGE] or item.columns:
+            names = ", ".join([*item.fields, *item.columns])
+            raise SampleError(sample.path, f"has {names} instead of only a picture: build a cache by build_cache")
+        return Item(item.fields, item.label, {CONTENT: item.sha256(item.label)})
+
+    def content(self, number: int) -> str:
+        """Return the SHA-256 of an item's picture and label in hexadecimal; the reason if the item cannot be used."""
+        try:
+            return str(self.load(Sample(number, str(number))).columns[CONTENT])
+        except SampleError as error:
+            return error.reason
+
+    def few_contents(self) -> tuple[Any, ...]:
+        """Return the length of the data set, its class names, and the digests (`content`) of up to 33 items.
+
+        Each item is read twice. Raises UsageError if an item differs the second time.
+        """
+        contents = {number: self.content(number) for number in compared(self._length)}
+        for number, content in contents.items():
+            self._check_constant(number, content)
+        return (self._length, self._classes, *contents.values())
+
+    def difference(self, cache: Cache, jobs: int | None) -> str | None:
+        """Compare all items with a cache. Returns a text about the first difference, or None without a difference.
+
+        `jobs` processes read the items, by default one for each core. Raises UsageError for an item that differs each
+        time it is read.
+        """
+        table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
+        known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))
+        if sorted([*known, *skipped]) != [*range(self._length)]:
+            return f"it has other samples than its cache: {self._length:,}, not {len(known) + len(skipped):,}"
+        digests = content_digests(cache.manifest)
+        for number in sorted(skipped):  # none of them is used, but one may have become usable
+            if content_sha256(self, Sample(number, str(number))) != digests.get(number, ""):
+                return f"sample {number}, which could not be used, has changed since"
+        pairs = [(number, str(content)) for number, content in known.items()]
+        tasks: list[Task] = [
+            (_differing, (self, pairs[at : at + _SAMPLES_PER_TASK])) for at in range(0, len(pairs), _SAMPLES_PER_TASK)
+        ]
+        with Progress(len(pairs), "compare", "samples") as progress:
+            for done, wrong in Executor(jobs=jobs).run(iter(tasks), few=True):
+                if wrong is not None:
+                    self._check_constant(wrong, self.content(wrong))
+                    return f"sample {wrong} has another picture or label than in its cache"
+                progress.advance(done)
+        return None
+
+    def _check_constant(self, number: int, content: str) -> None:
+        if self.content(number) != content:
+            raise UsageError(
+                f"item {number} of {self!r} differs each time it is read, and a cache would keep one of these pictures "
+                "for ever: leave random changes out of the data set, and pass them as transform="
+            )
+
+
+def _differing(source: MapStyleSource, pairs: Sequence[tuple[int, str]]) -> tuple[int, int | None]:
+    """Return how many items were compared, and the number of the first that differs from its digest, or None."""
+    return len(pairs), next((number for number, content in pairs if source.content(number) != content), None)
+
+
+def _pickled(source: MapStyleSource) -> str:
+    """Pickle a source's data set into a temporary file that only this user can read, and return the file's path.
+
+    The file is removed when the source is garbage collected.
+    """
+    import joblib
+
+    number, path = tempfile.mkstemp(prefix="tpucache-")
+    weakref.finalize(source, _unlink, path, os.getpid())
+    try:
+        with os.fdopen(number, "wb") as file:
+            # joblib's wrapper also pickles lambdas, and functions and classes that a notebook defines.
+            pickle.dump(joblib.wrap_non_picklable_objects(source._dataset, keep_wrapper=False), file)
+    except Exception as error:  # a user's data set raises anything
+        raise pickle.PicklingError(f"{source!r} cannot be pickled ({type(error).__name__}: {error})") from error
+    return path
+
+
+def _unlink(path: str, process: int) -> None:
+    if os.getpid() == process:
+        Path(path).unlink(missing_ok=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _unpickled(path: str) -> Any:
+    with Path(path).open("rb") as file:
+        return pickle.load(file)  # noqa: S301  # this user's own process has just written the file
