@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -61,7 +62,7 @@ class Bicycle:
     wheels: Annotated[tuple[Wheel, ...], AtMost(2)]
     gears: Annotated[tuple[float, ...], AlwaysStored()] = ()
     kind: Literal["road", "city"] = "city"
-    frame: Annotated[str, Matching("[0-9a-f]{4}", "a number")] = "0000"
+    frame: Annotated[str, Matching(re.compile("[0-9a-f]{4}"), "a number")] = "0000"
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     bell: int | str | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -10,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
@@ -156,19 +157,12 @@ def _is_taken(name: str) -> bool:
     return name in PREDICTION_COLUMNS
 
 
-class _Lines:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def write(self, line: str) -> None:
-        self.lines.append(line.removesuffix("\r\n") + "\n")
-
-
 def to_csv(rows: Iterable[Sequence[Any]]) -> bytes:
     """Return the content of a CSV file with these rows, in UTF-8; csv.reader reads the cells' texts back unchanged."""
-    found = _Lines()
+    lines: list[str] = []
+    found = SimpleNamespace(write=lambda line: lines.append(line.removesuffix("\r\n") + "\n"))
     csv.writer(found, lineterminator="\r\n").writerows(rows)  # makes csv quote carriage returns in cells
-    return "".join(found.lines).encode()
+    return "".join(lines).encode()
 
 
 #: Units of bytes with their sizes, the largest first.
@@ -262,24 +256,24 @@ class Between:
     low: float
     high: float
 
-    def check(self, value: Any) -> None:
-        """Raise _MisfitError if `value` is outside of the limits, NaN or None."""
-        if value is None or not self.low <= value <= self.high:
-            kind = "a number" if isinstance(self.low, float) else "a whole number"
-            raise _MisfitError(f"is {value!r:.40}, not {kind} from {self.low} to {self.high}")
+    def misfit(self, value: Any) -> str:
+        """Return what is wrong with a value, or ""."""
+        if value is not None and self.low <= value <= self.high:
+            return ""
+        kind = "a number" if isinstance(self.low, float) else "a whole number"
+        return f"is {value!r:.40}, not {kind} from {self.low} to {self.high}"
 
 
 @dataclass(frozen=True)
 class Matching:
     """An annotation that limits a field to texts that match all of `pattern`; `what` names such texts in errors."""
 
-    pattern: str
+    pattern: re.Pattern[str]
     what: str
 
-    def check(self, value: str) -> None:
-        """Raise _MisfitError if the pattern does not match all of `value`."""
-        if not re.fullmatch(self.pattern, value):
-            raise _MisfitError(f"is not {self.what}: {value!r:.80}")
+    def misfit(self, value: str) -> str:
+        """Return what is wrong with a value, or ""."""
+        return "" if self.pattern.fullmatch(value) else f"is not {self.what}: {value!r:.80}"
 
 
 @dataclass(frozen=True)
@@ -288,30 +282,27 @@ class AtMost:
 
     count: int
 
-    def check(self, value: Sequence[Any]) -> None:
-        """Raise _MisfitError if `value` has more than `count` items."""
-        if len(value) > self.count:
-            raise _MisfitError(f"has {len(value)} items, more than the limit of {self.count}")
+    def misfit(self, value: Sequence[Any]) -> str:
+        """Return what is wrong with a value, or ""."""
+        return "" if len(value) <= self.count else f"has {len(value)} items, more than the limit of {self.count}"
 
 
 @dataclass(frozen=True)
 class Distinct:
     """An annotation that limits a field to lists of distinct texts."""
 
-    def check(self, value: Sequence[str]) -> None:
-        """Raise _MisfitError if the list `value` has two equal texts."""
-        if len(set(value)) != len(value):
-            raise _MisfitError("has the same string twice")
+    def misfit(self, value: Sequence[str]) -> str:
+        """Return what is wrong with a value, or ""."""
+        return "" if len(set(value)) == len(value) else "has the same string twice"
 
 
 @dataclass(frozen=True)
 class Given:
     """An annotation that forbids null in a file: if a field has no value, its key is left out instead."""
 
-    def check(self, value: object) -> None:
-        """Raise _MisfitError if `value` is None."""
-        if value is None:
-            raise _MisfitError("is null: leave the key out")
+    def misfit(self, value: object) -> str:
+        """Return what is wrong with a value, or ""."""
+        return "is null: leave the key out" if value is None else ""
 
 
 @dataclass(frozen=True)
@@ -332,10 +323,6 @@ class _MisfitError(Exception):
         self.text, self.place = text, place
 
     def within(self, place: str) -> _MisfitError:
-        """Return a copy of this error for the enclosing object or list.
-
-        `place` is the key or index that leads from the enclosing value to the inner one.
-        """
         return _MisfitError(self.text, f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
 
     def seen_from(self, where: str) -> FormatError:
@@ -386,13 +373,14 @@ def _reader(hint: Any, makes: bool) -> _Reader:
     If `makes`, the function returns a JSON object as an instance of its dataclass. Otherwise it returns the object
     unchanged, and fields may be missing.
     """
-    if get_origin(hint) is Annotated:
-        return _limited(get_args(hint)[0], hint.__metadata__, makes)
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _limited(parts[0], [limit for limit in hint.__metadata__ if hasattr(limit, "misfit")], makes)
     if dataclasses.is_dataclass(hint):
         return _object_reader(hint, makes)
-    if get_origin(hint) is not None:
-        return _generic_reader(get_origin(hint), get_args(hint), _shown(hint), makes)
-    return _PLAIN.get(hint) or _checking(lambda value: isinstance(value, hint), _shown(hint))
+    if origin is None:
+        return _PLAIN.get(hint) or _checking(lambda value: isinstance(value, hint), _shown(hint))
+    return _generic_reader(origin, parts, _shown(hint), makes)
 
 
 def _generic_reader(origin: Any, parts: Sequence[Any], shown: str, makes: bool) -> _Reader:
@@ -407,51 +395,33 @@ def _generic_reader(origin: Any, parts: Sequence[Any], shown: str, makes: bool) 
     return _list_reader(inner[0], tuple if origin is tuple else list)
 
 
-def _checking(fits: Callable[[Any], bool], what: str, convert: _Reader | None = None) -> _Reader:
+def _checking(fits: Callable[[Any], bool], what: str) -> _Reader:
     def read(value: Any) -> Any:
-        if not fits(value):
-            raise _MisfitError(f"is {_described(value)}, not {what}")
-        return value if convert is None else convert(value)
+        if fits(value):
+            return value
+        raise _MisfitError(f"is {_described(value)}, not {what}")
 
     return read
 
 
 def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
-    """Return a reader of values of the type `base` within `limits`; `makes` is as in `_reader`.
-
-    For integers, `limits` replace the usual limit, `_MOST`.
-    """
+    """Return a reader of values of the type `base` within `limits`, which replace the usual limit of integers."""
     inner = _read_whole if base is int else _reader(base, makes)
-    checked = [limit for limit in limits if hasattr(limit, "check")]
 
     def read(value: Any) -> Any:
         found = inner(value)
-        for limit in checked:
-            limit.check(found)
+        for limit in limits:
+            if wrong := limit.misfit(found):
+                raise _MisfitError(wrong)
         return found
 
-    return _with_short_way(base, checked, read)
-
-
-def _with_short_way(base: Any, limits: Sequence[Any], read: _Reader) -> _Reader:
-    """Return `read`, made faster for integers and texts with one limit: manifests have many such values."""
-    if len(limits) != 1 or base not in (int, str):
-        return read
-    (limit,) = limits
-    if base is int and isinstance(limit, Between):
-        low, high = limit.low, limit.high
-
-        def read_number(value: Any) -> Any:
-            return value if type(value) is int and low <= value <= high else read(value)
-
-        return read_number
-    if base is str and isinstance(limit, Matching):
-        matches = re.compile(limit.pattern).fullmatch
-
-        def read_text(value: Any) -> Any:
-            return value if type(value) is str and matches(value) else read(value)
-
-        return read_text
+    if len(limits) == 1 and base in (int, str):  # manifests have many such values
+        (limit,) = limits
+        if isinstance(limit, Between):
+            low, high = limit.low, limit.high
+            return lambda value: value if type(value) is int and low <= value <= high else read(value)
+        matches = limit.pattern.fullmatch
+        return lambda value: value if type(value) is str and matches(value) else read(value)
     return read
 
 
@@ -462,10 +432,8 @@ def _first_of(readers: Sequence[_Reader], may_be_none: bool, what: str) -> _Read
         if len(readers) == 1:
             return readers[0](value)
         for each in readers:
-            try:
+            with contextlib.suppress(_MisfitError):
                 return each(value)
-            except _MisfitError:
-                continue
         raise _MisfitError(f"is {_described(value)}, not {what}")
 
     return read
@@ -497,11 +465,13 @@ def _mapping_reader(key: _Reader, inner: _Reader) -> _Reader:
 
 def _object_reader(kind: Any, makes: bool) -> _Reader:
     hints = get_type_hints(kind, include_extras=True)
-    fields = [
-        (field.name, _reader(hints[field.name], makes), makes and _is_needed(field, hints[field.name]))
-        for field in dataclasses.fields(kind)
-        if NotStored() not in _marks(hints[field.name])
-    ]
+    fields = []
+    for field in dataclasses.fields(kind):
+        marks = getattr(hints[field.name], "__metadata__", ())
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        is_needed = makes and (not has_default or AlwaysStored() in marks)
+        if NotStored() not in marks:
+            fields.append((field.name, _reader(hints[field.name], makes), is_needed))
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -520,16 +490,6 @@ def _object_reader(kind: Any, makes: bool) -> _Reader:
     return read
 
 
-def _marks(hint: Any) -> Sequence[Any]:
-    marks: Sequence[Any] = getattr(hint, "__metadata__", ())
-    return marks
-
-
-def _is_needed(field: dataclasses.Field[Any], hint: Any) -> bool:
-    has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-    return not has_default or AlwaysStored() in _marks(hint)
-
-
 def _described(value: object) -> str:
     return f"{value!r:.40}" if value is None or isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
 
@@ -538,11 +498,22 @@ def _shown(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
 
 
-_read_whole: Final = _checking(lambda value: type(value) is int, "a whole number")
+def _read_whole(value: Any) -> int:
+    if type(value) is int:
+        return value
+    raise _MisfitError(f"is {_described(value)}, not a whole number")
+
+
+def _read_number(value: Any) -> float:
+    if type(value) in (int, float) and not abs(value) > LARGEST:
+        return float(value)
+    raise _MisfitError(f"is {_described(value)}, not a number")
+
+
 _PLAIN: Final[Mapping[Any, _Reader]] = {
     Any: lambda value: value,
     int: _checking(lambda value: type(value) is int and abs(value) < _MOST, f"a whole number below {_MOST}"),
-    float: _checking(lambda value: type(value) in (int, float) and not abs(value) > LARGEST, "a number", float),
+    float: _read_number,
     str: _checking(lambda value: isinstance(value, str), "a string"),
     bool: _checking(lambda value: isinstance(value, bool), "true or false"),
 }

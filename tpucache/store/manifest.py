@@ -35,7 +35,7 @@ from tpucache.text import (
 )
 
 Number = Annotated[float, Between(-LARGEST, LARGEST)]
-Sha256 = Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256")]
+Sha256 = Annotated[str, Matching(re.compile("[0-9a-f]{64}"), "a SHA-256")]
 _Bytes = Annotated[int, Between(0, 1 << 62)]
 _Count = Annotated[int, Between(0, fmt.MAX_SAMPLES)]
 _Sum = Annotated[int, Between(-(1 << 700), 1 << 700)]  # sums of floats in units of 2^-149, of squares in 2^-298
