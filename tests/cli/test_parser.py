@@ -164,7 +164,7 @@ def test_options_of_the_command_line_win_over_the_file(tmp_path):
     found = PARSER.parse_args(["train", "cache", "--config", str(path), "--no-flip"])
     assert (found.flip, found.lr, str(found.run)) == (False, 0.5, "there")
     path.write_text("flip = false")
-    assert PARSER.parse_args([*TRAIN, "--config", str(path)]).explicit == {"flip"}
+    assert PARSER.parse_args([*TRAIN, "--config", str(path)]).explicit == {"flip", "run", "config"}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
     if bool in each.types:
         return {"action": "store_true"}
     if each.choices:
-        return {"action": _Explicit, "choices": each.choices, "metavar": listed(each.choices), "default": each.default}
+        return {"choices": each.choices, "metavar": listed(each.choices), "default": each.default}
     if each.default is MISSING:
         return {"required": True, "metavar": each.metavar}
     if isinstance(each.default, tuple) and parser is None:
@@ -85,7 +85,7 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
     kind: Callable[[str], Any] | None = parser
     if kind is None:
         kind = at_least(each.minimum) if each.minimum is not None else _KINDS.get(each.types[-1], each.types[-1])
-    return {"action": _Explicit, "type": kind, "default": each.default, "metavar": each.metavar}
+    return {"type": kind, "default": each.default, "metavar": each.metavar}
 
 
 def listed(choices: Collection[Any]) -> str:
@@ -120,24 +120,8 @@ class _Switch(argparse.Action):
         (flag,) = option_strings
         super().__init__([flag, f"--no-{flag.removeprefix('--')}"], dest, nargs=0, default=False, **keywords)
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
-        setattr(namespace, self.dest, option_string == self.option_strings[0])
-        namespace.explicit = explicit(namespace) | {self.dest}
-
-
-class _Explicit(argparse.Action):
-    """Stores a value and marks the option as given, because the value may equal the default."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
-        setattr(namespace, self.dest, values)
-        namespace.explicit = explicit(namespace) | {self.dest}
-
-
-def explicit(options: argparse.Namespace) -> frozenset[str]:
-    """Return the names of the options that the user gave, as `_Explicit` and `_Switch` have marked them."""
-    return frozenset(getattr(options, "explicit", ()))
+    def __call__(self, _parser: object, namespace: argparse.Namespace, _values: object, flag: Any = None) -> None:
+        setattr(namespace, self.dest, flag == self.option_strings[0])
 
 
 def add_cache(
@@ -184,20 +168,16 @@ def keeping(options: argparse.Namespace) -> dict[str, Any]:
 
     Raises UsageError if --cache-gb has no effect: without a cache at a URL and without --cache-dir, nothing is kept.
     """
+    from tpucache.store.files import is_url
+
     most, folder = getattr(options, "cache_gb", None), getattr(options, "cache_dir", None)
-    places = (options.cache, getattr(options, "valid", None))
-    if most is not None and folder is None and not any(map(_is_remote, places)):
+    places = map(str, (options.cache, getattr(options, "valid", None)))
+    if most is not None and folder is None and not any(map(is_url, places)):
         raise UsageError(
             f"--cache-gb limits the local copy of a cache at a URL, and {options.cache} is a folder of this machine: "
             "leave --cache-gb out, or add --cache-dir"
         )
     return {"cache_dir": folder, "cache_bytes": None if most is None else int(most * 1e9)}
-
-
-def _is_remote(place: object) -> bool:
-    from tpucache.store.files import is_url
-
-    return isinstance(place, str) and is_url(place)
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from tpucache import kaggle
-from tpucache.errors import DependencyError, RecipeError, TpucacheError, UsageError
+from tpucache.errors import DependencyError, RecipeError, UsageError
 from tpucache.geometry import framing_of
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.memory import BUDGET
@@ -30,7 +30,6 @@ from tpucache.store.codecs import CODECS
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.build_options import BuildOptions, SourceOptions
-from tpucache.warmup.records.augment import PRESETS
 from tpucache.warmup.sources import select_source, to_source
 from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, source_name
 from tpucache.warmup.trial import DryRun, dry_run
@@ -184,40 +183,31 @@ def _psnr(dataset: CachedDataset, pixels: dict[str, Array]) -> float | None:
 def measure_against(
     origin: str | Path,
     dataset: CachedDataset,
-    images_per_second: float,
     *,
     device_rate: float | None = None,
     workers: int | None = None,
     seconds: float = 10.0,
 ) -> dict[str, Any]:
-    """Read a cache's source with a DataLoader for some seconds, and compare its rate with that of the cache.
+    """Read a cache's source with a DataLoader for some seconds, and return its rate and how it is measured.
 
     The DataLoader's `workers` (None: one for each core) decode, resize and crop images by Pillow, without augmentation.
-    `epochs` in the result is the first number of epochs after which building and reading the cache has taken less time
-    than reading the source. With `device_rate`, no epoch is shorter than the device needs. Raises UsageError if the
+    `idle` is the share of time for which a simulated device with `device_rate` waits for it. Raises UsageError if the
     cache has no images or was not built from the source, and the errors of the source.
     """
+    from torch.utils.data import DataLoader, RandomSampler
+
     workers = count_cores().usable if workers is None else workers
-    recipe = Recipe.from_dict(dataset.manifest.recipe)
     source = to_source(origin)
-    images = _SourceImages(source, _same_samples(source, dataset), recipe)
+    data: Any = _SourceImages(source, _same_samples(source, dataset), Recipe.from_dict(dataset.manifest.recipe))
     note(f"bench: reading {source_name(source)} by a DataLoader, for about {seconds:.0f} s")
-    rate, idle = _measure_loader(images, workers, seconds, device_rate)
-    note("bench: estimating how long building takes, for at most 10 s")
-    build_seconds, unknown = _estimate_build(source, recipe)
-    epoch, cached = (len(dataset) / min(each, device_rate or math.inf) for each in (rate, images_per_second))
-    is_paid = build_seconds is not None and cached < epoch
+    order = RandomSampler(data, replacement=True, num_samples=1 << 40)  # without an end
+    batches = iter(DataLoader(data, batch_size=_BATCH, sampler=order, num_workers=workers))
     return {
         "source": source_name(source),
-        "images": len(images),
+        "images": len(data),
         "workers": workers,
-        "images_per_second": rate,
-        "idle": idle,
-        "epoch_seconds": epoch,
-        "cache_epoch_seconds": cached,
-        "build_seconds": build_seconds,
-        "unknown": unknown,
-        "epochs": math.floor((build_seconds or 0.0) / (epoch - cached)) + 1 if is_paid else None,
+        "images_per_second": count_rate(batches, _BATCH, seconds),
+        "idle": None if device_rate is None else simulate_device(batches, _BATCH / device_rate, seconds / 2),
     }
 
 
@@ -258,33 +248,3 @@ class _SourceImages:
         pixels = frame.place(np.array(picture.resize(frame.size, Image.Resampling.BILINEAR, frame.box)))
         images = torch.from_numpy(pixels).reshape(recipe.height, recipe.width, -1).permute(2, 0, 1)
         return images.contiguous().to(torch.float32).div(255)
-
-
-def _measure_loader(
-    images: _SourceImages, workers: int, seconds: float, device_rate: float | None
-) -> tuple[float, float | None]:
-    from torch.utils.data import DataLoader, RandomSampler
-
-    data: Any = images
-    order = RandomSampler(data, replacement=True, num_samples=1 << 40)  # without an end
-    batches = iter(DataLoader(data, batch_size=_BATCH, sampler=order, num_workers=workers))
-    rate = count_rate(batches, _BATCH, seconds)
-    return rate, None if device_rate is None else simulate_device(batches, _BATCH / device_rate, seconds / 2)
-
-
-def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
-    """Return the seconds to build the cache on all cores of this machine, or None and the reason.
-
-    An augmentation from a file or from code is not called, because the cache that names it may come from somebody else
-    than the user.
-    """
-    if recipe.variants and recipe.augment not in PRESETS:
-        return None, f"the cache's augmentation, {recipe.augment}, is not called here"
-    with tempfile.TemporaryDirectory(prefix="tpucache-bench-") as folder:
-        try:
-            found = dry_run(source, Path(folder, "cache"), recipe, jobs=count_cores().usable)
-        except TpucacheError as error:
-            return None, str(error)
-    if len(found.failed) == len(found.tried):
-        return None, "none of the tried samples can be used"
-    return found.seconds, ""

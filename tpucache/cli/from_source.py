@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from tpucache.cli.arguments import explicit, local_path
+from tpucache.cli.arguments import local_path
 from tpucache.cli.parser import CommandParser
 from tpucache.errors import NotACacheError, SourceError, UsageError
 from tpucache.process import PROG
@@ -94,10 +94,10 @@ class SourceArguments:
         from tpucache.cli.warming import wanted
 
         options = parse_build(text)
-        self.names_size = "size" in explicit(options)
+        self.names_size = "size" in options.explicit
         if size is not None and not self.names_size:
             options.size = size
-            options.explicit = explicit(options) | {"size"}
+            options.explicit = options.explicit | {"size"}
         options.source = str(source)
         self.path, self._options = source, options
         self.recipe, self._build_options = wanted(options)

@@ -27,7 +27,6 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.plugins import call, report_page
 from tpucache.process import PROG, tell
 from tpucache.progress import LateProgress, note
-from tpucache.text import duration_text
 
 _BENCH_BATCH: Final = 256
 #: The values of --in-memory, and those of CachedDataset.
@@ -36,8 +35,6 @@ _IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.record_reader import InMemory
-    from tpucache.report.bench import BenchResult
-    from tpucache.report.page import Page
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -67,10 +64,8 @@ def bench(options: argparse.Namespace) -> int:
 
     dataset = CachedDataset(options.cache, in_memory=_IN_MEMORY[options.in_memory], **keeping(options))
     if dataset.network is not None:
-        if options.against is not None:
-            raise UsageError(f"--against is for a cache in a local folder, not at a URL: run `{PROG} fetch` first")
-        if options.upload:
-            raise UsageError(f"--upload is for a cache in a local folder, not at a URL: run `{PROG} fetch` first")
+        if options.against is not None or options.upload:
+            raise UsageError(f"--against and --upload are for a cache in a folder: run `{PROG} fetch` first")
         return _bench_network(options, dataset)
     upload, where = call("upload") if options.upload else (None, "")
     batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
@@ -107,28 +102,18 @@ def bench(options: argparse.Namespace) -> int:
     if options.against is not None:
         from tpucache.cli.comparing import measure_against
 
-        rate = options.device_rate
-        found = measure_against(options.against, dataset, result.images_per_second, device_rate=rate)
-        lines += _against_lines(found, result)
+        found = measure_against(options.against, dataset, device_rate=options.device_rate)
+        times = result.images_per_second / found["images_per_second"]
+        lines += [
+            f"against {found['images_per_second']:>10,.0f} images/s by a DataLoader with {found['workers']} workers: "
+            f"{found['images']:,} images of {found['source']}, opened, resized and cropped by Pillow, as float tensors",
+            f"times   {times:>10,.1f} as fast by the cache, whose batches are uint8",
+        ]
+        if found["idle"] is not None:
+            lines.append(f"idle    {found['idle']:>10.1%} of that accelerator with the DataLoader")
         report["against"] = found
     show(options, report, lines)
     return 0
-
-
-def _against_lines(found: dict[str, Any], result: BenchResult) -> list[str]:
-    rate, build = found["images_per_second"], found["build_seconds"]
-    lines = [
-        f"against {rate:>10,.0f} images/s by a DataLoader with {found['workers']} workers: {found['images']:,} images "
-        f"of {found['source']}, opened, resized and cropped by Pillow, as float tensors",
-        f"times   {result.images_per_second / rate:>10,.1f} as fast by the cache, whose batches are uint8",
-    ]
-    if found["idle"] is not None:
-        lines.append(f"idle    {found['idle']:>10.1%} of that accelerator with the DataLoader")
-    epochs = f"{found['epoch_seconds']:,.1f} s by the DataLoader, {found['cache_epoch_seconds']:,.1f} s by the cache"
-    if build is None:
-        return [*lines, f"paid     not known, as building was not estimated: {found['unknown']}; an epoch {epochs}"]
-    when = "never" if found["epochs"] is None else f"in epoch {found['epochs']:,}"
-    return [*lines, f"paid    {when:>10}: building takes about {duration_text(build)} here; an epoch {epochs}"]
 
 
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
@@ -186,34 +171,19 @@ def report(options: argparse.Namespace) -> int:
     """Write one HTML page about a cache (samples, classes, recipe), its findings, or a run (curves, mistakes)."""
     from tpucache.runs import is_run
 
-    if options.findings:
-        return _report_findings(options)
-    if options.against is not None or options.predictions is not None:
+    is_of_run = isinstance(options.cache, Path) and is_run(options.cache)
+    if options.valid is not None and (options.findings or not is_of_run):
+        raise UsageError(f"--valid is for a page about a run, such as {PROG} report RUN")
+    if not options.findings and (options.against is not None or options.predictions is not None):
         raise UsageError("--against and --predictions are for a page of findings: give --findings, too")
-    if isinstance(options.cache, Path) and is_run(options.cache):
+    if options.findings:
+        compared = {"against": options.against, "predictions": options.predictions}
+        with LateProgress("report") as stages:
+            page = report_page("findings", _opened(options), **compared, on_progress=stages.show_stage)
+    elif is_of_run:
         page = report_page("run", options.cache, options.samples, cache=options.valid)
-    elif options.valid is not None:
-        raise UsageError(f"--valid is about a run, and {options.cache} is not a run: give a folder that train wrote")
     else:
-        page = report_page("cache", _opened(options), options.samples, seed=options.seed, variants=options.variants)
-    return _saved(options, page)
-
-
-def _report_findings(options: argparse.Namespace) -> int:
-    if options.valid is not None:
-        raise UsageError("--valid is about a run, and --findings about a cache: leave one of the options out")
-    with LateProgress("report") as stages:
-        page = report_page(
-            "findings",
-            _opened(options),
-            against=options.against,
-            predictions=options.predictions,
-            on_progress=stages.show_stage,
-        )
-    return _saved(options, page)
-
-
-def _saved(options: argparse.Namespace, page: Page) -> int:
+        page = report_page("cache", _opened(options), options.samples)
     path = page.save(options.output)
     size = path.stat().st_size
     lines = [f"{path}: {size:,} bytes, open it in any browser"]
@@ -260,6 +230,8 @@ def add(commands: Any) -> None:
     )
     add_cache_or_url(command, keeps=True)
     _add_picture(command, Path("sheet.png"), "the picture to write; the file name's suffix gives the format")
+    command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each sample, at most")
+    command.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the choice of samples")
     command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
     command.add_argument(
         "--batch", action="store_true", help="show the first batch as the model receives it in train, with mixed labels"
@@ -308,8 +280,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--against",
         metavar="SOURCE",
-        help="also read the same images from the cache's source by a DataLoader, and say after how many "
-        "epochs the cache has paid for itself; takes about a minute",
+        help="also read the same images from the cache's source by a DataLoader; takes about half a minute",
     )
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
     command.add_argument(
@@ -332,5 +303,3 @@ def add(commands: Any) -> None:
 def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:
     command.add_argument("-o", "--output", type=local_path, default=path, metavar="FILE", help=text)
     command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")
-    command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each sample, at most")
-    command.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the choice of samples")

@@ -132,11 +132,12 @@ class CommandParser(Parser):
         if self._missing:
             self.exit(2, f"{self.prog}: {self._missing}\n")
         words = _joined(sys.argv[1:] if args is None else args)
-        flags = self._check_flags(words)
+        given = self._given(words)
         if path := _last_value(words, "--config"):
-            given = {id(self._option_string_actions[flag]) for flag in flags}
-            words = [*self._read_settings(path, given), *words]
+            settings = self._read_settings(path, given)
+            words, given = [*settings, *words], given | self._given(settings)
         found, unknown = super().parse_known_args(words, namespace)
+        found.explicit = given  # the names of the options that the user gave; a value may equal the default
         if unknown:
             names = " ".join(str(each.metavar or each.dest) for each in self._actions if not each.option_strings)
             self.error(
@@ -151,28 +152,28 @@ class CommandParser(Parser):
         named = re.match(r"argument (--[\w-]+)", message)
         super().error(f"{path}: {message}" if named and named[1] in flags else message)
 
-    def _check_flags(self, words: Sequence[str]) -> list[str]:
-        """Return the flags among the words. An unknown one is an error.
+    def _given(self, words: Sequence[str]) -> frozenset[str]:
+        """Return the names of the options among the words. An unknown option is an error.
 
         argparse would first report a required option that is missing.
         """
-        known, found = self._option_string_actions, []
+        known, found = self._option_string_actions, set()
         for word in itertools.takewhile(lambda word: word != "--", words):
             flag = word[:2] if word[:2] in known else word.partition("=")[0]
             if flag in known:
-                found.append(flag)
+                found.add(known[flag].dest)
             elif _OPTION.fullmatch(word):
                 self.error(f"there is no option {flag}{self._meant(flag)}")
-        return found
+        return frozenset(found)
 
     def _meant(self, flag: str) -> str:
         names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
         return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
-    def _read_settings(self, path: str, given: Collection[int]) -> list[str]:
+    def _read_settings(self, path: str, given: Collection[str]) -> list[str]:
         """Return the settings in the file or folder `path` as words of the command line.
 
-        Settings of the actions in `given` (by id) are left out: the command line itself has them. A file that cannot be
+        Settings of the options in `given` are left out: the command line itself has them. A file that cannot be
         read, an unknown option, a value that does not fit, and a value that names code are usage errors.
         """
         import tomllib
@@ -195,7 +196,7 @@ class CommandParser(Parser):
             texts = _to_words(flag, action, value)
             if texts is None:
                 self.error(f"{path}: {name} = {value!r} is not what {flag} takes")
-            if id(action) in given:
+            if action.dest in given:
                 continue
             if flag != _NEVER_CODE and any(map(_CODE.search, texts)):
                 self.error(

@@ -20,7 +20,6 @@ from tpucache.cli.arguments import (
     cache,
     cache_place,
     colours,
-    explicit,
     from_options,
     local_path,
     names,
@@ -160,7 +159,7 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
     build = from_options(BuildOptions, options, jobs=options.jobs)
     if options.like is None:
         return from_options(Recipe, options), build
-    given = explicit(options)
+    given = options.explicit
     chosen = {name: getattr(options, name) for name in options_of(Recipe) if name in given or name not in SHARED}
     labels, classes = labels_like(options.like, options.labels, options.classes, options.label_cols)
     return Recipe.like(options.like, **chosen), replace(build, labels=labels, classes=classes)
@@ -199,7 +198,7 @@ def relabel(options: argparse.Namespace) -> int:
     table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
     if options.table is None and (table != TableOptions() or options.corrections or options.classes is not None):
         raise UsageError("the options for a table's columns need a .csv: give a .csv after the cache, too")
-    if options.make_folds is None and (options.groups is not None or "stratify" in explicit(options)):
+    if options.make_folds is None and (options.groups is not None or "stratify" in options.explicit):
         raise UsageError("--groups and --stratify are for --make-folds N: give --make-folds, too")
     if options.make_folds is not None and options.fold_col is not None:
         raise UsageError(
@@ -547,7 +546,7 @@ def _compared(
 
     if not found.sizes or not found.estimate.records or chosen.retry or find_spec("torch") is None:
         return {}, []
-    is_chosen = "codec" in explicit(options)
+    is_chosen = "codec" in options.explicit
     rows, left_out = compare_codecs(listed, found, recipe, chosen, [recipe.codec] if is_chosen else IMAGE_CODECS.own)
     best = recommended(rows)
     command = None if best is None else _command(options, best.codec)
@@ -580,7 +579,7 @@ def _codec_table(rows: Sequence[CodecFigures], best: CodecFigures | None) -> Ite
 
 def _command(options: argparse.Namespace, codec: str) -> str:
     words = [word for word in options.arguments if word not in ("--dry-run", "--json")]
-    return f"{PROG} {shlex.join(words if 'codec' in explicit(options) else [*words, '--codec', codec])}"
+    return f"{PROG} {shlex.join(words if 'codec' in options.explicit else [*words, '--codec', codec])}"
 
 
 def _lines(found: DryRun) -> list[str]:
