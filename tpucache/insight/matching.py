@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Final, Literal
@@ -101,19 +101,27 @@ def pairs(
     """
     if not 0 <= threshold <= _LARGEST_THRESHOLD:
         raise UsageError(f"a threshold is 0 to {_LARGEST_THRESHOLD} bits of {BITS}, not {threshold}")
-    one, two = _Distinct.of(hashes), None if other is None else _Distinct.of(other)
+    one, two = _Distinct(hashes), None if other is None else _Distinct(other)
     compared = len(one) * (len(one) if two is None else 2 * len(two))  # with images and with mirror images
     if search == "auto":
         search = "exact" if compared <= _MOST_COMPARED else "bands"
     if search not in _SEARCHES:
         raise UsageError(f"a search is auto, exact or bands, not {search!r}")
-    against, found = one if two is None else two, _Found()
+    against, parts, count = one if two is None else two, list[Array](), 0
     for half, words in enumerate((against.words, against.mirrored)):
-        for done, *near in _SEARCHES[search](one.words, words, threshold, two is None):
-            found.add(*near, is_mirrored=half == 1)
+        for done, rows, columns, distances in _SEARCHES[search](one.words, words, threshold, two is None):
+            parts.append(np.stack([rows, columns, distances, np.full(len(rows), half)], 1))
+            count += len(rows)
+            if count > _MOST_PAIRS:
+                parts = [_closest(parts)]
+                count = len(parts[0])
+                if count > _MOST_PAIRS // 2:
+                    raise UsageError(
+                        f"more than {_MOST_PAIRS // 2:,} pairs of images look alike: give a lower threshold"
+                    )
             on_progress((half + done) / 2)
     on_progress(1.0)
-    whole = _all_of(found.closest(), one, two)
+    whole = _all_of(_closest(parts), one, two)
     whole = whole[np.lexsort(whole.T[[1, 0, 2]])]
     share = 1.0 if search == "exact" else found_share(threshold, len(against))
     sets = [hashes] if other is None else [hashes, other]
@@ -131,92 +139,53 @@ def pairs(
     )
 
 
-@dataclass(frozen=True)
 class _Distinct:
     """The distinct images of a set, without blank images, in the order of their positions.
 
-    Images whose hashes are equal, and whose mirror images' hashes are equal, too, are one distinct image.
-
-    `words` and `mirrored` are the hashes of the n distinct images and of their mirror images, uint64 (n, 4). `members`
-    has the positions of all images that are not blank: those of image i are `members[starts[i]:starts[i + 1]]`.
+    Images whose hashes are equal, and whose mirror images' hashes are equal, too, are one distinct image. `words` and
+    `mirrored` are their hashes, uint64 (n, 4), and `firsts` the positions of the first image of each. `others` are the
+    positions of all other images, ordered by the number of their distinct image, which `owners` has.
     """
 
-    words: Words
-    mirrored: Words
-    members: Positions
-    starts: Positions
-
-    @classmethod
-    def of(cls, hashes: Hashes) -> _Distinct:
+    def __init__(self, hashes: Hashes) -> None:
         positions = np.flatnonzero(~hashes.is_blank)
         both = np.concatenate([hashes.words, hashes.mirrored], axis=1)[positions]
         order = np.lexsort(both.T)  # stable: equal hashes stay in the order of their positions
         is_new = np.ones(len(order), np.bool_)
         is_new[1:] = (both[order[1:]] != both[order[:-1]]).any(1)
-        starts = np.append(np.flatnonzero(is_new), len(order))
-        sizes = np.diff(starts)
-        firsts = order[starts[:-1]]
-        by_first = np.argsort(firsts)
-        members = order[_ranges(starts[:-1][by_first], sizes[by_first])]
-        kept = positions[firsts[by_first]]
-        ends = np.concatenate([[0], np.cumsum(sizes[by_first])]).astype(np.int64)
-        return cls(hashes.words[kept], hashes.mirrored[kept], positions[members], ends)
+        self.firsts = np.sort(positions[order[is_new]])
+        self.words, self.mirrored = hashes.words[self.firsts], hashes.mirrored[self.firsts]
+        first_of_all = positions[order[is_new]][np.cumsum(is_new) - 1]
+        owners = np.searchsorted(self.firsts, first_of_all[~is_new])
+        by_owner = np.argsort(owners, kind="stable")
+        self.others, self.owners = positions[order[~is_new]][by_owner], owners[by_owner]
 
     def __len__(self) -> int:
-        return len(self.words)
+        return len(self.firsts)
 
-    @property
-    def firsts(self) -> Positions:
-        return self.members[self.starts[:-1]]
-
-    def others(self, numbers: Positions) -> tuple[Positions, Positions]:
-        """Return the positions of the images that have the hashes `numbers`, without the first image of each hash.
-
-        The second array has, for each of these images, the index of its hash in `numbers`.
-        """
-        starts, counts = self.starts[numbers] + 1, np.diff(self.starts)[numbers] - 1
-        return self.members[_ranges(starts, counts)], np.repeat(np.arange(len(numbers)), counts)
+    def join(self, numbers: Positions) -> tuple[Positions, Positions]:
+        """Return the other images of the distinct images `numbers`, and for each its index in `numbers`."""
+        starts = np.searchsorted(self.owners, numbers)
+        counts = np.searchsorted(self.owners, numbers, "right") - starts
+        return self.others[_ranges(starts, counts)], np.repeat(np.arange(len(numbers)), counts)
 
 
 def _ranges(starts: Positions, counts: Positions) -> Positions:
     """Return the integers of several ranges, one after another: range i has `counts[i]` integers from `starts[i]`."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    found: Positions = np.arange(total) + np.repeat(starts - (ends - counts), counts)
+    found: Positions = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
     return found
 
 
-class _Found:
-    def __init__(self) -> None:
-        self._parts: list[Array] = []
-        self._count = 0
+def _closest(parts: Sequence[Array]) -> Array:
+    """Return each pair once, with its smallest distance: int64 (m, 4).
 
-    def add(self, rows: Positions, columns: Positions, distances: Array, *, is_mirrored: bool) -> None:
-        """Add pairs of images. Some of them may have been added before.
-
-        `rows` and `columns` are the numbers of the distinct hashes of the first and the second image. Raises UsageError
-        when there are too many pairs.
-        """
-        part = np.empty((len(rows), 4), np.int64)
-        part[:, 0], part[:, 1], part[:, 2], part[:, 3] = rows, columns, distances, is_mirrored
-        self._parts.append(part)
-        self._count += len(part)
-        if self._count > _MOST_PAIRS:
-            self._count = len(self.closest())
-            if self._count > _MOST_PAIRS // 2:
-                raise UsageError(f"more than {_MOST_PAIRS // 2:,} pairs of images look alike: give a lower threshold")
-
-    def closest(self) -> Array:
-        """Return each pair once, with its smallest distance: int64 (m, 4).
-
-        The columns are the numbers of the two hashes, their distance, and whether it is the distance to a mirror image.
-        """
-        whole = np.concatenate([np.empty((0, 4), np.int64), *self._parts])
-        whole = whole[np.lexsort(whole.T[[3, 2, 1, 0]])]
-        is_new = np.ones(len(whole), np.bool_)
-        is_new[1:] = (whole[1:, :2] != whole[:-1, :2]).any(1)
-        self._parts = [whole[is_new]]
-        return self._parts[0]
+    The columns are the numbers of the two hashes, their distance, and whether it is the distance to a mirror image.
+    """
+    whole = np.concatenate([np.empty((0, 4), np.int64), *parts])
+    whole = whole[np.lexsort(whole.T[[3, 2, 1, 0]])]
+    is_new = np.ones(len(whole), np.bool_)
+    is_new[1:] = (whole[1:, :2] != whole[:-1, :2]).any(1)
+    return whole[is_new]
 
 
 def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
@@ -225,17 +194,17 @@ def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
     The columns are the positions of the two images, and the last two columns of `found`.
     """
     rows, columns = found[:, 0], found[:, 1]
+    near = np.stack([one.firsts[rows], (two or one).firsts[columns], *found[:, 2:].T], 1)
     if two is None:
-        further, places = one.others(np.arange(len(one)))
-        equal = np.stack([one.firsts[places], further, 0 * further, 0 * further], 1)
-        near = np.stack([one.firsts[rows], one.firsts[columns], *found[:, 2:].T], 1)
-        return np.concatenate([near, equal])
-    near = np.stack([one.firsts[rows], two.firsts[columns], *found[:, 2:].T], 1)
-    left, left_places = one.others(rows)
-    right, right_places = two.others(columns)
-    more_left, more_right = near[left_places], near[right_places]
-    more_left[:, 0], more_right[:, 1] = left, right
-    return np.concatenate([near, more_left, more_right])
+        zeros = np.zeros_like(one.others)
+        return np.concatenate([near, np.stack([one.firsts[one.owners], one.others, zeros, zeros], 1)])
+    parts = [near]
+    for side, (which, numbers) in enumerate(((one, rows), (two, columns))):
+        others, places = which.join(numbers)
+        more = near[places]
+        more[:, side] = others
+        parts.append(more)
+    return np.concatenate(parts)
 
 
 def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
@@ -325,14 +294,10 @@ def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
 
 
 def _parts(counts: Positions) -> Iterator[slice]:
-    """Yield slices of looked-up values. The values of a slice have about `_MOST_CANDIDATES` candidates together.
-
-    `counts` has the number of candidates for each value.
-    """
+    """Yield slices of looked-up values that have about `_MOST_CANDIDATES` candidates together, by their `counts`."""
     ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    cuts = np.searchsorted(ends, np.arange(_MOST_CANDIDATES, total, _MOST_CANDIDATES), "right").tolist()
-    bounds = sorted({0, *cuts, len(counts)})
+    limits = np.arange(_MOST_CANDIDATES, int(counts.sum()), _MOST_CANDIDATES)
+    bounds = sorted({0, *np.searchsorted(ends, limits, "right").tolist(), len(counts)})
     return (slice(start, stop) for start, stop in pairwise(bounds))
 
 
