@@ -142,7 +142,7 @@ def test_a_run_goes_on_where_matplotlib_fails(tmp_path, caplog):
     def paint(_):
         raise RuntimeError("no font")
 
-    save_figure(tmp_path / "curves.png", (2, 2), paint)
+    save_figure(tmp_path / "curves.png", paint)
     assert "curves.png is left out: matplotlib raised RuntimeError: no font" in caplog.text
     assert not [*tmp_path.iterdir()]
 

@@ -30,50 +30,40 @@ _LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
 _MOST: Final = 20  # a curve of more points has no markers, which would hide the line
 
 
-def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
-    """Write a PNG of the drawing that `paint` makes on a figure of this `size` in inches, atomically.
+def save_figure(path: Path, paint: Callable[[Figure], None]) -> None:
+    """Write a PNG of the drawing that `paint` makes on a figure, atomically.
 
     If matplotlib is missing or fails, nothing is written, and a warning says so once. Raises TrainingError when the
     file cannot be written.
     """
-    picture = try_png(path.name, size, paint)
-    if picture is None:
-        return
-    try:
-        write_atomically(path, picture)
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error
+    picture = try_png(path.name, paint)
+    if picture is not None:
+        try:
+            write_atomically(path, picture)
+        except OSError as error:
+            raise TrainingError(f"{path} cannot be written: {error}") from error
 
 
-def try_png(name: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes | None:
-    """Return a PNG as `to_png` does; if matplotlib is missing or fails, warn once and return None."""
+def try_png(name: str, paint: Callable[[Figure], None]) -> bytes | None:
+    """Return a PNG of the drawing that `paint` makes; if matplotlib is missing or fails, warn once and return None."""
     try:
-        return to_png(size, paint)
+        from matplotlib.figure import Figure  # pyplot would open windows and keep global state
+
+        figure, target = Figure(figsize=(7, 4.2), layout="constrained"), io.BytesIO()
+        paint(figure)
+        for axes in figure.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
+        figure.savefig(target, format="png", dpi=120)
     except ImportError:
         warn_once(f"{name} is left out, because matplotlib is missing: run `pip install matplotlib`")
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # the run continues after any error of matplotlib
         warn_once(f"{name} is left out: matplotlib raised {type(error).__name__}: {' '.join(str(error).split())}")
+    else:
+        return target.getvalue()
     return None
-
-
-def to_png(size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes:
-    """Return a PNG of the drawing that `paint` makes on a figure of this `size` in inches.
-
-    Raises ImportError without matplotlib.
-    """
-    # pyplot would open windows and keep global state.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    paint(figure)
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    target = io.BytesIO()
-    figure.savefig(target, format="png", dpi=120)
-    return target.getvalue()
 
 
 def smooth(values: Sequence[float], decay: float) -> list[float]:
@@ -86,10 +76,7 @@ def smooth(values: Sequence[float], decay: float) -> list[float]:
 
 
 def fitting_decay(steps: int) -> float:
-    """Return a decay for `smooth` that suits a run of this number of steps.
-
-    The average then covers about 50 steps, or a twentieth of a run of fewer than 1,000 steps.
-    """
+    """Return a decay for `smooth` that averages over about 50 steps, or a twentieth of a run of under 1,000 steps."""
     return 1 - 1 / min(_WINDOW, max(1.0, steps / _WINDOWS))
 
 
@@ -101,10 +88,7 @@ def warn_once(message: str) -> None:
 
 @contextlib.contextmanager
 def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunState) -> Iterator[None]:
-    """Return a context that writes the run's curves to its folder when it ends, also after an error.
-
-    Without a folder nothing is written.
-    """
+    """Return a context that writes the run's curves to its folder, if there is one, at the end, also after an error."""
     try:
         yield
     finally:
@@ -117,61 +101,42 @@ def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows
 
     Raises TrainingError when the file cannot be written.
     """
-    save_figure(run / CURVES_NAME, curves_size(rows, 1), lambda figure: paint_curves(figure, losses, rows, rates))
-
-
-def curves_size(rows: Sequence[Row], others: int = 0) -> tuple[float, float]:
-    """Return the size in inches of a figure with losses, metrics if the rows have any, and `others` more panels."""
-    return 8, 4.4 + 2.2 * (bool(_metrics(rows)) + others)
+    save_figure(run / CURVES_NAME, lambda figure: paint_curves(figure, losses, rows, rates))
 
 
 def paint_curves(
     figure: Figure, losses: Sequence[float], rows: Sequence[Row], rates: Sequence[float] = (), first: int = 0
 ) -> None:
     """Draw the losses from step `first` on, the epochs' metrics, and the learning rates of all steps, if given."""
-    metrics = _metrics(rows)
-    heights = [3, *([2] if metrics else []), *([1] if rates else [])]
-    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-    _paint_losses(axes[0], losses, rows, first)
-    if metrics:
-        _paint_metrics(axes[1], metrics, rows)
-    if rates:
-        axes[-1].plot(range(1, len(rates) + 1), rates, color="tab:green")
-        axes[-1].set_ylabel("learning rate")
-    axes[-1].set_xlabel("step")
-
-
-def _metrics(rows: Sequence[Row]) -> list[str]:
     names = dict.fromkeys(itertools.chain.from_iterable(rows))
-    return [name for name in names if name.startswith(_VALID) and name not in (_LOSS, _SAMPLES)]
-
-
-def _paint_losses(axes: Any, losses: Sequence[float], rows: Sequence[Row], first: int) -> None:
-    steps = range(first + 1, first + len(losses) + 1)
-    axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
-    axes.plot(
-        steps, smooth(losses, fitting_decay(len(losses))), color="tab:blue", linewidth=2, label="training, smoothed"
-    )
-    _paint_epochs(axes, rows, _LOSS, "validation", "tab:orange")
-    axes.set_ylabel("loss")
-    axes.legend()
-
-
-def _paint_metrics(axes: Any, metrics: Sequence[str], rows: Sequence[Row]) -> None:
-    for number, name in enumerate(metrics):
-        _paint_epochs(axes, rows, name, name.removeprefix(_VALID), f"C{number + 1}")
-    axes.set_ylabel("validation")
-    axes.legend()
+    metrics = [name for name in names if name.startswith(_VALID) and name not in (_LOSS, _SAMPLES)]
+    heights = {"loss": 3, **({"validation": 2} if metrics else {}), **({"learning rate": 1} if rates else {})}
+    figure.set_size_inches(8, 2.2 + 2.2 * len(heights))
+    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=[*heights.values()], squeeze=False)[:, 0]
+    axes = dict(zip(heights, panels, strict=True))
+    steps, smoothed = range(first + 1, first + len(losses) + 1), smooth(losses, fitting_decay(len(losses)))
+    axes["loss"].plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
+    axes["loss"].plot(steps, smoothed, color="tab:blue", linewidth=2, label="training, smoothed")
+    _paint_epochs(axes["loss"], rows, _LOSS, "validation", "tab:orange")
+    for number, name in enumerate(metrics, 1):
+        _paint_epochs(axes["validation"], rows, name, name.removeprefix(_VALID), f"C{number}")
+    if rates:
+        axes["learning rate"].plot(range(1, len(rates) + 1), rates, color="tab:green")
+    for name, panel in axes.items():
+        panel.set_ylabel(name)
+        if name != "learning rate":
+            panel.legend()
+    panels[-1].set_xlabel("step")
 
 
 def _paint_epochs(axes: Any, rows: Sequence[Row], name: str, label: str, color: str) -> None:
     known = [(row["step"], row[name]) for row in rows if name in row]
-    if not known:
-        return
-    steps, values = zip(*known, strict=True)
-    last = values[-1]
-    axes.plot(steps, values, color=color, marker="o" if len(known) <= _MOST else None, markersize=4,
-              label=f"{label}, {last:.3f} at the end")  # fmt: skip
+    if known:
+        steps, values = zip(*known, strict=True)
+        marker = "o" if len(known) <= _MOST else None
+        axes.plot(
+            steps, values, color=color, marker=marker, markersize=4, label=f"{label}, {values[-1]:.3f} at the end"
+        )
 
 
 @dataclass(frozen=True)
@@ -190,7 +155,7 @@ class RangeTest:
 
 def save_range_test(path: Path, found: RangeTest) -> None:
     """Write a PNG with the losses by rate, and the rate to use. Raises TrainingError when it cannot be written."""
-    save_figure(path, (7, 4.2), lambda figure: _paint(figure, found))
+    save_figure(path, lambda figure: _paint(figure, found))
 
 
 def _paint(figure: Figure, found: RangeTest) -> None:

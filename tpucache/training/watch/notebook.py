@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tpucache.training.run.history import Row, Watcher
-from tpucache.training.watch.curves import curves_size, paint_curves, try_png, warn_once
+from tpucache.training.watch.curves import paint_curves, try_png, warn_once
 
 _EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
 
@@ -48,7 +48,7 @@ class NotebookCurves:
 
     def _draw(self) -> None:
         paint = functools.partial(paint_curves, losses=self._losses, rows=self._rows, first=self._first or 0)
-        picture = try_png("the picture of the curves", curves_size(self._rows), paint)
+        picture = try_png("the picture of the curves", paint)
         if picture is not None:
             try:
                 self._show(picture)
