@@ -194,10 +194,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
             self._pool.shutdown(cancel_futures=True)
 
     def load(self, item: Wanted) -> Loaded:
-        """Load `item` and return what was loaded; raise the error if loading fails.
-
-        Items that come before `item` in `wanted` are no longer loaded ahead.
-        """
+        """Load `item` and return what was loaded; raise the error if loading fails."""
         if next(self._turns) and self._is_at_once:
             return self._load(item)
         if self._returned is not None and not self._is_at_once:
@@ -247,11 +244,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
 
 
 def map_ahead(ask: Callable[[Wanted], Loaded], wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-    """Yield `ask(item)` for each item, in order; if the storage answers late, threads call the function at once.
-
-    It is for short questions about many files, such as their sizes. `wanted` may be an iterator, which is asked for few
-    items more than were yielded. Raises the error of the first item that fails.
-    """
+    """Yield `ask(item)` for each item, in order; if the storage answers late, threads call the function at once."""
     left = iter(wanted)
     while (yield from _until_late(ask, left)):
         some = itertools.islice(left, _CALLS_A_TRIAL)
@@ -289,7 +282,7 @@ class _AskingFile(io.FileIO):
 def open_scanned(path: Path) -> BinaryIO:
     """Open a regular file whose headers are read in order, with a buffer of 1 MiB if the storage answers late.
 
-    Otherwise each header would wait for an answer. Raises OSError as `open_regular` does.
+    Otherwise each header would wait for an answer.
     """
     number = open_regular(path)
     began, busy = time.monotonic(), time.thread_time()
@@ -307,7 +300,6 @@ class WholeFile:
     """One file that is read from its start to its end. Threads may read several pieces of it at once."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """Store the path, and open no file yet. `size` is the number of bytes that the file should have."""
         self.path, self.size = path, size
         #: The number of bytes that the file has; None before the first read.
         self.found: int | None = None
@@ -317,10 +309,7 @@ class WholeFile:
         self._lock = threading.Lock()
 
     def open(self) -> OpenFile | None:
-        """Open the file if it is not open, and return it; None if it does not have `self.size` bytes.
-
-        Raises OSError, and StoreError when too many files are open.
-        """
+        """Open the file if it is not open, and return it; None if it does not have `self.size` bytes."""
         with self._lock:
             if self._opened is None:
                 self.found = self.path.stat().st_size
@@ -338,7 +327,7 @@ class WholeFile:
         """Return 4 MiB (`CHUNK`) of the file from `offset` on, or less at its end; b"" if its size is wrong.
 
         With `is_late`, the kernel is asked to read all these bytes from the storage at once: it would otherwise read
-        one small part after another. Raises OSError, and StoreError when too many files are open.
+        one small part after another.
         """
         file = self.open()  # stays open as long as this refers to it
         if file is None:
@@ -372,10 +361,7 @@ class FilesAhead(ReadAhead[FilePiece, bytes]):
         super().__init__(self._read_piece, pieces, lambda piece: min(CHUNK, piece.file.size - piece.offset), lateness)
 
     def chunks(self, file: WholeFile) -> Iterator[bytes]:
-        """Yield the bytes of a file, a piece at a time; nothing if the file's size is not `file.size`.
-
-        Raises OSError, and StoreError when too many files are open.
-        """
+        """Yield the bytes of a file, a piece at a time; nothing if the file's size is not `file.size`."""
         try:
             for piece in file.pieces:
                 data = self.load(piece)

@@ -21,7 +21,8 @@ class Arriving(Protocol):
     """
 
     def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
-        """Announce the order in which `owner`, such as a loader, will read records. Replaces the owner's earlier order.
+        """Announce the order in which `owner`, such as a loader, will read records. Replaces the owner's earlier
+        order.
 
         `windows()` yields arrays of index row numbers, in reading order. All these records belong to `variants`.
         Another thread may run the iterator.

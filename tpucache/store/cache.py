@@ -37,11 +37,7 @@ class Cache:
     """
 
     def __init__(self, directory: str | Path, manifest: Manifest, opened: OpenVersion | None = None) -> None:
-        """Store the folder and the manifest; no file is opened.
-
-        `opened` is the version of the cache whose manifest this is. With it, opening the index or a shard raises
-        StoreError if that file was replaced after the manifest was read.
-        """
+        """Store the folder and the manifest; no file is opened."""
         self.directory = Path(directory)
         self.manifest = manifest
         self._check = None if opened is None else opened.check
@@ -55,12 +51,7 @@ class Cache:
 
     @classmethod
     def open(cls, directory: str | Path, version: int | None = None) -> Cache:
-        """Open the cache in the folder `directory`: read its manifest, and no other file.
-
-        `version` is the number of the version to open, by default the newest. A `directory` "cache@2" also means
-        version 2 of "cache". Raises NotACacheError, FormatError or DamageError for a manifest that is missing, invalid
-        or unreadable, UsageError for a version that does not exist, StoreError when too many files are open.
-        """
+        """Open the cache in the folder `directory`: read its manifest, and no other file."""
         folder, number = split_version(directory)
         number = one_version(version, number, str(directory))
         began, waits = time.monotonic(), machine.waits()
@@ -77,11 +68,6 @@ class Cache:
         return str(self.directory) if self._asked is None else f"{self.directory}@{self._asked}"
 
     def versions(self) -> tuple[list[Manifest], dict[str, str]]:
-        """Return the manifests of all versions up to this one, and when each version was created.
-
-        The times are {identity of the version's manifest: time in UTC, such as "2024-05-01T12:30:00Z"}. A version
-        may have no time. Raises DamageError or FormatError for a version whose manifest is missing or damaged.
-        """
         return [*versions_before(self.directory, self.manifest), self.manifest], read_times(self.directory)
 
     #: Whether the cache was opened before its build was finished.
@@ -107,17 +93,13 @@ class Cache:
     # Two threads may open the same file at once: either result may be kept.
     @property
     def index(self) -> RecordIndex:
-        """The index: in which shard each record is, and at which bytes. It is opened on first use.
-
-        Raises DamageError, FormatError or StoreError if it cannot be opened.
-        """
+        """The index: in which shard each record is, and at which bytes. It is opened on first use."""
         if self._index is None:
             self._index = RecordIndex(self.directory, self.manifest, self._check)
         return self._index
 
     @property
     def samples(self) -> SampleTable:
-        """The samples table. Raises DamageError or FormatError when it cannot be opened."""
         if self._samples is None:
             table = self.manifest.table
             path, classes = self.directory / table.name, len(self.manifest.classes)
@@ -125,10 +107,7 @@ class Cache:
         return self._samples
 
     def open_tables(self) -> None:
-        """Open the index and the samples table, in parallel if the storage is slow, as a network mount is.
-
-        Raises what `index` and `samples` raise.
-        """
+        """Open the index and the samples table, in parallel if the storage is slow, as a network mount is."""
         if is_late(self.latency):
             from concurrent.futures import ThreadPoolExecutor  # not needed for local files
 
@@ -141,17 +120,12 @@ class Cache:
 
     @property
     def reader(self) -> ShardReader:
-        """The reader, which reads records by their index rows. It opens each shard when it first needs the shard."""
         if self._reader is None:
             self._reader = ShardReader(self.directory, self.manifest.shards, self._check, self.latency)
         return self._reader
 
     def rows(self, variant: int | Array, positions: npt.ArrayLike) -> Numbers:
-        """Return the index row numbers of the records of some samples.
-
-        `positions` are the samples' positions, integers of any shape, below the manifest's `samples`. `variant` is one
-        variant number for all, or one for each position. Raises UsageError for a variant that the cache does not have.
-        """
+        """Return the index row numbers of the records of some samples."""
         positions = np.asarray(positions, np.int64)
         if isinstance(variant, int) and variant in self.manifest.variants:  # most batches have a single variant
             return self.manifest.variants.index(variant) * self.manifest.samples + positions
@@ -166,16 +140,11 @@ class Cache:
         return self.rows(shard.variant, np.arange(shard.first, shard.first + shard.records))
 
     def index_of(self, shard: ShardEntry) -> Rows:
-        """Return the index rows of a shard's records, INDEX_DTYPE (records,), in the order of the samples."""
         return self.index[self.rows_of(shard)]
 
 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Return how many boxes, keypoints and masks a cache has, as {field: {where: count}}.
-
-    `where` is "source" for the source files, or a variant's number as text. Counts in the manifest that are not whole
-    numbers from 0 on are left out.
-    """
+    """Return how many boxes, keypoints and masks a cache has, as {field: {where: count}}."""
     saved = manifest.source.get("annotations")
     fields = saved.items() if isinstance(saved, dict) else ()
     return {
@@ -186,11 +155,7 @@ def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
-    """Return a cache's fingerprint: the SHA-256, in hexadecimal, of the recipe's fingerprint and the clean records.
-
-    Equal recipes and records give equal fingerprints on every machine. If samples were deleted, their records still
-    count, and so do the numbers of the deleted samples.
-    """
+    """Return a cache's fingerprint: the SHA-256, in hexadecimal, of the recipe's fingerprint and the clean records."""
     digest = hashlib.sha256(recipe_fingerprint.encode())
     for entry in sorted(shards, key=lambda entry: entry.block):
         if entry.variant == 0:
@@ -201,11 +166,6 @@ def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> 
 
 
 def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
-    """Yield the field `name` of the records with these index row numbers, in batches.
-
-    Each batch is an array as `read_field` returns it. It has at most 4 MiB, but at least one record. Raises what
-    `read_field` raises.
-    """
     field_bytes = max([field.nbytes for field in cache.manifest.fields if field.name == name], default=1)
     count = max(1, _BATCH_BYTES // max(1, field_bytes))
     for start in range(0, len(numbers), count):
@@ -213,11 +173,7 @@ def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
 
 
 def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
-    """Return the field `name` of the records with these index row numbers: (n, *shape) of the field's dtype.
-
-    Other fields are not read. Raises UsageError if there is no such field, DamageError or FormatError for records that
-    do not match the layout.
-    """
+    """Return the field `name` of the records with these index row numbers: (n, *shape) of the field's dtype."""
     place = _place(cache, name)
     field = cache.manifest.fields[place]
     out = np.empty((len(numbers), *field.shape), field.dtype)
@@ -236,8 +192,7 @@ def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
 
     The result is uint8 (n, height, width, 1). Height and width are halved if that is cheaper to decode, both are even,
     and both halves are at least `least` pixels. For images that are not colour images, and for codecs that cannot
-    decode luma alone, the result is that of `read_field`, with the field's channels and dtype. Raises what `read_field`
-    raises.
+    decode luma alone, the result is that of `read_field`, with the field's channels and dtype.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
@@ -259,7 +214,6 @@ def _place(cache: Cache, name: str) -> int:
 
 
 def _encoded(cache: Cache, numbers: Numbers, place: int) -> list[memoryview]:
-    """Return the encoded bytes of the field at position `place` of each record."""
     parts = _parts(cache.reader, cache.manifest.layout, cache.index[numbers], place)
     return [memoryview(data) for data in _read(cache.reader, parts)]
 

@@ -71,10 +71,7 @@ _KEPT: Final = ("number", "path", "source_bytes")
 
 
 def folder_path(place: str | Path) -> Path:
-    """Return the path of a local folder, given as a path or a file:// URL, which may have been made into a `Path`.
-
-    Raises UsageError for any other URL, and for an empty text or one with a NUL character.
-    """
+    """Return the path of a local folder, given as a path or a file:// URL, which may have been made into a `Path`."""
     text = os.fspath(place)
     if not text.strip() or "\0" in text:
         raise UsageError(f"{text!r} names no folder: give the path of a folder")
@@ -92,7 +89,6 @@ def folder_path(place: str | Path) -> Path:
 
 
 def check_no_cache_file(path: Path) -> None:
-    """Raise UsageError if `path`, which is about to be written, is a file of a finished cache."""
     place = path.resolve()
     try:
         manifest = Manifest.load(place.parent)
@@ -107,8 +103,7 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
     """Make a folder and lock it for this process. The kernel releases the lock when the process ends.
 
     `doing` says in messages what the process does, such as "staging a cache into". If another process has locked the
-    folder, this waits if `waits` is True, and otherwise raises StoreError. Raises OSError when the folder cannot be
-    made, UsageError for a version of a cache, such as "cache@2", DependencyError on a system without such locks.
+    folder, this waits if `waits` is True, and otherwise raises StoreError.
     """
     check_locks(f"{doing} {folder}")
     refuse_version(folder)
@@ -156,7 +151,6 @@ class Claim:
         return claim if is_ours else None
 
     def to_json(self) -> str:
-        """Return the claim as JSON text, with a note for people."""
         return json.dumps({"format": _FORMAT, "note": _NOTE, **asdict(self)}, indent=1) + "\n"
 
     @property
@@ -166,14 +160,9 @@ class Claim:
         return begun | set(self.files)
 
     def wrote_aside(self, name: str) -> bool:
-        """Return whether `name` is a temporary name of the claim's file, of the manifest, or of one of `files`."""
         return name_behind(name) != name and name_behind(name) in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Return whether `other` claims the same cache as this claim, or a later state of it.
-
-        A later state has all shards of the earlier one, unchanged, and each table that kept its name is unchanged, too.
-        """
         if self.identity == other.identity:
             return True
         shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
@@ -210,16 +199,11 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
 
 
 def is_claim_aside(name: str) -> bool:
-    """Return whether `name` is the temporary name of a claim that is being written."""
     return name != CLAIM_NAME and name_behind(name) == CLAIM_NAME
 
 
 def read_claims(folder: Path) -> list[Claim]:
-    """Return up to two claims of a folder: one from the claim file of an unfinished copy, one from the manifest.
-
-    Raises UsageError for a claim file that cannot be read or that tpucache did not write, FormatError or DamageError
-    for a manifest that is invalid or unreadable, StoreError when too many files are open.
-    """
+    """Return up to two claims of a folder: one from the claim file of an unfinished copy, one from the manifest."""
     claims = []
     path = folder / CLAIM_NAME
     if path.exists():
@@ -235,10 +219,6 @@ def read_claims(folder: Path) -> list[Claim]:
 
 
 def parse_claim(text: bytes, where: str) -> Claim:
-    """Return the claim in the text of a claim file. Raises UsageError if tpucache did not write the text.
-
-    `where` is the file's name for the message.
-    """
     claim = Claim.from_json(text)
     if claim is None:
         raise UsageError(f"{where} is not a file that tpucache wrote: move it away, or use another folder")
@@ -246,12 +226,10 @@ def parse_claim(text: bytes, where: str) -> Claim:
 
 
 def claim_folder(folder: Path, claim: Claim) -> None:
-    """Write the claim into a folder that `check_ours` accepted. Raises OSError."""
     write_atomically(folder / CLAIM_NAME, claim.to_json().encode())
 
 
 def remove_claim(folder: Path) -> None:
-    """Remove the claim from a folder once its manifest is written. Raises OSError."""
     (folder / CLAIM_NAME).unlink(missing_ok=True)
 
 
@@ -268,17 +246,11 @@ def earlier_tables(manifest: Manifest) -> tuple[str, ...]:
 
 
 def has_same_table(before: Manifest, after: Manifest) -> bool:
-    """Return whether two caches have the same samples table and the same classes."""
     return before.table == after.table and before.classes == after.classes
 
 
 def check_descends(old: Cache, new: Cache, where: str) -> None:
-    """Raise UsageError unless the cache `new` begins with the samples of `old`: numbers, paths, labels, columns.
-
-    If `new` was made by relabelling `old`, labels and columns may differ. `where` is the folder of `old` for messages.
-    Only the samples tables are read, and only if the manifests do not decide it. Shards could not decide it: they hold
-    no labels. Raises DamageError or FormatError for a table that cannot be read.
-    """
+    """Raise UsageError unless the cache `new` begins with the samples of `old`: numbers, paths, labels, columns."""
     before, after = old.manifest, new.manifest
     if has_same_table(before, after) or before.identity in after.parents:
         return
@@ -298,10 +270,6 @@ def check_descends(old: Cache, new: Cache, where: str) -> None:
 
 
 def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> list[Any] | bytes:
-    """Return the first `count` values of the column `name`, with class names instead of class numbers.
-
-    New classes change the numbers.
-    """
     column = table[name]
     if not isinstance(column, np.ndarray):
         return list(column[:count])
@@ -383,7 +351,6 @@ def _copy_cache(
 def find_missing(
     files: Sequence[FileEntry], is_there: Callable[[FileEntry], bool], on_progress: OnProgress
 ) -> list[FileEntry]:
-    """Return the files for which `is_there` is False. `on_progress` counts the bytes of all other files as done."""
     done, total, missing = 0, sum(entry.bytes for entry in files), []
     for entry in files:
         if is_there(entry):
@@ -400,11 +367,6 @@ def copy_missing(
     copy: Callable[[FileEntry, Callable[[int], None]], None],
     on_progress: OnProgress,
 ) -> None:
-    """Copy the files `missing` of a cache, by calling `copy(entry, advance)` for each.
-
-    `copy` calls `advance` with the number of bytes of the file `entry` that are copied so far. `files` are all files of
-    the cache. `on_progress` is called with the number of bytes done and the number of all bytes, both of `files`.
-    """
     total = sum(entry.bytes for entry in files)
     before = total - sum(entry.bytes for entry in missing)
 
@@ -428,11 +390,6 @@ def check_room(target: Path, needed: int) -> None:
 
 
 def copy_file(source: Path, target: Path, entry: FileEntry, chunks: Iterable[bytes] | None = None) -> None:
-    """Copy a file of a cache from the folder `source` to the folder `target`, and check its SHA-256.
-
-    `chunks` yields the file's bytes; if it is None, the bytes are read from `source`. Raises DamageError if the SHA-256
-    is not that of `entry`, and OSError.
-    """
     aside = name_aside(target / entry.name)
     digest = hashlib.sha256()
     try:

@@ -81,10 +81,7 @@ class Findings:
 
 
 def findings(cache: Cache) -> Findings:
-    """Return the images and classes of a cache that a person should look at before training.
-
-    No record is read, only the samples table and the manifest. Raises DamageError or FormatError for a damaged table.
-    """
+    """Return the images and classes of a cache that a person should look at before training."""
     table, image = cache.samples, cache.manifest.fields[0]
     width, height, turned, mean, std = (_numbers(cache, name) for name in (WIDTH, HEIGHT, TURNED, MEAN, STD))
     images: dict[str, Positions] = {}
@@ -109,10 +106,7 @@ def findings(cache: Cache) -> Findings:
 
 
 def _numbers(cache: Cache, name: str) -> npt.NDArray[np.float64] | None:
-    """Return a column as float64 (samples,), with NaN for missing values.
-
-    Returns None if there is no such column, or if it does not have one number per sample.
-    """
+    """Return a column as float64 (samples,), with NaN for missing values."""
     column = cache.samples.get(name)
     if not isinstance(column, np.ndarray) or column.ndim != 1:
         return None

@@ -165,25 +165,18 @@ class RecordLayout:
 
     @property
     def largest_bytes(self) -> int:
-        """An upper bound of the length of a record, in bytes."""
         return min(MAX_RECORD_BYTES, self.header_bytes + sum(field.largest_bytes for field in self.fields))
 
     def join(self, parts: Sequence[bytes]) -> bytes:
-        """Return the bytes of a record. `parts` has the encoded bytes of each field, in field order."""
         lengths = [len(part) for field, part in zip(self.fields, parts, strict=True) if field.stored_bytes is None]
         return struct.pack(self._lengths, *lengths) + b"".join(parts)
 
     @property
     def header_bytes(self) -> int:
-        """The size in bytes of a record's header, which has the lengths of the variable fields."""
         return struct.calcsize(self._lengths)
 
     def spans(self, header: memoryview, length: int) -> list[tuple[int, int]]:
-        """Return the offsets at which each field starts and ends in a record of `length` bytes.
-
-        `header` has at least the record's first `header_bytes` bytes. Raises DamageError when the lengths in the header
-        do not add up to `length`.
-        """
+        """Return the offsets at which each field starts and ends in a record of `length` bytes."""
         at = self.header_bytes
         if len(header) < at:
             raise DamageError(f"a record of {len(header)} bytes is shorter than its header of {at} bytes")
@@ -199,14 +192,13 @@ class RecordLayout:
         return spans
 
     def split(self, record: memoryview) -> list[memoryview]:
-        """Return the encoded bytes of each field of a record. Raises DamageError when the lengths do not add up."""
+        """Return the encoded bytes of each field of a record."""
         return [record[start:end] for start, end in self.spans(record, len(record))]
 
     def spans_of(self, block: Array, starts: Numbers, lengths: Numbers) -> Numbers:
         """Return the offsets in `block` at which each field of n records starts and ends: int64 (n, fields, 2).
 
-        `block` is uint8 of any length. Record i starts at starts[i] and has lengths[i] bytes. Raises DamageError when
-        the lengths in a record's header do not add up.
+        `block` is uint8 of any length. Record i starts at starts[i] and has lengths[i] bytes.
         """
         at = self.header_bytes
         if len(lengths) and lengths.min() < at:

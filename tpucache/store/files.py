@@ -72,7 +72,6 @@ class OpenFile:
     """An open file with the descriptor `number`. The file closes when this object is garbage collected."""
 
     def __init__(self, path: Path) -> None:
-        """Open a regular file for reading. Raises OSError, and StoreError when too many files are open."""
         try:
             self.number = open_regular(path)
         except OSError as error:
@@ -81,10 +80,6 @@ class OpenFile:
 
     @classmethod
     def of(cls, number: int) -> OpenFile:
-        """Return an OpenFile for the open descriptor `number`.
-
-        The descriptor is closed when the OpenFile is garbage collected.
-        """
         file = cls.__new__(cls)
         file.number = number
         return file
@@ -99,12 +94,11 @@ class OpenFolder(OpenFile):
     """An open folder into which other users may be able to write: links in the folder are not followed."""
 
     def __init__(self, path: Path) -> None:
-        """Open a folder. Raises OSError, also for a link to a folder."""
         self.number = os.open(path, (FOLDER or os.O_RDONLY) | os.O_NOFOLLOW)
         self.path = path
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file in the folder and return its descriptor. Raises OSError for anything else, also a link.
+        """Open a regular file in the folder and return its descriptor.
 
         `flags` are those of `os.open`. A file that is opened for writing must not have a second name (hard link): it
         may be another user's file.
@@ -142,7 +136,7 @@ def refuse_too_many_files(error: BaseException) -> None:
 
 
 def open_regular(path: str | Path) -> int:
-    """Open a regular file for reading and return its descriptor. Raises OSError, also for any other kind of file.
+    """Open a regular file for reading and return its descriptor.
 
     A pipe could block the reader forever and can be read only once; a device may never end.
     """
@@ -168,7 +162,6 @@ def _open_regular(path: str | Path) -> tuple[int, int]:
 
 
 def open_file(path: str | Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> BinaryIO:
-    """Open a regular file for reading bytes, with a buffer of `buffer` bytes. Raises OSError as `open_regular` does."""
     return os.fdopen(open_regular(path), "rb", buffer)
 
 
@@ -184,12 +177,11 @@ def ask_for(number: int, offset: int, length: int) -> None:
 
 
 def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
-    """Open a regular file for reading text. Raises OSError as `open_regular` does."""
+    """Open a regular file for reading text."""
     return os.fdopen(open_regular(path), encoding=encoding, newline=newline)
 
 
 def read_file(path: str | Path) -> bytes:
-    """Return the bytes of a regular file. Raises OSError."""
     number, size = _open_regular(path)
     try:
         # One byte more than the file's size: a shorter answer is its end, so that one system call suffices. While
@@ -203,7 +195,6 @@ def read_file(path: str | Path) -> bytes:
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file. Raises OSError, UnicodeDecodeError."""
     with open_text(path, encoding) as file:
         return file.read()
 
@@ -211,8 +202,7 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 def check_stored(file: BinaryIO) -> None:
     """Raise ValueError unless a file is a zip archive of uncompressed members, such as numpy and torch write.
 
-    After this check, reading the file needs no more memory than its size, and numpy and torch do not take it for
-    another format. Raises zipfile.BadZipFile for a file that is not a zip archive.
+    Reading it then needs no more memory than its size, and numpy and torch do not take it for another format.
     """
     file.seek(0)
     if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
@@ -231,8 +221,8 @@ def check_stored(file: BinaryIO) -> None:
 def _has_one_directory(file: BinaryIO) -> bool:
     """Return whether Python and torch find the same list of members in a zip archive.
 
-    The end record states the offset of the list. torch reads the list at this offset. Python reads the list right
-    before the end record, whatever the offset says. A forged archive may have two different lists.
+    torch reads it at the offset that the end record states, Python right before the end record: a forged archive may
+    have two lists.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _ZIP_ENDS))
@@ -249,19 +239,16 @@ def _has_one_directory(file: BinaryIO) -> bool:
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a regular file's bytes, `CHUNK` bytes at a time. Raises OSError."""
     with open_file(path) as file:
         while chunk := file.read(CHUNK):
             yield chunk
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes in hexadecimal. Raises OSError."""
     return sha256_of(read_chunks(path))
 
 
 def sha256_of(chunks: Iterable[bytes]) -> str:
-    """Return the SHA-256 of the bytes of all chunks together, in hexadecimal."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -312,11 +299,6 @@ def _find_url(path: str | Path) -> str | None:
 
 @contextlib.contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Add the file's path to an OSError of the `with` block, if the error names no file.
-
-    The system names no file in an error of writing to an open file. If the error says that the file became too large,
-    its text then also says which limit to raise.
-    """
     try:
         yield
     except OSError as error:
@@ -342,7 +324,7 @@ def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None
     """Write `data` to `path` atomically: afterwards the file has either its old contents or all of `data`.
 
     `aside` is the temporary file that is written first, by default in the same folder. It must be on the same
-    filesystem. Raises OSError.
+    filesystem.
     """
     aside = aside or name_aside(path)
     try:
@@ -365,13 +347,12 @@ def name_aside(path: Path) -> Path:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Remove any file or link at a path, then create a file at the path and open it for writing. Raises OSError."""
+    """Remove any file or link at a path, then create a file at the path and open it for writing."""
     path.unlink(missing_ok=True)
     return path.open("xb")
 
 
 def rename_durably(source: Path, target: Path) -> None:
-    """Rename the file `source`, which the caller has synced, and sync the directory of `target`. Raises OSError."""
     source.replace(target)
     sync_directory(target.parent)
 
@@ -380,7 +361,7 @@ def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
     """Give the file `source` the second name `target` by a hard link, or copy it if it cannot be linked.
 
     Returns True for a link, False for a copy. A file that has the name `target` is removed first. A copy is written to
-    `aside` and then renamed, so `aside` must be on the same filesystem as `target`. Raises OSError.
+    `aside` and then renamed, so `aside` must be on the same filesystem as `target`.
     """
     target.unlink(missing_ok=True)
     try:
@@ -399,7 +380,7 @@ def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
 
 
 def sync_file(path: Path) -> None:
-    """Write a file's data from the page cache to the disk, so that they survive a power cut. Raises OSError."""
+    """Write a file's data from the page cache to the disk, so that they survive a power cut."""
     descriptor = os.open(path, READ)
     try:
         os.fsync(descriptor)
@@ -419,10 +400,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
-    """Append bytes to a file, add them to `digest`, and sync the file. Raises OSError, also if the file is a link.
-
-    After an error, the chunks that were written before it remain in the file.
-    """
+    """Append bytes to a file, add them to `digest`, and sync the file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_BINARY"))
     with naming_file(path), open(path, "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
         for chunk in chunks:
@@ -497,10 +475,6 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHeader:
-    """Read the header of a .npy file, from the file's position on.
-
-    Raises FormatError unless the file has version 1.0 and C order, and holds plain numbers or the dtype `rows`.
-    """
     start = file.read(len(_NPY_MAGIC) + 2)
     length = int.from_bytes(start[len(_NPY_MAGIC) :], "little")
     text = file.read(length).decode("latin-1")
@@ -517,7 +491,7 @@ def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHea
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array in the bytes of a .npy file, read-only. Raises FormatError for any other bytes."""
+    """Return the array in the bytes of a .npy file, read-only."""
     header = read_npy_header(io.BytesIO(data))
     if math.prod(header.shape) * header.dtype.itemsize != len(data) - header.offset:
         raise FormatError(f"{len(data) - header.offset} bytes are not an array of {header.dtype} {header.shape}")

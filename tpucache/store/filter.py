@@ -63,7 +63,7 @@ def matching(
     A condition compares columns, numbers and strings by ==, !=, <, <=, >, >= and `in (…, …)`. Comparisons are combined
     by and, or, not and parentheses. `class` is the name of a sample's class. A comparison with a missing value (NaN, ""
     or the label -1) is neither true nor false, so it does not match, not even with `not` or != (Kleene's three-valued
-    logic). `classes` are the class names. Raises UsageError, whose message shows where in the condition the error is.
+    logic). `classes` are the class names.
     """
     if not isinstance(condition, str):
         raise UsageError(f"a condition is a string such as \"age > 60 and site == 'A'\", not {condition!r:.100}")

@@ -62,10 +62,7 @@ RECORD_HEAD: Final = struct.Struct("<QI")
 
 
 def table_name(first: str, generation: int) -> str:
-    """Return the file name of a table: `index.npy` in generation 0, `index-1.npy` in generation 1.
-
-    `first` is the name in generation 0. A cache's generation counts how often its tables were rewritten.
-    """
+    """Return the file name of a table: `index.npy` in generation 0, `index-1.npy` in generation 1."""
     stem, dot, suffix = first.partition(".")
     return f"{stem}-{generation}{dot}{suffix}" if generation else first
 
@@ -81,33 +78,25 @@ def version_name(number: int) -> str:
 
 
 def name_behind(name: str) -> str:
-    """Return the final name of the file that is written under the temporary name `name`.
-
-    `name_aside` makes such temporary names. Any other name is returned as it is.
-    """
     aside = _ASIDE.fullmatch(name)
     return aside[1] if aside else name
 
 
 def is_cache_file(name: str) -> bool:
-    """Return whether `name` is the name, or a temporary name, of a file that a cache of any version may have."""
     name = name_behind(name)
     patterns = SHARD_NAME, TABLE_NAME, VERSION_NAME, HASHES_NAME
     return name in (MANIFEST_NAME, TIMES_NAME) or any(each.fullmatch(name) for each in patterns)
 
 
 def most_index_bytes(records: int) -> int:
-    """Return the largest size in bytes of an index with this many records."""
     return MAX_HEADER_BYTES + records * INDEX_DTYPE.itemsize
 
 
 def most_table_bytes(samples: int) -> int:
-    """Return the size limit in bytes of a samples table. A larger file is not read."""
     return _MAX_COLUMNS_BYTES + samples * _MAX_ROW_BYTES
 
 
 def shard_name(variant: int, block: int) -> str:
-    """Return the file name of a shard, such as `v01-00002.lmdb`."""
     return f"v{variant:02d}-{block:05d}.lmdb"
 
 

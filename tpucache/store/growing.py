@@ -82,7 +82,7 @@ def spool_name(file: int) -> str:
 def ask_for(work: Path, positions: Numbers) -> None:
     """Ask the builder, by a file in the folder `work`, to make the samples at these positions next, in this order.
 
-    Does nothing once the cache is finished, because then there is no such folder. Raises OSError.
+    Does nothing once the cache is finished, because then there is no such folder.
     """
     name = f"{_WANTED}{time.time_ns():020d}-{secrets.token_hex(4)}.npy"
     aside = work / f".{name}.tmp"
@@ -121,9 +121,7 @@ class Prospect:
 class Builder(Protocol):
     """The builder of a growing cache, with the methods that readers of the cache call."""
 
-    def check(self) -> bool:
-        """Return whether this process started the build. Raises the build's error if the build has failed."""
-        ...
+    def check(self) -> bool: ...
 
     def maker(self) -> RecordMaker:
         """Return a function that makes records in this process. Readers call it when the disk is full."""
@@ -134,7 +132,6 @@ class GrowingManifest(Manifest):
     """The manifest of a growing cache. Reading an attribute that is known only after the build waits for the build."""
 
     def __init__(self, prospect: Prospect, wait: Callable[[], Manifest]) -> None:
-        """Store the known parts. `wait` waits until the build is finished and returns the finished manifest."""
         for name in _EARLY:
             object.__setattr__(self, name, getattr(prospect, name))
         object.__setattr__(self, "_wait", wait)
@@ -197,7 +194,7 @@ class Arrivals(Arriving):
         return 1.0 if self.finished is not None else float(self._is_here.mean()) if self._count else 1.0
 
     def look(self) -> bool:
-        """Read the new part of the log, and return whether the cache is finished. Raises StoreError."""
+        """Read the new part of the log, and return whether the cache is finished."""
         if self.finished is None:
             with self._lock:
                 if not self._read_log() and (self.directory / MANIFEST_NAME).exists():
@@ -212,7 +209,7 @@ class Arrivals(Arriving):
         """Wait until the records with these index row numbers are made, and return their index rows.
 
         If the build ended because the disk is full, the missing records are made now, and kept in memory until this
-        thread's next call. Raises the error of a build that failed, and StoreError.
+        thread's next call.
         """
         while self.finished is None:
             if self.are_here(numbers):
@@ -229,10 +226,7 @@ class Arrivals(Arriving):
         return self.finished.index[numbers]
 
     def _start_making(self, error: NoRoomError) -> None:
-        """From now on, make missing records in this process, because the build ended with `error`, which is logged.
-
-        Raises what `Builder.maker` raises.
-        """
+        """From now on, make missing records in this process, because the build ended with `error`, which is logged."""
         with self._lock:
             if self._make is None and self._builder is not None:
                 self._make = self._builder.maker()
@@ -260,7 +254,7 @@ class Arrivals(Arriving):
         return rows
 
     def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
-        """Ask the builder to make the samples of these records first, in this order. Raises StoreError."""
+        """Ask the builder to make the samples of these records first, in this order."""
         if not self.look():
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
 
@@ -274,10 +268,7 @@ class Arrivals(Arriving):
         return None
 
     def ask(self, numbers: Numbers, *, again: bool = False) -> None:
-        """Ask the builder to make records in this order; with `again`, also records that were asked for before.
-
-        `numbers` are index row numbers. Records that are made already are left out. Raises StoreError.
-        """
+        """Ask the builder to make records in this order; with `again`, also records that were asked for before."""
         asked = numbers[~self._is_here[numbers]]
         asked = asked if again else asked[~self._is_asked[asked]]
         if len(asked):
@@ -293,7 +284,6 @@ class Arrivals(Arriving):
                 ) from error
 
     def wait(self) -> Cache:
-        """Wait until the cache is finished, and return it. Raises the error of a build that failed, and StoreError."""
         while self.finished is None:
             if not self.look():
                 self._pause()
@@ -307,16 +297,13 @@ class Arrivals(Arriving):
         return self._files.get(number)
 
     def name(self, number: int) -> str:
-        """Return the path of the file for a value of the index rows' column `shard`, relative to the cache's folder.
-
-        Returns "memory" for a file in memory.
-        """
+        """Return the path of the file for a value of the index rows' column `shard`, relative to the cache's folder."""
         if number >= _FIRST_IN_MEMORY:
             return "memory"
         return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
 
     def _pause(self) -> None:
-        """Wait a moment. Raises the error of a build that failed, and StoreError if the command was interrupted."""
+        """Wait a moment."""
         if process.is_leaving():
             raise StoreError(f"{self.directory}: waiting for records was given up, because the command was interrupted")
         now = time.monotonic()
@@ -345,7 +332,6 @@ class Arrivals(Arriving):
             return ""
 
     def _read_log(self) -> bool:
-        """Read the rest of the log, and return whether it had new rows."""
         if self._log is None:
             try:
                 self._log = OpenFile(self.directory / WORK_NAME / ARRIVED_NAME)
@@ -393,11 +379,9 @@ class GrowingIndex(RecordIndex):
         return self._records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Wait until the records of these rows are made, and return the rows. Raises what `Arrivals.rows` raises."""
         return self._arrivals.rows(numbers)
 
     def read_all(self) -> Rows:
-        """Wait for the finished cache, and return all of its index rows."""
         return self._arrivals.wait().index.read_all()
 
     def is_right(self) -> bool:
@@ -434,7 +418,7 @@ class GrowingReader(ShardReader):
         """Return the open file for a value of the index rows' column `shard`.
 
         A file that this process has not opened yet is a shard of the finished cache: this waits for the end of the
-        build, and then opens the shard. Raises StoreError, and the error of a build that failed.
+        build, and then opens the shard.
         """
         found = self._arrivals.file(shard)
         if found is not None:
@@ -453,10 +437,7 @@ class GrowingReader(ShardReader):
         return max(shards, default=0) < _FIRST_IN_MEMORY and bool(self._arrivals.is_proven[rows["row"]].all())
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare records with their checksums, if this process read them for the first time. Raises DamageError.
-
-        Records in files in memory are compared each time.
-        """
+        """Compare records with their checksums, if this process read them for the first time."""
         if rows.dtype != _NUMBERED_DTYPE:
             super()._prove(rows, shards, views)
             return
@@ -505,7 +486,6 @@ class GrowingCache(Cache):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the whole cache is built."""
         return self._arrivals.look()
 
     @property
@@ -514,7 +494,6 @@ class GrowingCache(Cache):
         return self._arrivals.share
 
     def wait(self) -> Cache:
-        """Wait for the build, and return the finished cache. Raises the error of a build that failed."""
         return self._arrivals.wait()
 
     def _finished_manifest(self) -> Manifest:

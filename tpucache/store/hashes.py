@@ -64,7 +64,6 @@ class Hashes:
 
 
 def hashes_name(manifest: Manifest) -> str:
-    """Return the name of the file with a cache's hashes. The name contains the cache's fingerprint."""
     return f"{_PREFIX}{manifest.fingerprint}.npz"
 
 
@@ -75,15 +74,11 @@ def hashes_file(cache: Cache, make: Callable[[Cache], Hashes]) -> tuple[str, byt
 
 
 def most_hashes_bytes(samples: int) -> int:
-    """Return the size limit in bytes of a file with the hashes of this many samples."""
     return samples * _MOST_BYTES + _MOST_HEADERS
 
 
 def kept_hashes(cache: Cache) -> Hashes | None:
-    """Return the hashes that are stored in a cache's folder; None if there are none.
-
-    A damaged file, or one with the hashes of other samples, is ignored with a warning.
-    """
+    """Return the hashes that are stored in a cache's folder; None if there are none."""
     path = cache.directory / hashes_name(cache.manifest)
     try:
         return _read_hashes(path, cache) if path.exists() else None
@@ -93,11 +88,6 @@ def kept_hashes(cache: Cache) -> Hashes | None:
 
 
 def check_hashes(cache: Cache) -> None:
-    """Raise StoreError if a cache's file of hashes is damaged, or has the hashes of other samples.
-
-    Every byte is checked: the hashes that were read are encoded again and compared with the file. Does nothing if there
-    is no file.
-    """
     path = cache.directory / hashes_name(cache.manifest)
     if not path.exists():
         return
@@ -132,10 +122,6 @@ def _file_bytes(found: Hashes) -> bytes:
 
 
 def keep_hashes(cache: Cache, found: Hashes) -> None:
-    """Write hashes into a cache's folder, and remove outdated files of hashes there.
-
-    Does nothing in a read-only folder. Any other error of writing is only logged.
-    """
     path = cache.directory / hashes_name(cache.manifest)
     try:
         if not os.access(path.parent, os.W_OK):

@@ -29,10 +29,6 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def split_version(place: str | Path) -> tuple[str, int | None]:
-    """Split "cache@2" into the cache's place, "cache", and the version, 2.
-
-    The version is None if the text has none, or if a file or folder with that very name exists.
-    """
     text = os.fspath(place)
     found = _AT_VERSION.fullmatch(text)
     if found is None or (not is_url(text) and not text.startswith(KAGGLE) and os.path.lexists(text)):
@@ -41,10 +37,7 @@ def split_version(place: str | Path) -> tuple[str, int | None]:
 
 
 def refuse_version(place: str | Path) -> None:
-    """Raise UsageError if a place to write to names a version of a cache, such as "cache@2".
-
-    A path such as "run@2" is allowed if the folder "run" holds no cache.
-    """
+    """Raise UsageError if a place to write to names a version of a cache, such as "cache@2"."""
     cache, number = split_version(place)
     if number is not None and (is_url(cache) or (Path(cache) / MANIFEST_NAME).exists()):
         raise UsageError(
@@ -53,11 +46,7 @@ def refuse_version(place: str | Path) -> None:
 
 
 def one_version(given: int | None, named: int | None, where: str) -> int | None:
-    """Return the version that a user wants: `given` by an option, or `named` after the "@" of the place.
-
-    Returns None if both are None. Raises UsageError if the two differ, or if `given` is not a version number. `where`
-    is the place as the user gave it, for the message.
-    """
+    """Return the version that a user wants: `given` by an option, or `named` after the "@" of the place."""
     if given is not None and (type(given) is not int or not 1 <= given <= MAX_VERSIONS):
         raise UsageError(f"a version is a whole number from 1 to {MAX_VERSIONS:,}, not {given!r}")
     if None not in (given, named) and given != named:
@@ -66,31 +55,16 @@ def one_version(given: int | None, named: int | None, where: str) -> int | None:
 
 
 def load_version(directory: str | Path, number: int | None = None) -> Manifest:
-    """Read and validate the manifest of a version (by default the newest) of the cache in a folder.
-
-    Raises UsageError if there is no such version, DamageError if its file is missing or belongs to another version, and
-    what `Manifest.load` raises.
-    """
+    """Read and validate the manifest of a version (by default the newest) of the cache in a folder."""
     manifest = Manifest.load(directory)
     return manifest if number is None else load_earlier(directory, manifest, number)
 
 
 def load_earlier(directory: str | Path, manifest: Manifest, number: int) -> Manifest:
-    """Return the manifest of version `number` of the cache in a folder, given the newest manifest, `manifest`.
-
-    Raises UsageError if there is no such version, DamageError or FormatError if its manifest is missing, damaged, or
-    belongs to another version, StoreError when too many files are open.
-    """
     return earlier_version(manifest, number, str(directory), _reading(Path(directory)))
 
 
 def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[[str], bytes | None]) -> Manifest:
-    """Return the manifest of a version of a cache, given the cache's newest manifest.
-
-    `read` returns the bytes of a file by its name, or None if there is no such file. `where` is the cache's place for
-    messages. Raises UsageError if there is no such version, DamageError or FormatError if its manifest is missing,
-    damaged, or belongs to another version.
-    """
     if number == manifest.number:
         return manifest
     if not 1 <= number < manifest.number:
@@ -134,27 +108,16 @@ def _reading(directory: Path) -> Callable[[str], bytes | None]:
 
 
 def versions_before(directory: str | Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the manifests of all versions before this one, starting with version 1. Raises DamageError, FormatError."""
     for number in range(1, manifest.number):
         yield load_earlier(directory, manifest, number)
 
 
 def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the files of a version and of the versions before it, each once, but not the version's own manifest.
-
-    Earlier versions add the files of their manifests, their tables, and the shards that later versions replaced. Raises
-    DamageError or FormatError if the manifest of an earlier version is missing or damaged, and FormatError if two
-    versions list a file with different SHA-256.
-    """
     return joined_files(manifest, list(versions_before(directory, manifest)))
 
 
 def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
-    """Return the files of a version and of its earlier versions, each once, but not the version's own manifest.
-
-    `manifest` is the version's manifest, and `before` has the manifests of the earlier versions: the files that hold
-    these are included. Raises FormatError if two manifests list a file with different SHA-256.
-    """
+    """Return the files of a version and of its earlier versions, each once, but not the version's own manifest."""
     files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
     for each in before:
         for entry in each.files:
@@ -171,10 +134,7 @@ def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEn
 
 
 def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the files that `version_files` returns, but skip earlier versions that are missing or damaged.
-
-    If two versions list a file with different SHA-256, only the files of `manifest` are returned.
-    """
+    """Return the files that `version_files` returns, but skip earlier versions that are missing or damaged."""
     before = []
     for number in range(1, manifest.number):
         with contextlib.suppress(DamageError, FormatError):
@@ -203,10 +163,6 @@ def check_times(directory: Path) -> None:
 
 
 def parse_times(data: bytes | None) -> dict[str, str]:
-    """Return the times in the bytes of the file of creation times, as `read_times` does.
-
-    Returns an empty dict for None, for the bytes of any other file, and if the digest in the file does not match.
-    """
     try:
         content = parse_json(data or b"{}")
     except ValueError:
@@ -218,7 +174,6 @@ def parse_times(data: bytes | None) -> dict[str, str]:
 
 
 def to_times(times: Mapping[str, str]) -> bytes:
-    """Return the bytes of the file of creation times. `times` is what `read_times` returns."""
     text = _times_text({"times": times})
     return _times_text({"times": times, "digest": hashlib.sha256(text).hexdigest()})
 
@@ -228,7 +183,7 @@ def _times_text(content: Mapping[str, Any]) -> bytes:
 
 
 def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:
-    """Store the present time as the creation time of the version with this manifest. Raises OSError.
+    """Store the present time as the creation time of the version with this manifest.
 
     Only the times of this version and of its earlier versions are kept. `aside` is that of `write_atomically`.
     """
@@ -265,7 +220,7 @@ class OpenVersion:
     """
 
     def __init__(self, directory: Path, number: int | None) -> None:
-        """Read the manifest of version `number`; None means the newest. Raises what `load_version` raises."""
+        """Read the manifest of version `number`; None means the newest."""
         self._directory = directory
         self._state = _state(directory)  # taken before reading the manifest, which may be replaced meanwhile
         self.manifest = load_version(directory, number)
@@ -275,7 +230,7 @@ class OpenVersion:
         """Raise StoreError if the folder now holds another cache, and `entry` is not one of that cache's files.
 
         A later version of this cache is not another cache. Files are the same if their names and SHA-256 are. Open the
-        file before this call: an open file cannot be replaced afterwards. Raises what `Manifest.load` raises.
+        file before this call: an open file cannot be replaced afterwards.
         """
         now = _state(self._directory)
         if now == self._state:

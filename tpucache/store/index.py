@@ -53,11 +53,7 @@ class RecordIndex:
     """
 
     def __init__(self, directory: Path, manifest: Manifest, check: Callable[[FileEntry], None] | None = None) -> None:
-        """Open a cache's index. `check` raises StoreError if the file was replaced since the cache was opened.
-
-        Raises DamageError when the file is missing or its size differs from the manifest, FormatError when its dtype or
-        length is wrong, StoreError when too many files are open.
-        """
+        """Open a cache's index. `check` raises StoreError if the file was replaced since the cache was opened."""
         self._directory = directory
         self._manifest = manifest
         self._check = check
@@ -71,7 +67,7 @@ class RecordIndex:
         return self._manifest.records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Return the rows with these numbers: INDEX_DTYPE (n,). Raises IndexError, StoreError."""
+        """Return the rows with these numbers: INDEX_DTYPE (n,)."""
         table = self._table()
         blocks = numbers >> _BLOCK_BITS
         missing = blocks[~table.loaded[blocks]]
@@ -81,7 +77,7 @@ class RecordIndex:
         return rows
 
     def read_all(self) -> Rows:
-        """Return all rows, read-only: INDEX_DTYPE (records,). Raises StoreError."""
+        """Return all rows, read-only: INDEX_DTYPE (records,)."""
         table = self._table()
         self._load(table, np.flatnonzero(~table.loaded))
         rows: Rows = table.rows.view()
@@ -89,7 +85,7 @@ class RecordIndex:
         return rows
 
     def is_right(self) -> bool:
-        """Read all rows, and return whether they have the manifest's SHA-256. Raises StoreError."""
+        """Read all rows, and return whether they have the manifest's SHA-256."""
         rows, table = self.read_all(), self._table()
         digest = hashlib.sha256(machine.pread(table.file.number, table.offset, 0))
         digest.update(rows.view(np.uint8).data)
@@ -103,8 +99,7 @@ class RecordIndex:
     def _load(self, table: _OpenIndex, blocks: Numbers) -> None:
         """Read these blocks of rows into memory.
 
-        Threads and forked processes may read the same block at once: they write the same bytes. Raises DamageError,
-        also for a row with a length that no record can have.
+        Threads and forked processes may read the same block at once: they write the same bytes.
         """
         size = _BLOCK * INDEX_DTYPE.itemsize
         if len(blocks) > 1:  # all blocks are requested at once, so that a slow disk's latency is paid once
@@ -160,17 +155,13 @@ class RecordIndex:
 
 
 def encode_index(index: Rows) -> bytes:
-    """Return the bytes of an index file with these rows."""
     target = io.BytesIO()
     np.save(target, index, allow_pickle=False)
     return target.getvalue()
 
 
 def _reserve(size: int) -> memoryview:
-    """Return `size` bytes of memory that forked processes share. The kernel allocates a page when it is first written.
-
-    Raises StoreError if there is not enough memory.
-    """
+    """Return `size` bytes of memory that forked processes share; the kernel allocates each page at its first write."""
     try:
         return memoryview(mmap.mmap(-1, size) if size else bytearray())
     except (OSError, OverflowError, MemoryError) as error:

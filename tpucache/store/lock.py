@@ -51,7 +51,7 @@ def check_locks(doing: str, *, of_open_files: bool = False) -> None:
 def flock(number: int, *, is_shared: bool = False, patience: float = 0.0) -> bool:
     """Lock an open file; wait at most `patience` seconds for other processes. Returns whether it is locked now.
 
-    The lock ends when the file is closed, or with the process. Raises OSError on a file system without locks.
+    The lock ends when the file is closed, or with the process.
     """
     if fcntl is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -90,10 +90,7 @@ def _set_byte(number: int, byte: int, kind: int) -> bool:
 
 @contextlib.contextmanager
 def only_one(path: Path, patience: float) -> Iterator[None]:
-    """Let one process at a time run the `with` block, by a lock file that stays. No link is followed.
-
-    Raises StoreError if another process holds the lock for longer than `patience` seconds.
-    """
+    """Let one process at a time run the `with` block, by a lock file that stays. No link is followed."""
     number = OpenFolder(path.parent).open(path.name, os.O_RDWR | os.O_CREAT)
     try:
         if not flock(number, patience=patience):
@@ -136,7 +133,7 @@ class Hold:
         self.token = token
 
     def is_lost(self) -> bool:
-        """Return whether the lock file was removed, or has another process's token. Raises OSError."""
+        """Return whether the lock file was removed, or has another process's token."""
         holder = read_holder(self._path)
         return holder is None or holder.token != self.token
 
@@ -146,7 +143,7 @@ def hold(path: Path, refusal: Callable[[str], TpucacheError], patience: float = 
     """Hold a folder for this process alone, by the lock file `path` in it, which is removed at the end.
 
     If another process or thread holds the folder for `patience` seconds, this raises the error `refusal(text)`; `text`
-    names the process. Raises OSError.
+    names the process.
     """
     mine = Holder(secrets.token_hex(16), platform.node(), os.getpid())
     number = _take(path, json.dumps(asdict(mine)).encode(), refusal, patience)
@@ -164,7 +161,7 @@ def hold(path: Path, refusal: Callable[[str], TpucacheError], patience: float = 
 
 
 def is_held(path: Path, token: str | None = None) -> bool:
-    """Return whether a process holds this lock file (with this token, if one is given). Raises OSError."""
+    """Return whether a process holds this lock file (with this token, if one is given)."""
     try:
         with open_file(path) as file:
             content = file.read(_MAX_BYTES)
@@ -181,10 +178,7 @@ def is_held(path: Path, token: str | None = None) -> bool:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Return the process that a lock file names, which holds the lock or was the last to hold it; None if none is.
-
-    Raises OSError.
-    """
+    """Return the process that a lock file names, which holds the lock or was the last to hold it; None if none is."""
     try:
         with open_file(path) as file:
             return _parse(file.read(_MAX_BYTES))
@@ -245,7 +239,7 @@ def _take(path: Path, content: bytes, refusal: Callable[[str], TpucacheError], p
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """Open a lock file. Returns its descriptor, and whether this call made the file. Raises OSError."""
+    """Open a lock file. Returns its descriptor, and whether this call made the file."""
     while True:
         with contextlib.suppress(FileExistsError):
             return os.open(path, _NEW, 0o666), True
@@ -254,7 +248,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _make(path: Path, content: bytes) -> bool:
-    """Make a lock file, or replace that of a process that has ended. Returns whether that worked. Raises OSError."""
+    """Make a lock file, or replace that of a process that has ended. Returns whether that worked."""
     try:
         _write_new(path, content)
         return True

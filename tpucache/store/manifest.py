@@ -131,11 +131,7 @@ class Statistics:
 def mean_and_std(
     sums: Sequence[int], squares: Sequence[int], pixels: int, dtype: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean of each channel, and the standard deviation of each channel.
-
-    `sums` and `squares` are those of `Statistics`. `pixels` is the number of pixels of all images together, and `dtype`
-    the dtype of the images.
-    """
+    """Return the mean of each channel, and the standard deviation of each channel."""
     scale = pixels << (fmt.FLOAT_BITS if np.dtype(dtype).kind == "f" else 0)
     variances = [
         (square * pixels - total * total) / (scale * scale) for total, square in zip(sums, squares, strict=True)
@@ -306,18 +302,12 @@ def _check_digest(text: bytes) -> None:
 
 
 def differ_in_values(names: Sequence[str], others: Sequence[str]) -> bool:
-    """Return whether labels of two caches are values of other columns, or of the same columns in another order.
-
-    `names` and `others` are the caches' `value_names`. If one of the two is empty, its columns are not known.
-    """
+    """Return whether labels of two caches are values of other columns, or of the same columns in another order."""
     return bool(names and others) and tuple(names) != tuple(others)
 
 
 def mask_difference(first: Manifest, other: Manifest) -> str:
-    """Return how the classes of two caches' masks differ, with what to do, as text; "" if they are alike or not known.
-
-    One cache may lack the last classes of the other.
-    """
+    """Return how the classes of two caches' masks differ, with what to do; "" if they are alike or not known."""
     if difference := mask_name_difference(first.mask_names, other.mask_names):
         return difference
     colours = [manifest.recipe.get("mask_colours") for manifest in (first, other)]
@@ -327,7 +317,6 @@ def mask_difference(first: Manifest, other: Manifest) -> str:
 
 
 def mask_name_difference(names: Sequence[str], others: Sequence[str]) -> str:
-    """Return how two caches' `mask_names` differ, as `mask_difference` does."""
     for number, (one, other) in enumerate(zip(names, others, strict=False), 1):
         if one != other:
             return f"class {number} is {other!r}, not {one!r}: write the numbers of the classes, from 1, in the table"
@@ -335,12 +324,10 @@ def mask_name_difference(names: Sequence[str], others: Sequence[str]) -> str:
 
 
 def label_options(names: Sequence[str]) -> str:
-    """Return the command-line options that name columns of labels."""
     return " ".join(f"--label-col {shlex.quote(name)}" for name in names)
 
 
 def version_of(deleted: Sequence[Deleted]) -> int:
-    """Return the format version of a cache with these deleted samples."""
     return fmt.DELETED_VERSION if deleted else fmt.VERSION
 
 

@@ -46,7 +46,6 @@ class MetaPage(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """The size of all pages in bytes. A file that was written once, from start to end, has exactly this size."""
         return self.pages * self.page_size
 
 
@@ -59,10 +58,6 @@ class Extent(NamedTuple):
 
 
 def read_layout(file: BinaryIO) -> MetaPage:
-    """Read the two meta pages of an LMDB file, and return the newer one.
-
-    Raises FormatError when the file is not an LMDB file of data format 1, or its meta pages contradict each other.
-    """
     first = _read_meta(file, 0)
     page_size = first[1].page_size
     if page_size < 512 or page_size & (page_size - 1):
@@ -75,11 +70,7 @@ def read_layout(file: BinaryIO) -> MetaPage:
 
 
 def walk(file: BinaryIO, layout: MetaPage | None = None) -> Iterator[Extent]:
-    """Yield an Extent for every value in an LMDB file's main database, in key order.
-
-    `layout` is the result of `read_layout` for this file; if it is None, `read_layout` is called. Raises FormatError if
-    the pages are not a tree of plain key-value leaves inside the file.
-    """
+    """Yield an Extent for every value in an LMDB file's main database, in key order."""
     layout = layout or read_layout(file)
     if layout.root is not None:
         yield from _walk_page(file, layout, layout.root, layout.depth, set())

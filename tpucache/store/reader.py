@@ -49,11 +49,7 @@ class ShardReader:
         check: Callable[[FileEntry], None] | None = None,
         latency: float = 0.0,
     ) -> None:
-        """Store the folder, and the shards in the manifest's order; no file is opened yet.
-
-        `check` is called after a shard was opened. It raises StoreError if the shard was replaced since the cache was
-        opened. `latency` is `Cache.latency`.
-        """
+        """Store the folder, and the shards in the manifest's order; no file is opened yet."""
         self._check = check
         self._latency = latency
         self._directory = Path(directory)
@@ -79,15 +75,11 @@ class ShardReader:
 
     @property
     def arriving(self) -> Arriving | None:
-        """An object to which a loader announces the records that it will read, if records are still fetched or built.
-
-        It is None here: all records are on this machine.
-        """
+        """What a loader announces its records to, while some are still fetched or built; None if all are here."""
         return None
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
-        """The shards. The index refers to a shard by its position in this tuple."""
         return self._shards
 
     @property
@@ -96,12 +88,10 @@ class ShardReader:
         return is_late(self._latency)
 
     def close(self) -> None:
-        """Close the files as soon as the reads that use them are done."""
         with self._lock:
             self._open.clear()
 
     def read(self, row: Rows) -> bytearray:
-        """Return the bytes of the record to which an index row points. Raises what `scatter` raises."""
         record = bytearray(int(row["length"]))
         self.scatter(np.atleast_1d(row), [[memoryview(record)]])
         return record
@@ -122,9 +112,6 @@ class ShardReader:
         (`are_whole=False`) are not compared. `read` is an optional faster function, which fills the same buffers: it
         takes the rows' file descriptors, int64 (n,), and the rows, and returns the number of records that it read
         before the first one that it could not read.
-
-        Raises DamageError when a shard is missing, truncated or unreadable, or a checksum differs, FormatError when a
-        row points at a shard that does not exist, StoreError when too many files are open.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:
@@ -138,12 +125,6 @@ class ShardReader:
             self._prove(rows, shards, views)
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Read records by calling the function `read`, and return how many records it has read.
-
-        `scatter` explains `read`. Returns 0 without calling `read` if a record has to be compared with its checksum
-        (`scatter` explains when), or if the records are in more than 256 shards. Raises DamageError, FormatError or
-        StoreError for a shard that cannot be opened.
-        """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:
             return 0
@@ -151,18 +132,11 @@ class ShardReader:
             return read(descriptors, places) if self._are_proven(rows, shards) else 0
 
     def _are_proven(self, rows: Rows, shards: list[int]) -> bool:
-        """Return whether all these records may be read without comparing them with their checksums.
-
-        `shards` has the number of each row's shard.
-        """
+        """Return whether all these records may be read without comparing them with their checksums."""
         return self._proven.issuperset(shards) and self._distrusted.isdisjoint(shards)
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
-        """Open the files of some records. The context manager returns file descriptors, int64 (n,), and rows.
-
-        Row i has the offset and length of record i in the file with descriptor i. Subclasses may open other files than
-        the shards, and return other rows than `rows`. Raises DamageError, FormatError, StoreError.
-        """
+        """Open the files of some records. The context manager returns file descriptors, int64 (n,), and rows."""
         return self._open_files(rows)
 
     def _open_files(self, rows: Rows) -> OpenFiles:
@@ -183,11 +157,7 @@ class ShardReader:
             raise DamageError(f"Shard {self.path(shard).name} cannot be read: {error}. {self._remedy()}") from error
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare the first record that is read from each newly opened shard with its checksum.
-
-        If `distrust` was called for a shard, all its records in `rows` are compared. `views` has the bytes of the
-        records. Raises DamageError.
-        """
+        """Compare the first record that is read from each newly opened shard with its checksum."""
         distrusted = self._distrusted.intersection(shards)
         places = [at for at, shard in enumerate(shards) if shard in distrusted] if distrusted else []
         new = set(shards) - self._proven
@@ -200,11 +170,9 @@ class ShardReader:
         self._distrusted.add(shard)
 
     def path(self, shard: int) -> Path:
-        """Return the path of a shard's file."""
         return self._directory / self._shards[shard].name
 
     def check(self, row: Rows, crc32: int) -> None:
-        """Raise DamageError unless `crc32`, the checksum of a record's bytes, is the checksum in its index row."""
         if crc32 != row["crc32"]:
             raise DamageError(
                 f"Shard {self.path(int(row['shard'])).name} in {self._directory} holds other records than the index "
@@ -259,7 +227,6 @@ class ShardReader:
             return False
 
     def file(self, shard: int) -> OpenFile:
-        """Return a shard's open file. Raises DamageError, FormatError, StoreError as `scatter` does."""
         with self._lock:
             descriptor = self._open.get(shard)
             if descriptor is not None:
@@ -275,11 +242,7 @@ class ShardReader:
             return descriptor
 
     def open_all(self, shards: Iterable[int]) -> None:
-        """Open the first 256 of `shards` that are not open yet, several in parallel if the storage is slow.
-
-        Does nothing for a single shard, and while records are still fetched or built: then reading opens the shards.
-        Raises DamageError, FormatError, StoreError as `scatter` does.
-        """
+        """Open the first 256 of `shards` that are not open yet, several in parallel if the storage is slow."""
         missing = [shard for shard in shards if shard not in self._open][:MAX_OPEN]
         if len(missing) < 2 or self.arriving is not None:
             return
@@ -342,10 +305,7 @@ class OpenFiles:
 
 
 def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:
-    """Yield (shard, start, stop) of the byte ranges that the records of these rows cover.
-
-    Ranges with a gap of at most 64 KiB between them are joined.
-    """
+    """Yield (shard, start, stop) of the byte ranges that the records of these rows cover."""
     if not len(rows):
         return
     rows = rows[np.lexsort((rows["offset"], rows["shard"]))]

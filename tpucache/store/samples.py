@@ -39,7 +39,8 @@ _BROKEN: Final = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError
 
 
 class Strings(Sequence[str]):
-    """Many strings in two arrays: `data` has their UTF-8 bytes end to end, `ends` the offset of the end of each string.
+    """Many strings in two arrays: `data` has their UTF-8 bytes end to end, `ends` the offset of the end of each
+    string.
 
     File names may contain bytes that are not UTF-8: these are kept as surrogate escapes (PEP 383).
     """
@@ -50,7 +51,6 @@ class Strings(Sequence[str]):
 
     @classmethod
     def pack(cls, items: Sequence[str]) -> Strings:
-        """Pack strings into two arrays."""
         encoded = [item.encode("utf-8", "surrogateescape") for item in items]
         ends = np.cumsum([len(item) for item in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
@@ -91,7 +91,7 @@ class SampleTable(Mapping[str, Column]):
     """
 
     def __init__(self, path: str | Path, samples: int, sha256: str | None = None, classes: int = 0) -> None:
-        """Open the table of a cache with this many samples. Raises DamageError or FormatError.
+        """Open the table of a cache with this many samples.
 
         The file is compared with `sha256`, the SHA-256 in the manifest, before a column is read; not if it is None.
         `classes` is the number of classes, 0 if there are none: integer labels must be below this number.
@@ -150,7 +150,6 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def paths(self) -> Strings:
-        """Each sample's path in the source. Raises DamageError, FormatError."""
         column = self._required("path")
         if not isinstance(column, Strings):
             raise FormatError(f"{self._path}: the paths are not strings: copy the cache again")
@@ -158,10 +157,7 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def numbers(self) -> Array:
-        """Each sample's number, which is its key in the shards: uint64 (n,), ascending in each block.
-
-        Raises DamageError, FormatError.
-        """
+        """Each sample's number, which is its key in the shards: uint64 (n,), ascending in each block."""
         numbers = self._array("number")
         if numbers.dtype != np.dtype("<u8") or numbers.ndim != 1 or len(np.unique(numbers)) < len(numbers):
             raise FormatError(f"{self._path}: the numbers of the samples are not unique uint64: copy the cache again")
@@ -169,10 +165,7 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def labels(self) -> Array | None:
-        """The labels: class numbers (n,) of an integer dtype, or float vectors (n, m); None if there are no labels.
-
-        Raises DamageError, FormatError.
-        """
+        """The labels: class numbers (n,) of an integer dtype, or float vectors (n, m); None if there are no labels."""
         return self._array(LABEL) if LABEL in self else None
 
     def _array(self, name: str) -> Array:
@@ -225,10 +218,7 @@ class SampleTable(Mapping[str, Column]):
         return column
 
     def _prove(self, file: BinaryIO, status: os.stat_result) -> None:
-        """Raise DamageError unless an open file has the SHA-256 in the manifest.
-
-        The size is not enough: a cache of the same photographs with other labels has a table of the same size.
-        """
+        """Raise DamageError unless an open file has the SHA-256 in the manifest."""
         state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         if self._sha256 is None or state == self._proven:
             return
@@ -254,11 +244,7 @@ def _to_strings(data: Array, ends: Array) -> Strings:
 
 
 def check_labels(labels: Array, classes: int) -> None:
-    """Raise FormatError for class numbers out of range, and for values that int64 or float32 cannot hold.
-
-    `classes` is the number of classes; if it is 0, any class number is allowed. Labels of the dtypes bool and float16
-    are also refused: torch's losses do not take them.
-    """
+    """Raise FormatError for class numbers out of range, and for values that int64 or float32 cannot hold."""
     if labels.dtype.kind == "b" or labels.dtype == np.float16:
         raise FormatError(f"labels are {labels.dtype}, not whole numbers, float32 or float64")
     if not labels.size:
@@ -277,11 +263,6 @@ def check_labels(labels: Array, classes: int) -> None:
 
 
 def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
-    """Open the file of a samples table, and return the open file and its status. Raises OSError.
-
-    A file of at most 1 MiB is read whole into memory: zipfile reads many small pieces, and storage may take long to
-    answer each read.
-    """
     file = open_file(path)
     status = os.fstat(file.fileno())
     ask_for(file.fileno(), 0, status.st_size)

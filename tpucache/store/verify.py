@@ -155,10 +155,7 @@ def is_whole(directory: Path, entry: FileEntry) -> bool:
 
 
 def _has_index(cache: Cache, damages: list[Damage]) -> bool:
-    """Read the whole index, and return whether it could be read. If not, add its damage to `damages`.
-
-    If `damages` already has damage of the index, return False without reading it.
-    """
+    """Read the whole index, and return whether it could be read. If not, add its damage to `damages`."""
     name = cache.manifest.index.name
     if any(damage.name == name for damage in damages):
         return False
@@ -171,10 +168,7 @@ def _has_index(cache: Cache, damages: list[Damage]) -> bool:
 
 
 def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
-    """Return the sample numbers. If the samples table is damaged, return None and add its damage to `damages`.
-
-    Labels out of range count as damage. If `damages` already has the table's damage, nothing is added.
-    """
+    """Return the sample numbers. If the samples table is damaged, return None and add its damage to `damages`."""
     name = cache.manifest.table.name
     if any(damage.name == name for damage in damages):
         return None
@@ -195,12 +189,6 @@ def _with_deleted(
     keys: Rows,
     rows: Rows,
 ) -> tuple[Rows, Rows]:
-    """Return the sample numbers and index rows of all records in a shard, including records of deleted samples.
-
-    `keys` and `rows` are the numbers and index rows of the other samples, and `extents` the values in the file. The
-    index does not list records of deleted samples, so their checksums are computed from the file. Raises
-    DamageError if the file has another number of records than are listed, or if a sample is also listed as deleted.
-    """
     every = np.union1d(keys, np.array(entry.deleted, keys.dtype))
     if len(every) != len(keys) + len(entry.deleted):
         raise DamageError("has samples that are also listed as deleted")
@@ -218,10 +206,7 @@ def _with_deleted(
 
 
 def _holding(chunks: Iterator[bytes], file: WholeFile, lateness: Lateness, held: io.BytesIO) -> Iterator[bytes]:
-    """Yield `chunks`, the bytes of a file. If the storage answers late, also write them into `held`.
-
-    The records are then checked in `held`, not read again. Files above `_MOST_HELD` bytes are not held.
-    """
+    """Yield `chunks`, the bytes of a file. If the storage answers late, also write them into `held`."""
     is_held = False
     for number, chunk in enumerate(chunks):
         if number == 0:  # the storage has answered
@@ -239,11 +224,7 @@ def _check_file(directory: Path, entry: FileEntry, lateness: Lateness) -> list[D
 
 
 def _compare(file: WholeFile, entry: FileEntry, chunks: Iterator[bytes], others: dict[str, str]) -> Iterator[Damage]:
-    """Yield how a file differs from its entry in the manifest; nothing for an undamaged file.
-
-    `chunks` yields the file's bytes. `others` has the names of the cache's shards by SHA-256: if the file has the
-    content of another shard, the damage names it.
-    """
+    """Yield how a file differs from its entry in the manifest; nothing for an undamaged file."""
     try:
         digest = sha256_of(chunks)
         if file.found is not None and file.found != entry.bytes:
@@ -269,11 +250,6 @@ def _check_records(
     rows: Rows,
     keys: Rows,
 ) -> Iterator[Damage]:
-    """Yield the damage of a shard's records.
-
-    Each record is compared with its CRC, all records with their SHA-256, and the file's pages with the index. `whole`
-    has the bytes of the file if they are in memory; if it is None, the file is read once more.
-    """
     try:
         with whole or open_file(path, CHUNK) as file:  # a large buffer, because the records are read in order
             extents = list(pages.walk(file))

@@ -48,7 +48,7 @@ class ShardWriter:
     """
 
     def __init__(self, aside: Path) -> None:
-        """Begin a shard in the temporary file `aside`, which is replaced if it exists. Raises BuildError."""
+        """Begin a shard in the temporary file `aside`, which is replaced if it exists."""
         self._path = aside
         self._batch: list[tuple[bytes, bytes]] = []
         self._batch_bytes = 0
@@ -79,10 +79,9 @@ class ShardWriter:
         self.discard()
 
     def append(self, number: int, record: bytes, crc32: int | None = None) -> None:
-        """Add the record of the sample `number`. Raises BuildError if the file cannot be written.
+        """Add the record of the sample `number`.
 
-        `crc32` is the record's CRC-32 if the caller has computed it already; `finish` compares the file with it. Raises
-        UsageError for a record that is too large, and for a number that is not above that of the record before.
+        `crc32` is the record's CRC-32 if the caller has computed it already; `finish` compares the file with it.
         """
         self._open_env()
         if not number <= MAX_NUMBER:
@@ -101,7 +100,7 @@ class ShardWriter:
             self._commit()
 
     def records(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each record that was appended so far, and its CRC-32, in order. Raises BuildError.
+        """Yield each record that was appended so far, and its CRC-32, in order.
 
         No record may be appended afterwards: the caller must discard the shard.
         """
@@ -110,10 +109,7 @@ class ShardWriter:
             yield from zip(transaction.cursor().iternext(keys=False), self._crcs, strict=True)
 
     def finish(self) -> ShardInfo:
-        """Check that LMDB finds every record where the index will say, and return the file's hashes and index rows.
-
-        The file is not synced yet. Raises BuildError.
-        """
+        """Check that LMDB finds every record where the index will say, and return the file's hashes and index rows."""
         try:
             self._commit()
             self._open_env().close()
@@ -126,7 +122,7 @@ class ShardWriter:
         return ShardInfo(size, sha256, self._records.hexdigest(), rows)
 
     def seal(self, target: Path) -> ShardInfo:
-        """Finish the file, sync it and rename it to `target`. Raises BuildError."""
+        """Finish the file, sync it and rename it to `target`."""
         sealed = self.finish()
         try:
             place_shard(self._path, target)
@@ -200,11 +196,7 @@ class ShardWriter:
             env.close()
 
     def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
-        """Read the file once, check each record's checksum, and return the index rows and the file's SHA-256.
-
-        `extents` says where each record should be in the file. Raises BuildError for a record that is not there, and
-        for a wrong checksum.
-        """
+        """Read the file once, check each record's checksum, and return the index rows and the file's SHA-256."""
         rows = np.zeros(len(extents), INDEX_DTYPE)
         buffer = memoryview(bytearray(max((extent.length for extent in extents), default=0)))
         digest, at = hashlib.sha256(), file.seek(0)
@@ -242,10 +234,6 @@ class ShardWriter:
 
 
 def place_shard(aside: Path, target: Path) -> None:
-    """Sync the finished shard in the file `aside` and rename it to `target`. Raises OSError.
-
-    If that fails, the file `aside` is removed.
-    """
     try:
         sync_file(aside)
         rename_durably(aside, target)

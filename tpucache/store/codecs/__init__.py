@@ -39,10 +39,7 @@ __all__ = [
 
 
 def _make_codec(name: str, part: Any) -> Codec:
-    """Return an instance of the class `part`, which another package registered as the entry point `name`.
-
-    Raises TypeError if `part` is not a subclass of Codec, or if the codec's name is not the entry point's name.
-    """
+    """Return an instance of the class `part`, which another package registered as the entry point `name`."""
     if not (isinstance(part, type) and issubclass(part, Codec)):
         raise TypeError(f"{part!r} is no subclass of tpucache.store.codecs.Codec")
     codec = part()
@@ -67,28 +64,14 @@ FREQUENCY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.has_freq
 
 
 def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:
-    """Encode an array with the codec of a field.
-
-    `quality` is in the codec's `quality_range`; None means the codec's default. Raises UsageError if the array does not
-    have the field's dtype and shape, DependencyError without the codec's library, BuildError if the library fails.
-    """
     return CODECS[field.codec].encode(field, array, quality)
 
 
 def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
-    """Decode a field's bytes into `out`, a contiguous array of the field's dtype and shape.
-
-    Raises DamageError when the bytes are damaged, DependencyError without the codec's library, UsageError for a field
-    whose length varies.
-    """
     CODECS[field.codec].decode_into(field, data, out)
 
 
 def decode_luma(field: FieldSpec, records: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
-    """Decode only the luma (brightness) of n colour images. `Codec.decode_luma` describes `records` and `out`.
-
-    Raises what `decode_into` raises, and UsageError for a codec without `has_luma`.
-    """
     CODECS[field.codec].decode_luma(field, records, out)
 
 
@@ -96,8 +79,7 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
     """Decode a field of n records from a block of bytes into rows of `out`.
 
     The bytes of the field in record i are block[start:end] with (start, end) = spans[i]. They are decoded into
-    out[rows[i]]. `block` is uint8 of any length, `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,). Raises
-    what `decode_into` raises.
+    out[rows[i]]. `block` is uint8 of any length, `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,).
     """
     codec, data = CODECS[field.codec], block.data
     for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
@@ -109,8 +91,7 @@ def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
     The bytes of the field in record i are block[start:end] with (start, end) = spans[i]. They are decoded into
     out[rows[i]]. `block` is uint8 of any length, `spans` int64 (n, 2), `out` uint8 (m, packed_bytes), `rows` int64
-    (n,). Raises DamageError when the bytes are damaged, IndexError for positions outside of `block` or `out`,
-    DependencyError without the codec's library, UsageError for a codec without a packed form.
+    (n,).
     """
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):

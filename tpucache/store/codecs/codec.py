@@ -27,14 +27,10 @@ class FieldSpec(Protocol):
     """The attributes of a field that codecs use. `store.fields.Field` has them."""
 
     @property
-    def name(self) -> str:
-        """The field's name, for error messages."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def codec(self) -> str:
-        """The codec's name."""
-        ...
+    def codec(self) -> str: ...
 
     @property
     def dtype(self) -> str:
@@ -42,9 +38,7 @@ class FieldSpec(Protocol):
         ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The arrays' shape."""
-        ...
+    def shape(self) -> tuple[int, ...]: ...
 
     @property
     def nbytes(self) -> int:
@@ -71,9 +65,7 @@ class ViewSpec(Protocol):
     """How a field is decoded at another size than the stored one."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in which the field is stored."""
-        ...
+    def shape(self) -> tuple[int, ...]: ...
 
     @property
     def frequencies(self) -> int:
@@ -139,10 +131,6 @@ class Codec(ABC):
         return 2 * field.nbytes + _HEADERS if stored is None else stored
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
-        """Encode an array. Raises UsageError if the array does not have the field's dtype and shape.
-
-        Raises DependencyError without the codec's library, BuildError if the library fails.
-        """
         data = self._encode(field, checked(field, array), quality)
         if not isinstance(data, bytes):
             raise TypeError(f"the codec {field.codec} encodes an array as a {type(data).__name__}, not as bytes")
@@ -153,7 +141,6 @@ class Codec(ABC):
         return calling(f"the codec {self.name}", BuildError, "Use another codec, or another version of its library")
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Decode bytes into `out`, a contiguous array of the field's dtype and shape. Raises DamageError."""
         try:
             self._decode_into(field, data, out)
         except (StoreError, DependencyError, MemoryError):
@@ -165,8 +152,7 @@ class Codec(ABC):
         """Decode only the luma (brightness, ITU-R BT.601, 0 to 255) of n colour images into `out`.
 
         `out` is uint8 (n, height, width), or (n, height / 2, width / 2) if `has_half_luma` is true and both sides are
-        even. `records` has each image's encoded bytes. Raises DamageError, and UsageError for a codec without
-        `has_luma`.
+        even. `records` has each image's encoded bytes.
         """
         if not self.has_luma:
             raise UsageError(f"{self.name} does not decode luma alone: decode whole images")
@@ -178,7 +164,6 @@ class Codec(ABC):
             raise _not_decoded(field, error) from error
 
     def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
-        """Implement `decode_luma` in codecs with `has_luma`. Raises what `_decode_into` may raise."""
         raise NotImplementedError
 
     @abstractmethod
@@ -200,18 +185,14 @@ class PackedCodec(Codec):
         """Return the length in bytes of every packed array of the field."""
 
     def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
-        """Decode the packed form of an array, uint8 (packed_bytes,), into `out`, the array of the field.
-
-        Raises DamageError, and UsageError for a codec whose packed form only a device decodes.
-        """
+        """Decode the packed form of an array, uint8 (packed_bytes,), into `out`, the array of the field."""
         raise UsageError(f"{self.name} does not decode its packed form on the host: a device decodes it")
 
     def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Decode n records from a block of bytes into their packed form, in rows of `out`.
 
-        Record i is block[start:end] with (start, end) = spans[i], and is decoded into out[rows[i]]. `block` is uint8
-        of any length, `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous. Raises
-        DamageError, and IndexError for positions outside of `block` or `out`.
+        Record i is block[start:end] with (start, end) = spans[i], and is decoded into out[rows[i]]. `block` is uint8 of
+        any length, `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous.
         """
         try:
             self._unpack_rows(field, block, spans, out, rows)
@@ -225,7 +206,7 @@ class PackedCodec(Codec):
 
         Each record is decoded right after it was read, while it is in the CPU's cache. Record i is decoded into
         out[rows[i]]; `out` is uint8 (m, packed_bytes), `rows` (n,). Returns the number of records before the first that
-        failed; the caller reads the other records in another way. Raises IndexError for rows outside of `out`.
+        failed; the caller reads the other records in another way.
         """
         return 0
 
@@ -242,7 +223,6 @@ def _not_decoded(field: FieldSpec, error: Exception) -> DamageError:
 
 
 def checked(field: FieldSpec, array: Array) -> Array:
-    """Return `array` in contiguous memory. Raises UsageError if it does not have the field's dtype and shape."""
     if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
         raise UsageError(f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}")
     return np.ascontiguousarray(array)
@@ -267,7 +247,6 @@ def check_image(field: FieldSpec) -> None:
 
 
 def missing_package(codec: str, package: str) -> DependencyError:
-    """Return the error for a codec whose optional package is not installed."""
     return DependencyError(
         f"the codec {codec} needs `pip install {package}`; for a notebook without a network, add a dataset with the "
         f"wheel that `pip download --no-deps {package}` fetches"
@@ -275,11 +254,6 @@ def missing_package(codec: str, package: str) -> DependencyError:
 
 
 def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
-    """Decompress a Zstandard frame whose header states a decompressed size of `least` to `most` bytes.
-
-    Raises ValueError for a frame that states another size or needs more memory, and for a damaged frame. Raises
-    DependencyError, whose message names the codec, without the library zstandard.
-    """
     zstandard = load_zstandard(codec)
     try:
         frame = zstandard.get_frame_parameters(data)
@@ -291,7 +265,6 @@ def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
 
 
 def load_zstandard(codec: str) -> Any:
-    """Return the library zstandard. Raises DependencyError, whose message names the codec, if it is not installed."""
     try:
         import zstandard
     except ImportError as error:

@@ -90,11 +90,7 @@ class PictureCodec(Codec):
 
     @abstractmethod
     def _check_file(self, field: FieldSpec, data: memoryview) -> None:
-        """Raise ValueError unless the file's header has the field's shape, and the file has no unexpected metadata.
-
-        Only the kinds of chunks or segments that tpucache writes are allowed. So no image larger than the field is ever
-        decoded, and no profile, text or other metadata is parsed.
-        """
+        """Raise ValueError unless the file's header has the field's shape, and the file has no unexpected metadata."""
 
 
 def check_header(field: FieldSpec, height: int, width: int, channels: int) -> None:
@@ -167,7 +163,7 @@ class Jpeg(PictureCodec):
 
 
 def _header_of(data: memoryview) -> tuple[int, int, int]:
-    """Return height, width and channels of a JPEG file. Raises ValueError for segments that tpucache does not write."""
+    """Return height, width and channels of a JPEG file."""
     if bytes(data[:2]) != _JPEG_BEGINNING:
         raise ValueError("no header of a JPEG file")
     at, shape = len(_JPEG_BEGINNING), None

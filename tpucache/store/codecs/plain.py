@@ -43,11 +43,9 @@ class Bytes(Codec):
             raise FormatError(f"the codec bytes is for uint8 with the shape (), not {field.dtype} {field.shape}")
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return the largest length in bytes that a record may have."""
         return MAX_RECORD_BYTES
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
-        """Return the array's bytes, whatever its length."""
         return self._encode(field, array, quality)
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:

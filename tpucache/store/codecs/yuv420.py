@@ -60,7 +60,6 @@ class Yuv420(PackedCodec):
 
 
 def plane_shapes(height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the shape (rows, columns) of the plane Y, and that of the planes Cb and Cr."""
     return (height, width), (-(-height // 2), -(-width // 2))
 
 
@@ -83,7 +82,6 @@ def pack(image: npt.NDArray[np.uint8]) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Return the image (height, width, 3) of planes that `pack` made. Raises DamageError for a wrong length."""
     if len(packed) != nbytes(height, width):
         raise DamageError(f"4:2:0 planes have {len(packed):,} bytes, not {nbytes(height, width):,}")
     data: npt.NDArray[Any] = np.frombuffer(packed, np.uint8).astype(np.float32)

@@ -70,10 +70,6 @@ class RemoteCache(Cache):
     """
 
     def __init__(self, url: str, directory: Path, manifest: Manifest, most_bytes: int | None) -> None:
-        """Store the URL and the local folder, which already has the manifest and the tables.
-
-        At most `most_bytes` of shards are kept in the folder; None means 80 % of the free disk.
-        """
         super().__init__(directory, manifest)
         self.url, self.most_bytes = url, most_bytes
         # The reader refers to the tables, not to this object: no reference cycle keeps its threads and files alive.
@@ -95,8 +91,7 @@ class RemoteCache(Cache):
         (default: all of them, but at most 80 % of the free disk). If this machine read the manifest less than `max_age`
         seconds ago (default: 30), the manifest is not read again. If the URL cannot be reached, an older local copy is
         used, with a warning. `version` is the number of the version to open, by default the newest; "@2" after the URL
-        names version 2, too. Raises NotACacheError, FormatError, DamageError, StoreError; UsageError for an unsupported
-        URL; DependencyError without the library for a store, and on systems other than Linux.
+        names version 2, too.
         """
         check_locks("streaming a cache from a URL", of_open_files=True)
         url, named = split_version(url)
@@ -122,7 +117,6 @@ class RemoteCache(Cache):
         return {**self.__dict__, "_remote_reader": None}
 
     def versions(self) -> tuple[list[Manifest], dict[str, str]]:
-        """Read the manifests of all versions up to this one, and their creation times, from the URL."""
         with contextlib.closing(Remote(self.url, silence=SILENCE_SECONDS)) as remote:
             numbers = range(1, self.manifest.number)
             before = [earlier_version(self.manifest, number, remote.shown, remote.small_file) for number in numbers]
@@ -136,7 +130,7 @@ class RemoteCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index: in which shard each record is, and at which bytes. Raises DamageError, FormatError, StoreError."""
+        """The index: in which shard each record is, and at which bytes."""
         return self._tables.index
 
     @property
@@ -156,7 +150,7 @@ class _Tables(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index, whose SHA-256 was compared with the manifest. Raises DamageError, FormatError, StoreError."""
+        """The index, whose SHA-256 was compared with the manifest."""
         if self._index is None:
             index = RecordIndex(self.directory, self.manifest)
             if not index.is_right():
@@ -183,7 +177,6 @@ class KeptCopy(NamedTuple):
     total_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the copy as JSON values."""
         return {**self._asdict(), "directory": str(self.directory)}
 
 
@@ -210,7 +203,7 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
 
 
 def clear_kept(kept: KeptCopy) -> None:
-    """Remove a local copy. Raises StoreError if a process uses it, or if it cannot be removed."""
+    """Remove a local copy."""
     below = kept.directory.parent
     try:
         folder = OpenFolder(kept.directory)
@@ -261,12 +254,6 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
 
 
 def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) -> tuple[Path, Manifest]:
-    """Return the local folder and the manifest of version `number` of the cache at a URL.
-
-    `newest` is the manifest of the newest version. The folder is made below `below` if it does not exist. Raises
-    UsageError if there is no such version, DamageError or FormatError if its manifest is missing or damaged,
-    StoreError, and OSError.
-    """
     if number < newest.number and (found := _local_manifest(below, newest.parents[number - 1])):
         return found
     manifest = earlier_version(newest, number, remote.shown, remote.small_file)
@@ -277,20 +264,12 @@ def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) ->
 
 
 def own_folder(directory: Path, below: Path) -> Path:
-    """Make a folder if it does not exist, and return it.
-
-    Raises StoreError if it, or a folder between it and `below`, is a link or belongs to another user. Raises OSError.
-    """
     directory.mkdir(parents=True, exist_ok=True)
     check_own(directory, below)
     return directory
 
 
 def check_own(directory: Path, below: Path) -> None:
-    """Raise StoreError if `directory`, or a folder between it and `below`, is a link or belongs to another user.
-
-    That user could replace files in the folder. The owner of `below`, which this user chose, is trusted.
-    """
     owners = os.geteuid(), below.stat().st_uid
     for folder in (directory, *directory.parents)[: len(directory.relative_to(below).parts)]:
         found = folder.lstat()
@@ -328,7 +307,6 @@ def _read_note(note: Path) -> tuple[str | None, float]:
 
 
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
-    """Copy a table, unless the folder has it already. Raises DamageError if its SHA-256 is wrong."""
     path = directory / entry.name
     with only_one(directory / f"{entry.name}.lock", _PATIENCE):
         if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:

@@ -73,12 +73,7 @@ class Copies(Mapping[str, Path]):
 
 
 def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
-    """Copy files from the folder at a URL to this machine. Files that were copied before are only verified.
-
-    `folder` is the URL of the folder, and `names` are the files in it. `url` is the URL as the user gave it, which the
-    command `cached` lists. `advance` is called with the size of each file once it is copied or verified. Raises
-    SourceError for a file that does not exist, StoreError, and DependencyError on a system without file locks.
-    """
+    """Copy files from the folder at a URL to this machine. Files that were copied before are only verified."""
     check_locks("copying files from a URL")
     below = (default_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]).expanduser().absolute()
     found: dict[str, Path] = {}
@@ -97,7 +92,7 @@ def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[i
 
 
 def _hold(below: Path) -> OpenFile:
-    """Lock a folder of copies for use, and return the open file with the lock. Raises OSError, StoreError.
+    """Lock a folder of copies for use, and return the open file with the lock.
 
     If no other process uses the folder, copies that are no longer needed are removed.
     """
@@ -122,7 +117,7 @@ def _remove_old(below: Path) -> None:
 
 
 def _copy(remote: Remote, name: str, below: Path) -> Path:
-    """Return the local copy of the file that the URL has now. Raises OSError, SourceError, StoreError."""
+    """Return the local copy of the file that the URL has now."""
     key, suffix = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32], Path(name).suffix
     with only_one(below / f"{key}.lock", patience=math.inf):
         size, tag = remote.version(name)

@@ -70,7 +70,6 @@ class Draft:
     """The files that were uploaded for the next version of a dataset, and the state of that version."""
 
     def __init__(self, dataset: KaggleDataset, journal: Path) -> None:
-        """Read the journal if it exists. Raises BuildError if the journal is damaged or belongs to another dataset."""
         self.dataset, self._journal = dataset, journal
         self._files: dict[str, SentFile] = {}
         #: After a version was requested: the number of the version before it. None if no version was requested yet.
@@ -86,11 +85,7 @@ class Draft:
         return file is not None and file.is_whole and file.sha256 == sha256
 
     def as_asked_for(self, name: str, content: Content) -> Content:
-        """Return `content` with the size and SHA-256 that the file had when Kaggle was asked to make a version.
-
-        They may differ from `content`: the dataset's card may have changed since then. If Kaggle was not asked, or the
-        file was not uploaded, `content` is returned unchanged.
-        """
+        """Return `content` with the size and SHA-256 that the file had when Kaggle was asked to make a version."""
         file = self._files.get(name)
         if self.asked_after is None or file is None:
             return content
@@ -102,7 +97,7 @@ class Draft:
         return sum(file.bytes for file in self._files.values() if file.is_whole)
 
     def forget_expired(self) -> list[str]:
-        """Remove from the journal files that Kaggle no longer keeps, and return their names. Raises PublishError."""
+        """Remove from the journal files that Kaggle no longer keeps, and return their names."""
         expired = [name for name, file in sorted(self._files.items()) if self._has_expired(name, file)]
         self.forget(expired)
         return expired
@@ -118,10 +113,7 @@ class Draft:
             self._save()
 
     def send(self, name: str, content: Content, advance: Callable[[int], None] = lambda done: None) -> None:
-        """Upload a file, or the rest of it, and record it in the journal. Raises PublishError, OSError.
-
-        Does nothing if the file was uploaded completely. `advance` is called with the number of bytes that arrived.
-        """
+        """Upload a file, or the rest of it, and record it in the journal."""
         if self.sent(name, content.sha256):
             return
         with content.open() as file:
@@ -155,9 +147,6 @@ class Draft:
         `title` is the title of a new dataset, and `text` its description, or the notes of a further version.
         `license_name` and `is_private` apply to a new dataset only. `patience` is the time to wait in seconds. If this
         call was killed, calling it again finds the version that was made.
-
-        Raises UnfinishedError if files have expired (they are removed from the journal), or if Kaggle does not show the
-        version in time. Raises PublishError if Kaggle refuses the version or shows other files.
         """
         if missing := [name for name, content in contents.items() if not self.sent(name, content.sha256)]:
             raise PublishError(
@@ -218,10 +207,7 @@ class Draft:
                 return
 
     def _await_number(self, before: int, patience: float) -> int | None:
-        """Wait until the current version's number is above `before`, at most `patience` seconds.
-
-        Returns the last number that Kaggle gave; None if Kaggle shows no dataset.
-        """
+        """Wait until the current version's number is above `before`, at most `patience` seconds."""
         for pause in _pauses(patience):
             now = self.dataset.version()
             if (now or 0) > before or pause is None:
@@ -293,7 +279,7 @@ class Draft:
             ) from error
 
     def _save(self) -> None:
-        """Write the journal atomically, readable by this user only. Raises OSError."""
+        """Write the journal atomically, readable by this user only."""
         content = {
             "format": _FORMAT,
             "dataset": self.dataset.dataset_id,
@@ -313,7 +299,6 @@ class Draft:
 
 
 def of_file(folder: Path, entry: FileEntry) -> Content:
-    """Return the Content for the file `entry` of the cache in `folder`."""
     return Content(entry.bytes, entry.sha256, partial(_open, folder / entry.name))
 
 
@@ -331,11 +316,7 @@ def in_memory(data: bytes) -> Content:
 
 
 def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> list[str]:
-    """Return one line for each difference between the files that should be at Kaggle and those that Kaggle lists.
-
-    `contents` are the files as they should be, and `listed` has the sizes that Kaggle lists, both by name. A file may
-    be missing at Kaggle, have another size there, or be there although it was not sent.
-    """
+    """Return one line for each difference between the files that should be at Kaggle and those that Kaggle lists."""
     found = [f"{name} is missing" for name in contents if name not in listed]
     found += [
         f"{name} has {listed[name]:,} bytes at Kaggle and {content.bytes:,} here"

@@ -69,16 +69,11 @@ class Link:
     """Reads pieces from a URL, and compares each record with its checksum. Threads may share a Link."""
 
     def __init__(self, store: Store, pieces: Pieces, describe: Callable[[int], str], url: str) -> None:
-        """Store the storage and the pieces.
-
-        `describe` returns the sample and the variant of an index row number, as text; `url` has no secrets.
-        """
         self._store, self._shards, self._describe, self.url = store, pieces.shards, describe, url
         self._buffers: list[bytearray] = []  # unused memory
         self.statistics = LinkStatistics()
 
     def read(self, piece: Piece) -> memoryview:
-        """Return the bytes of a piece. Raises DamageError if a checksum stays wrong, StoreError for other failures."""
         entry, wrong = self._shards[piece.shard], -1
         for _ in range(_CHECKS):
             data = self._read(entry.name, entry.bytes, piece)
@@ -286,11 +281,7 @@ class Fetcher:
                 self._wake()
 
     def get(self, pieces: Numbers, needed: int) -> dict[int, Held]:
-        """Wait until the pieces of some records are on this machine.
-
-        `pieces` has the piece of each record, and `needed` is the size of the records in bytes. Returns the bytes of
-        those pieces that are in memory, by their numbers; all others are on the disk. Raises DamageError, StoreError.
-        """
+        """Wait until the pieces of some records are on this machine."""
         wanted = np.array([*dict.fromkeys(pieces.tolist())], np.int64)  # in the order in which they are needed
         found: dict[int, Held] = {}
         own: dict[int, _Fetch] = {}
@@ -316,7 +307,6 @@ class Fetcher:
         return found
 
     def _look_for(self, piece: int, own: dict[int, _Fetch], found: dict[int, Held]) -> None:
-        """Add a piece in memory to `found`, or ask for it, and note that in `own`. Raises the error of its fetch."""
         if piece in self._memory:
             found[piece] = self._memory[piece]
             return

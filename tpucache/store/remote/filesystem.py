@@ -41,10 +41,7 @@ class FsspecFolder:
     """
 
     def __init__(self, url: str, describe: Callable[[Exception], str], shown: str) -> None:
-        """Open the folder. `shown` is the URL without secrets; `describe` returns an error's text without secrets.
-
-        Raises DependencyError if a library is missing, UsageError for an unsupported URL.
-        """
+        """Open the folder. `shown` is the URL without secrets; `describe` returns an error's text without secrets."""
         *before, last = url.split("::")
         for scheme in [_scheme(last, is_before=False), *(_scheme(part, is_before=True) for part in before)]:
             if not (scheme in SCHEMES or (before and scheme in _THROUGH) or _is_registered(scheme)):
@@ -101,10 +98,7 @@ class FsspecFolder:
         return {path.strip("/")[start:]: int(status["size"] or 0) for path, status in found.items()}
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes, and a text that changes with its content. Each is None if it is unknown.
-
-        Both are None if there is no file.
-        """
+        """Return a file's size in bytes, and a text that changes with its content. Each is None if it is unknown."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.info(self._path(name))
@@ -123,19 +117,16 @@ class FsspecFolder:
         return bytes(data) if len(data) <= most else None
 
     def part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes `start` to `stop` of a file. Raises EOFError if the file is shorter."""
         data = self._fs.cat_file(self._path(name), start=start, end=stop)
         if len(data) != stop - start:
             raise EOFError(f"{len(data):,} bytes came instead of {stop - start:,}")
         yield data
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Fill `target` with a file's bytes from `start` on. `size` is not used. Raises EOFError for a shorter file."""
         for data in self.part(name, start, start + len(target)):
             target[:] = data
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
-        """Copy a local file into the folder. `advance` is called with the number of bytes written so far."""
         done = 0
         with self._opened(name) as file:
             for chunk in read_chunks(source):
@@ -172,7 +163,6 @@ class FsspecFolder:
         return self._is_repository
 
     def commit(self, files: Mapping[str, Path | bytes], remove: Sequence[str]) -> None:
-        """Write and remove files in one commit. The hub limits an account to a few hundred commits per hour."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
         place = self._fs.resolve_path(self._root)
@@ -191,11 +181,9 @@ class FsspecFolder:
         self._fs.invalidate_cache()
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
         self._fs.rm_file(self._path(name))
 
     def make_folder(self) -> None:
-        """Make the folder, if the store has folders."""
         self._fs.makedirs(self._root, exist_ok=True)
 
     def close(self) -> None:
@@ -234,9 +222,6 @@ def _is_registered(scheme: str) -> bool:
 
 
 def _scheme(part: str, *, is_before: bool) -> str:
-    """Return the scheme of one part of a URL whose parts are divided by `::`. The scheme of a path is `file`.
-
-    If another part follows (`is_before`), a single word is a scheme, too.
-    """
+    """Return the scheme of one part of a URL whose parts are divided by `::`. The scheme of a path is `file`."""
     name, divider, _ = part.partition("://")
     return name.lower() if divider or (is_before and name.isalpha()) else "file"

@@ -81,7 +81,7 @@ class HttpFolder:
         """Store the URL; no connection is opened yet. `block` is the number of bytes per read.
 
         A request fails after `silence` seconds without a byte (None: 60), or if the server sends less than 10 kB/s on
-        average. Raises UsageError for an unsupported URL.
+        average.
         """
         self._block, self._silence = block, silence or _SILENCE_SECONDS
         self._tags: dict[str, str] = {}  # the ETag of each file at its first partial read
@@ -98,11 +98,7 @@ class HttpFolder:
             self.close()
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes; None if it has more than `most` bytes.
-
-        Raises FileNotFoundError, HttpError, OSError for a connection that breaks or is too slow, EOFError for fewer
-        bytes than the server states, and `http.client.HTTPException` for an answer that is not HTTP.
-        """
+        """Return a small file's bytes; None if it has more than `most` bytes."""
         with self._answer(name, most + 1) as answer:
             if answer.length is not None and answer.length > most:
                 return None
@@ -110,7 +106,6 @@ class HttpFolder:
         return data if len(data) <= most else None
 
     def part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes `start` to `stop` of a file, a block at a time. Raises what `read` raises."""
         with self._answer(name, stop - start, (start, stop)) as answer:
             yield from answer.blocks(stop - start, stop - start)
 
@@ -118,8 +113,7 @@ class HttpFolder:
         """Fill `target` with a file's bytes from `start` on, by one request. The file must have `size` bytes.
 
         All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
-        and the size in the answer are compared. Weak ETags are ignored, because they may differ for equal bytes. Raises
-        ChangedError for another version, and what `read` raises.
+        and the size in the answer are compared. Weak ETags are ignored, because they may differ for equal bytes.
         """
         stop = start + len(target)
         with self._answer(name, len(target), (start, stop), self._tags.get(name)) as answer:
@@ -129,10 +123,7 @@ class HttpFolder:
                 self._tags.setdefault(name, answer.tag)
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes and its strong ETag. Each is None if the server does not state it.
-
-        Both are None if there is no file. Raises what `read` raises.
-        """
+        """Return a file's size in bytes and its strong ETag. Each is None if the server does not state it."""
         try:
             with self._answer(name, 1, (0, 1)) as answer:
                 b"".join(answer.blocks(1, 1))
@@ -141,18 +132,12 @@ class HttpFolder:
             return None, None
 
     def beginning(self, name: str, stop: int) -> Iterator[bytes]:
-        """Yield the first `stop` bytes of a file by one request without a range, for servers that ignore ranges.
-
-        Raises what `read` raises.
-        """
+        """Yield the first `stop` bytes of a file by one request without a range, for servers that ignore ranges."""
         with self._answer(name, stop) as answer:
             yield from answer.blocks(stop, stop)
 
     def has_parts(self, name: str) -> bool:
-        """Return whether the server supports ranges for this file, which must not be empty.
-
-        Raises what `read` raises.
-        """
+        """Return whether the server supports ranges for this file, which must not be empty."""
         try:
             return len(b"".join(self.part(name, 0, 1))) == 1
         except HttpError as error:
@@ -253,11 +238,7 @@ class _Connection:
         self._http.sock = self._socket  # it has all methods that http.client uses
 
     def ask(self, words: str, headers: dict[str, str], asked: int) -> http.client.HTTPResponse:
-        """Send a GET request, and return the answer: its headers are read, its body is not.
-
-        `words` is the path and the query of the address. Reading the body raises OSError if the whole answer is longer
-        than 2 * asked + _OVERHEAD bytes.
-        """
+        """Send a GET request, and return the answer: its headers are read, its body is not."""
         self._socket.most = 2 * asked + _OVERHEAD
         self._http.request("GET", words, headers=headers)
         return self._http.getresponse()
@@ -359,7 +340,6 @@ class _Answer:
         return str(self._response.headers.get("ETag", "")).strip()
 
     def check_version(self, name: str, size: int, tag: str | None) -> None:
-        """Raise ChangedError if the file's size is not `size`, or its ETag is not `tag`."""
         found = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
         if found and found[3] and int(found[3]) != size:
             raise ChangedError(f"{name} is {int(found[3]):,} bytes on the server, the manifest says {size:,}", _PART)
@@ -369,7 +349,6 @@ class _Answer:
             raise ChangedError(f"{name} was replaced on the server while it was read", _PART)
 
     def read_into(self, target: memoryview) -> None:
-        """Fill `target` with the body. Raises EOFError if the body is shorter."""
         done = 0
         while done < len(target):
             count = self._response.readinto(target[done:])
@@ -378,7 +357,6 @@ class _Answer:
             done += count
 
     def blocks(self, most: int, least: int) -> Iterator[bytes]:
-        """Yield at most `most` bytes of the body, a block at a time. Raises EOFError if it has fewer than `least`."""
         done = 0
         while done < most and (block := self._response.read(min(self._block, most - done))):
             done += len(block)
@@ -388,11 +366,7 @@ class _Answer:
 
 
 def _check_range(text: str, length: int | None, span: tuple[int, int]) -> None:
-    """Raise EOFError if an answer ends before the requested range does, HttpError if it has another range or length.
-
-    `text` and `length` are the range and the number of bytes (or None) that the answer states; `span` is the requested
-    range.
-    """
+    """Raise EOFError if an answer ends before the requested range does, HttpError if it has another range or length."""
     found = _RANGE.fullmatch(text.strip())
     start, stop = span
     if not found or int(found[1]) != start or int(found[2]) >= stop or int(found[2]) < start:
@@ -415,7 +389,6 @@ def _unexpected(status: int, span: tuple[int, int] | None) -> HttpError:
 
 
 def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult:
-    """Return the target of a redirect. Raises HttpError if it must not be followed."""
     place = response.headers.get("Location", "")
     try:
         target = urlsplit(urljoin(url.geturl(), place))
@@ -428,7 +401,7 @@ def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult
 
 
 def _origin_of(url: SplitResult) -> Origin:
-    """Return scheme, host and port. Raises ValueError unless the URL is http or https and names a host."""
+    """Return scheme, host and port."""
     scheme = url.scheme.lower()
     if scheme not in SCHEMES or not url.hostname:
         raise ValueError("it has no server")

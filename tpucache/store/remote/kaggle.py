@@ -71,10 +71,7 @@ class KaggleDataset:
     """A dataset of a Kaggle account, accessed by kagglesdk."""
 
     def __init__(self, dataset_id: str) -> None:
-        """Make the client; no connection is opened yet. `dataset_id` is owner/slug.
-
-        Raises DependencyError without kagglesdk, PublishError if the client cannot be made.
-        """
+        """Make the client; no connection is opened yet. `dataset_id` is owner/slug."""
         try:
             from kagglesdk import KaggleClient
         except ImportError as error:
@@ -98,11 +95,10 @@ class KaggleDataset:
 
     @property
     def page(self) -> str:
-        """The URL of the dataset's page."""
         return f"https://www.kaggle.com/datasets/{self.dataset_id}"
 
     def start(self, name: str, size: int, modified: int) -> Blob:
-        """Begin the upload of a file with `size` bytes. `modified` is in seconds since 1970. Raises PublishError."""
+        """Begin the upload of a file with `size` bytes. `modified` is in seconds since 1970."""
         from kagglesdk.blobs.types.blob_api_service import ApiBlobType, ApiStartBlobUploadRequest
 
         request = ApiStartBlobUploadRequest()
@@ -116,10 +112,7 @@ class KaggleDataset:
         return Blob(answer.token, answer.create_url)
 
     def send(self, blob: Blob, name: str, file: BinaryIO, size: int, advance: Callable[[int], None]) -> None:
-        """Upload the bytes of a file that Kaggle does not have yet, and resume after connection errors.
-
-        `advance` is called with the number of bytes that have arrived in all. Raises ExpiredError, PublishError.
-        """
+        """Upload the bytes of a file that Kaggle does not have yet, and resume after connection errors."""
         failures, reached = 0, -1
         while True:
             there = self.arrived(blob, name, size)
@@ -139,7 +132,7 @@ class KaggleDataset:
             self._put(blob, name, file, there, size)
 
     def arrived(self, blob: Blob, name: str, size: int) -> int | None:
-        """Return how many bytes of a file arrived at Kaggle; None if the upload has expired. Raises PublishError."""
+        """Return how many bytes of a file arrived at Kaggle; None if the upload has expired."""
         answer = self._ask(f"what has arrived of {name}", lambda: self._request(blob, f"bytes */{size}", b""))
         if answer.status_code in _GONE:
             return None
@@ -154,10 +147,7 @@ class KaggleDataset:
         return size
 
     def _put(self, blob: Blob, name: str, file: BinaryIO, start: int, size: int) -> None:
-        """Send a file from `start` to its end, once. A broken connection is only logged: the caller asks what arrived.
-
-        Raises PublishError if Kaggle states another MD5 than the file has.
-        """
+        """Send a file from `start` to its end, once. A broken connection is only logged."""
         file.seek(start)
         try:
             answer = self._request(blob, f"bytes {start}-{size - 1}/{size}", file)
@@ -184,7 +174,7 @@ class KaggleDataset:
             return answer
 
     def version(self) -> int | None:
-        """Return the number of the dataset's current version; None if there is no dataset. Raises PublishError."""
+        """Return the number of the dataset's current version; None if there is no dataset."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetRequest
 
         request = ApiGetDatasetRequest()
@@ -198,10 +188,7 @@ class KaggleDataset:
         return int(found.current_version_number or 1)
 
     def status(self) -> str:
-        """Return the newest version's status, such as "READY". Raises PublishError.
-
-        Returns "" if there is no dataset, or Kaggle does not show it yet.
-        """
+        """Return the newest version's status, such as "READY"."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetStatusRequest
 
         request = ApiGetDatasetStatusRequest()
@@ -217,7 +204,7 @@ class KaggleDataset:
         return str(answer.status.name)
 
     def files(self) -> dict[str, int]:
-        """Return the sizes of the current version's files by name; {} if there is no dataset. Raises PublishError."""
+        """Return the sizes of the current version's files by name; {} if there is no dataset."""
         from kagglesdk.datasets.types.dataset_api_service import ApiListDatasetFilesRequest
 
         request = ApiListDatasetFilesRequest()
@@ -239,10 +226,7 @@ class KaggleDataset:
         raise PublishError(f"{self.dataset_id} has more than {_MAX_PAGES * _PAGE:,} files")
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Return the bytes of a file of the current version; None if there is none, or it has more than `limit` bytes.
-
-        Raises PublishError.
-        """
+        """Return the bytes of a file of the current version; None if there is none, or it is larger than `limit`."""
         from kagglesdk.datasets.types.dataset_api_service import ApiDownloadDatasetRequest
 
         request = ApiDownloadDatasetRequest()
@@ -273,10 +257,7 @@ class KaggleDataset:
         *,
         is_private: bool = True,
     ) -> None:
-        """Make a new dataset from uploaded files. Without a `license_name`, the dataset states no licence.
-
-        Raises RefusedError, and NoAnswerError if it is unknown whether the dataset was made.
-        """
+        """Make a new dataset from uploaded files. Without a `license_name`, the dataset states no licence."""
         from kagglesdk.datasets.types.dataset_api_service import ApiCreateDatasetRequest
 
         request = ApiCreateDatasetRequest()
@@ -287,10 +268,7 @@ class KaggleDataset:
         self._commit(lambda: self._client.datasets.dataset_api_client.create_dataset(request))
 
     def create_version(self, notes: str, tokens: Iterable[str]) -> None:
-        """Make the next version of the dataset from these uploaded files alone.
-
-        Raises RefusedError, and NoAnswerError if it is unknown whether the version was made.
-        """
+        """Make the next version of the dataset from these uploaded files alone."""
         from kagglesdk.datasets.types.dataset_api_service import (
             ApiCreateDatasetVersionRequest,
             ApiCreateDatasetVersionRequestBody,
@@ -309,11 +287,7 @@ class KaggleDataset:
             raise RefusedError(f"Kaggle made no version of {self.dataset_id}: {text}", 200)
 
     def _ask(self, what: str, call: Callable[[], T], *, is_repeatable: bool = True) -> T:
-        """Make a call, and try again if Kaggle is busy or does not answer. Raises RefusedError, NoAnswerError.
-
-        `what` names the subject of the call in messages. A call with `is_repeatable=False` is tried again only if
-        Kaggle certainly has not carried it out.
-        """
+        """Make a call, and try again if Kaggle is busy or does not answer."""
         failures = 0
         while True:
             try:

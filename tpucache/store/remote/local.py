@@ -83,7 +83,6 @@ class Moment(NamedTuple):
 
     @classmethod
     def of(cls, file: OpenFile) -> Moment:
-        """Return the status of an open file. Raises OSError."""
         return cls(*_OF_FILE(os.fstat(file.number)))
 
     @property
@@ -102,7 +101,7 @@ class LocalCopy:
     """The local folder of a cache at a URL. Threads may share a LocalCopy; a forked process must make its own."""
 
     def __init__(self, directory: Path, pieces: Pieces, most_bytes: int | None) -> None:
-        """Open the folder. It keeps at most `most_bytes` of shards (None: 80 % of the free disk). Raises StoreError."""
+        """Open the folder. It keeps at most `most_bytes` of shards (None: 80 % of the free disk)."""
         self.directory, self._pieces = directory, pieces
         self._files: OrderedDict[int, _SparseFile] = OrderedDict()
         self._lock, self._files_lock = ThreadLock(), ThreadLock()
@@ -150,10 +149,7 @@ class LocalCopy:
         return np.zeros(len(numbers), np.bool_)
 
     def moment(self, shard: int) -> Moment:
-        """Return the status of a shard's file, which is opened again if it was removed or has another size.
-
-        Raises OSError, StoreError.
-        """
+        """Return the status of a shard's file, which is opened again if it was removed or has another size."""
         file = self.file(shard)
         found = Moment.of(file)
         if found.links and found.bytes == file.bytes:
@@ -162,11 +158,6 @@ class LocalCopy:
         return Moment.of(self.file(shard))
 
     def note_compared(self, shard: int, numbers: Numbers, pieces: Numbers, is_right: Bools, before: Moment) -> None:
-        """Note which records of a shard had the right checksum (`is_right`, bool) when they were read from its file.
-
-        `before` is the file's status before the reading. Right records need not be compared again, unless the file is
-        on a network file system, or `before.is_settled` is false. The pieces of wrong records will be fetched again.
-        """
         if self._is_local and before.is_settled:
             with self._files_lock:
                 if self._moments.get(shard) != before:
@@ -192,10 +183,6 @@ class LocalCopy:
         return True
 
     def write(self, number: int, piece: Piece, data: memoryview) -> bool:
-        """Write a piece, the bytes `data`, whose records were compared with their checksums.
-
-        Returns False if the disk is full; this is logged once, and no more pieces are kept. Raises StoreError.
-        """
         try:
             file, at = self._open_file(piece.shard), 0
             if not Moment.of(file).links:  # the file was removed: new data in it would be lost
@@ -214,7 +201,6 @@ class LocalCopy:
         return True
 
     def file(self, shard: int) -> _SparseFile:
-        """Open a shard's sparse file for reading and writing. Raises StoreError."""
         try:
             return self._open_file(shard)
         except OSError as error:
@@ -226,7 +212,6 @@ class LocalCopy:
         return lock_byte(self._file.number, _HEADER + piece)
 
     def unlock(self, piece: int) -> None:
-        """Release the lock of a piece."""
         unlock_byte(self._file.number, _HEADER + piece)
 
     def _open_file(self, shard: int) -> _SparseFile:
@@ -297,7 +282,6 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def _locked_header(self) -> Iterator[None]:
-        """Lock the header of the file `state`. Each process holds this lock only briefly. Raises StoreError."""
         until = time.monotonic() + _PATIENCE
         with self._lock:
             while not lock_byte(self._file.number, 0):

@@ -58,10 +58,7 @@ class ObjectFolder:
     local = None
 
     def __init__(self, url: str, silence: float | None = None, shown: str = "") -> None:
-        """Make the client; no request is sent yet. A request fails after `silence` seconds without a byte (None: 60).
-
-        `shown` is the URL without secrets, for messages. Raises UsageError for a URL or keys that cannot be used.
-        """
+        """Make the client. A request fails after `silence` seconds without a byte (None: 60)."""
         self._url, self._silence, self._shown = url, silence or _SILENCE_SECONDS, shown
         self._scheme = url.partition("://")[0].lower()
         self._tags: dict[str, str] = {}  # the ETag of each file at its first partial read
@@ -73,7 +70,6 @@ class ObjectFolder:
         self._store = self._open()
 
     def names(self) -> set[str]:
-        """Return the names of files and folders in the folder."""
         import obstore
 
         found = self._call(obstore.list_with_delimiter, "")
@@ -109,16 +105,16 @@ class ObjectFolder:
         return found
 
     def part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes `start` to `stop` of a file."""
         data = memoryview(bytearray(stop - start))
         self.read_into(name, start, data, None)
         yield bytes(data)
 
     def read_into(self, name: str, start: int, target: memoryview, size: int | None) -> None:
-        """Fill `target` with a file's bytes from `start` on, by one request. `size` is the file's size, if it is known.
+        """Fill `target` with a file's bytes from `start` on, by one request. `size` is the file's size, if it is
+        known.
 
         All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
-        and the size in the answer are compared. Raises EOFError if the answer is shorter.
+        and the size in the answer are compared.
         """
         import obstore
 
@@ -191,7 +187,6 @@ class ObjectFolder:
         return bool(self._call(put, name))
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
         import obstore
 
         self._call(lambda store: obstore.delete(store, name), name)
@@ -292,10 +287,7 @@ def _interruptible(call: Callable[[], Any]) -> Any:
 
 
 def _profile_keys() -> Any:
-    """Return obstore's reader of keys from a profile of AWS's tools.
-
-    Returns None without a profile, without boto3, or if AWS_ACCESS_KEY_ID is set.
-    """
+    """Return obstore's reader of keys from a profile of AWS's tools."""
     files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
     is_wanted = "AWS_PROFILE" in os.environ or any(Path(name).expanduser().exists() for name in files)
     if "AWS_ACCESS_KEY_ID" in os.environ or not is_wanted or importlib.util.find_spec("boto3") is None:
@@ -317,10 +309,7 @@ def _profile_keys() -> Any:
 
 
 def _endpoints() -> list[str]:
-    """Return the servers that environment variables (AWS_ENDPOINT_URL...) set in place of AWS's own servers.
-
-    Raises UsageError for an invalid address.
-    """
+    """Return the servers that environment variables (AWS_ENDPOINT_URL...) set in place of AWS's own servers."""
     found = {name: value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL") and value}
     for name, value in found.items():
         try:

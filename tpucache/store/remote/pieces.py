@@ -57,7 +57,6 @@ class Pieces:
         return int(self._first[-1])
 
     def __getitem__(self, piece: int) -> Piece:
-        """Return a piece. Raises DamageError if the index has records outside their shard."""
         shard = int(np.searchsorted(self._first, piece, "right")) - 1
         each, (rows, numbers) = int(self._sizes[shard]), self._table(shard)
         first = (piece - int(self._first[shard])) * each
@@ -67,10 +66,7 @@ class Pieces:
         return Piece(shard, start, stop, numbers, rows)
 
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
-        """Return the number of each index row, and that of the piece with its record. Both arrays are int64 (n,).
-
-        A row may also point at a part of a record. Raises DamageError for a row outside of all records.
-        """
+        """Return the number of each index row, and that of the piece with its record. Both arrays are int64 (n,)."""
         numbers, pieces = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         shards = rows["shard"].astype(np.int64)
         for shard in np.unique(shards).tolist():
@@ -88,7 +84,6 @@ class Pieces:
         return numbers, pieces
 
     def of_shards(self, shards: Numbers) -> Numbers:
-        """Return the numbers of all pieces of these shards."""
         return np.concatenate(
             [np.arange(self._first[each], self._first[each + 1]) for each in shards.tolist()] or [np.arange(0)]
         )
@@ -107,7 +102,6 @@ class Pieces:
 
 
 def _records_of(cache: Cache, shard: int) -> tuple[Rows, Numbers]:
-    """Return the index rows of a shard's records in the order of their offsets, and the numbers of these rows."""
     numbers = cache.rows_of(cache.manifest.shards[shard])
     rows = cache.index[numbers]
     order = np.argsort(rows["offset"], kind="stable")

@@ -35,7 +35,6 @@ class RemoteReader(ShardReader):
     """
 
     def __init__(self, cache: Cache, make: Callable[[Pieces], Fetcher]) -> None:
-        """Store the cache's tables. `make` makes the fetcher, once in each process."""
         super().__init__(cache.directory, cache.manifest.shards)
         self._cache, self._pieces, self._make = cache, Pieces(cache), make
         self._fetcher: Fetcher | None = None
@@ -69,7 +68,6 @@ class RemoteReader(ShardReader):
 
     @property
     def arriving(self) -> RemoteReader:
-        """This reader, to which loaders announce the records that they will read."""
         return self
 
     @property
@@ -97,14 +95,9 @@ class RemoteReader(ShardReader):
         self._fetcher = None
 
     def file(self, shard: int) -> OpenFile:
-        """Return a shard's open file. Raises OSError, StoreError."""
         return self.fetcher.local.file(shard)
 
     def scatter(self, rows: Rows, views: Views, *, are_whole: bool = True, read: Read | None = None) -> None:
-        """Read the bytes of each index row in `rows` into the buffers in `views`, as `ShardReader.scatter` does.
-
-        Each record is compared with its checksum before its first use, even if only a part of the record is read.
-        """
         shards = np.unique(rows["shard"])
         if len(shards) > MAX_OPEN:
             self._scatter_in_groups(rows, views, are_whole=are_whole)
@@ -119,12 +112,6 @@ class RemoteReader(ShardReader):
         raise self._unsteady()
 
     def read_by(self, rows: Rows, read: Read) -> int:
-        """Read records by calling the function `read`, and return how many records it has read.
-
-        `ShardReader.scatter` explains `read`. Returns 0 without calling it if the records are in more than 256 shards,
-        or if one of these shards is not known to have only records that match their checksums. If a file changes
-        meanwhile, the result is 0, too. Raises StoreError for a file that cannot be opened.
-        """
         if not self._is_proven[rows["shard"]].all() or len(np.unique(rows["shard"])) > MAX_OPEN:
             return 0
         opened = self._open_files(rows)
@@ -161,10 +148,6 @@ class RemoteReader(ShardReader):
         return not changed
 
     def _read_and_compare(self, rows: Rows, views: Views, are_whole: bool, read: Read | None) -> bool:
-        """Wait for records, read them, and compare those not proven with their checksums.
-
-        Returns False for a wrong record, or if a file changed meanwhile; the next attempt fetches it again.
-        """
         numbers, pieces = self._pieces.of(rows)
         in_memory = self.fetcher.get(pieces, int(rows["length"].sum()))
         whole, targets = rows, views
@@ -189,10 +172,7 @@ class RemoteReader(ShardReader):
         return True
 
     def _read_kept(self, rows: Rows, numbers: Numbers, pieces: Numbers, views: Views, read: Read | None) -> bool:
-        """Read whole records from the disk, and compare those not proven with their checksums.
-
-        Returns False if one of them is wrong, or a file is too short.
-        """
+        """Read whole records from the disk, and compare those not proven with their checksums."""
         local, of, is_proven = self.fetcher.local, rows["shard"].astype(np.int64), np.zeros(len(rows), np.bool_)
         before = {shard: local.moment(shard) for shard in np.unique(of).tolist()}
         for shard, moment in before.items():

@@ -50,7 +50,6 @@ class Remote:
 
         A request fails after `silence` seconds without a byte, except through fsspec. If `silence` is given, no attempt
         begins later than 40 seconds after the first, because a reader waits.
-        Raises DependencyError if a library is missing, UsageError for an unsupported URL.
         """
         self._secrets, self._patience = url_secrets(url), math.inf if silence is None else PATIENT_SECONDS
         self.shown = shown(url)
@@ -87,15 +86,15 @@ class Remote:
         return self._files.local if isinstance(self._files, FsspecFolder) else None
 
     def names(self) -> set[str]:
-        """Return the names of files and folders in the folder; an empty set if it does not exist. Raises StoreError."""
+        """Return the names of files and folders in the folder; an empty set if it does not exist."""
         return self._retry("", self._writable.names)
 
     def files(self) -> dict[str, int]:
-        """Return the sizes of all files at any depth, by their paths relative to the folder. Raises StoreError."""
+        """Return the sizes of all files at any depth, by their paths relative to the folder."""
         return self._retry("", self._writable.files)
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes. Raises FormatError if it has more than `limit` bytes, and StoreError."""
+        """Return a small file's bytes."""
         found = self._retry(name, lambda: self._files.read(name, limit))
         if found is None:
             most = "any manifest: give the URL of a cache" if name == MANIFEST_NAME else f"{limit:,} bytes, its limit"
@@ -103,11 +102,6 @@ class Remote:
         return found
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Fill `target` with bytes of the file `name`, which has `size` bytes, from the byte `start` on.
-
-        Does not try again after an error. Raises ChangedError if the file was replaced since it was first read,
-        OSError, EOFError, HTTPException, and UsageError for storage that cannot be read in this process.
-        """
         try:
             self._files.read_into(name, start, target, size)
         except (EOFError, HTTPException, FileNotFoundError, HttpError, UsageError):
@@ -118,7 +112,6 @@ class Remote:
             raise OSError(f"{type(error).__name__}: {self._clean(error)}") from None
 
     def manifest(self) -> tuple[Manifest, bytes]:
-        """Return the validated manifest, and its bytes. Raises NotACacheError, FormatError, StoreError."""
         where = f"{self.shown}/{MANIFEST_NAME}"
         data = self.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         try:
@@ -127,14 +120,10 @@ class Remote:
             raise FormatError(f"{where}: {error}") from error
 
     def small_file(self, name: str) -> bytes | None:
-        """Return a small file's bytes; None if there is no file, or its size is not stated.
-
-        Raises FormatError for a file of more than 256 MiB, and StoreError.
-        """
+        """Return a small file's bytes; None if there is no file, or its size is not stated."""
         return None if self.size(name) is None else self.read(name, MAX_MANIFEST_BYTES)
 
     def chunks(self, name: str, start: int, stop: int) -> Generator[bytes, None, None]:
-        """Yield a file's bytes from `start` to `stop`, and resume after a broken connection. Raises StoreError."""
         at, reached, tries = start, start, Tries(self._patience)
         while at < stop:
             try:
@@ -152,43 +141,38 @@ class Remote:
             self._pause(name, failure, tries)
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None if there is no file or the size is not stated. Raises StoreError."""
+        """Return a file's size in bytes, None if there is no file or the size is not stated."""
         return self.version(name)[0]
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes, and a text that changes with its content, such as an ETag.
-
-        Each is None if the store does not state it; both are None if there is no file. Raises StoreError.
-        """
+        """Return a file's size in bytes, and a text that changes with its content, such as an ETag."""
         return self._retry(name, lambda: self._files.version(name))
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
-        """Copy a local file into the folder. `advance` is called with the bytes written so far. Raises StoreError."""
+        """Copy a local file into the folder. `advance` is called with the bytes written so far."""
         self._retry(name, lambda: self._writable.write(name, source, advance))
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small file. Raises StoreError."""
+        """Write a small file."""
         self._retry(name, lambda: self._writable.put(name, data))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
 
         On a local disk, and in S3 and Google Cloud Storage, only one of several processes that write the file at the
-        same time gets True. Other stores are only asked first whether the file exists. Raises StoreError.
+        same time gets True. Other stores are only asked first whether the file exists.
         """
         return self._retry(name, lambda: self._writable.create(name, data))
 
     def remove(self, name: str) -> None:
-        """Remove a file. Raises StoreError."""
         self._retry(name, lambda: self._writable.remove(name))
 
     @property
     def is_atomic(self) -> bool:
-        """Whether `send` writes and removes all of its files in one atomic step."""
         return isinstance(self._files, FsspecFolder) and self._files.has_commits
 
     def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
-        """Write `files` in their order, then remove the files named in `remove`. Raises StoreError.
+        """Write `files` in their order, then remove the files named in `remove`.
 
         `files` has the bytes of each file, or the path of a local file, by name. If `is_atomic`, all changes are one
         commit.
@@ -207,7 +191,6 @@ class Remote:
             self.remove(name)
 
     def make_folder(self) -> None:
-        """Make the folder, if the store has folders. Raises StoreError."""
         self._retry("", self._writable.make_folder)
 
     def close(self) -> None:
@@ -221,7 +204,6 @@ class Remote:
         return self._files
 
     def part(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes of a file from `start` to `stop`. Raises StoreError."""
         return self._retry(name, lambda: b"".join(self._files.part(name, start, stop)))
 
     @functools.cached_property
@@ -261,10 +243,7 @@ class Remote:
             self._pause(name, failure, tries)
 
     def _pause(self, name: str, failure: Exception, tries: Tries) -> None:
-        """Wait before the next attempt to read or write `name`. Raises StoreError if there is no further attempt.
-
-        That error is not chained to `failure`, whose text may contain a password.
-        """
+        """Wait before the next attempt to read or write `name`."""
         where = f"{self.shown}/{name}".rstrip("/")
         if any(words in str(failure) for words in _NO_BUCKET):
             raise StoreError(f"{self.shown}: there is no such bucket. Check its name, and whose keys are used")

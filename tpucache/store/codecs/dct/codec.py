@@ -67,7 +67,6 @@ class DctCodec(PackedCodec):
             )
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the size in bytes of an image's packed coefficients."""
         return packed_layout(field).nbytes
 
     def largest_bytes(self, field: FieldSpec) -> int:
@@ -81,7 +80,6 @@ class DctCodec(PackedCodec):
             return self._compress(form)
 
     def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
-        """Decode packed coefficients to an image in `out`. Raises DamageError."""
         out[...] = coefficients.unpack(packed.data, packed_layout(field))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
@@ -134,7 +132,7 @@ class DctCodec(PackedCodec):
         """Read n records from open files, and decode record i into its packed form in out[rows[i]].
 
         Returns the number of records before the first that failed. Returns 0 without the system's library, and for a
-        field that is decoded from fewer frequencies than are stored. Raises IndexError for rows outside of `out`.
+        field that is decoded from fewer frequencies than are stored.
         """
         library = self._library()
         if library is None or (field.view is not None and field.view.frequencies < BLOCK):
@@ -152,10 +150,7 @@ class DctCodec(PackedCodec):
 
     @abstractmethod
     def _decompress(self, data: memoryview, most: int) -> bytes:
-        """Decompress by the Python package. The result has at most `most` bytes.
-
-        Raises ValueError for damaged bytes, DependencyError without the package.
-        """
+        """Decompress by the Python package. The result has at most `most` bytes."""
 
     @abstractmethod
     def _library(self) -> Unpacker | None:
@@ -219,7 +214,6 @@ def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> No
 
 
 def _check_rows(out: Array, rows: Numbers, records: int) -> None:
-    """Raise IndexError unless `rows` has one row number of `out` per record, and the rows are contiguous in memory."""
     are_contiguous = out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2 or not out.size)
     if not (are_contiguous and records == len(rows)):
         raise IndexError(f"there must be one row of contiguous memory for each of the {records:,} records")

@@ -67,8 +67,8 @@ Matrices = list[tuple[Array, Array]]
 class Plane(NamedTuple):
     """One plane's matrix of coefficients, (8 * block_rows, 8 * block_columns), and how it is quantised.
 
-    `step` is the image's size divided by the plane's size: 1, or 2 for halved chroma. `table` has the quantisers
-    (8, 8). For each vertical frequency, `widths` has the number of horizontal frequencies whose coefficients are stored
+    `step` is the image's size divided by the plane's size: 1, or 2 for halved chroma. `table` has the quantisers (8,
+    8). For each vertical frequency, `widths` has the number of horizontal frequencies whose coefficients are stored
     with more than 8 bits.
     """
 
@@ -147,7 +147,6 @@ class CoefficientLayout:
 
     @functools.cached_property
     def low_bytes(self) -> int:
-        """Bytes for the low 8 bits of all planes' coefficients."""
         return sum(rows * columns for rows, columns in self.low)
 
     @functools.cached_property
@@ -172,7 +171,6 @@ def layout_of(shape: tuple[int, ...], quality: int, chroma: str | None, frequenc
 
 
 def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
-    """Return the packed coefficients of an image (height, width, channels), the same bytes on every processor."""
     matrices: Matrices = []
     for pixels, plane in zip(_image_planes(image, layout), layout.planes, strict=True):
         coefficients = _quantise(_transform(pixels), plane)
@@ -184,7 +182,7 @@ def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Return the image (height, width, channels) of packed coefficients. Raises DamageError for a wrong length."""
+    """Return the image (height, width, channels) of packed coefficients."""
     if len(packed) != layout.nbytes:
         raise DamageError(f"packed coefficients have {len(packed):,} bytes, not {layout.nbytes:,}")
     rows = np.frombuffer(packed, np.uint8)[None]

@@ -44,10 +44,7 @@ class Unpacker(NamedTuple):
     context: Callable[[], int]
 
     def unpack_one(self, source: int, length: int, out: Array, packing: str) -> bool:
-        """Unpack one record into `out`, uint8 (size,). Returns whether it unpacks to exactly `size` bytes.
-
-        `source` is the record's address, `length` its size in bytes.
-        """
+        """Unpack one record into `out`, uint8 (size,). Returns whether it unpacks to exactly `size` bytes."""
         scratch = scratch_for(len(out), packing)
         found = self.unpack(source, length, scratch.memory.ctypes.data, scratch.room)
         return found >= 0 and _spreads(scratch.memory[:found], out, packing)
@@ -68,11 +65,7 @@ class Unpacker(NamedTuple):
         return len(sources)
 
     def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str) -> int:
-        """Read n records from open files and unpack them into rows of `out`, uint8 (m, size) with contiguous rows.
-
-        In a file, each record follows its length. Returns the number of records before the first damaged one, or n.
-        Returns 0 without compiled code: reading the records one by one in Python would be slow.
-        """
+        """Read n records from open files and unpack them into rows of `out`, uint8 (m, size) with contiguous rows."""
         loops = native()
         if loops is None:
             return 0
@@ -114,10 +107,7 @@ class Unpacker(NamedTuple):
 
 
 def longest_record(size: int, sparse_bytes: int) -> int:
-    """Return an upper limit for the length of a compressed record: compression never makes its input much longer.
-
-    `size` and `sparse_bytes` are the lengths of the packed bytes and of their sparse form.
-    """
+    """Return an upper limit for the length of a compressed record: compression never makes its input much longer."""
     return 2 * max(size, sparse_bytes) + _SHORT
 
 

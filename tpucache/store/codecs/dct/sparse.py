@@ -54,7 +54,6 @@ class Scratch(NamedTuple):
 
 
 def squeeze(plain: bytes, packing: str) -> Sparse:
-    """Return the sparse form of `plain`. `packing` is "sparse" or "nibbles"."""
     values = np.frombuffer(plain, np.uint8)
     values = np.pad(values, (0, -len(values) % _GROUP))
     mask = np.packbits(values != 0, bitorder="little")
@@ -65,10 +64,7 @@ def squeeze(plain: bytes, packing: str) -> Sparse:
 
 
 def spread(sparse: Array, out: Array, packing: str) -> None:
-    """Write to `out` the bytes that the sparse form `sparse` stands for; both are uint8 (any length,).
-
-    Raises ValueError if the sparse form is damaged.
-    """
+    """Write to `out` the bytes that the sparse form `sparse` stands for; both are uint8 (any length,)."""
     groups = -(-len(out) // _GROUP)
     if len(sparse) < groups:
         raise ValueError(f"the sparse form has {len(sparse):,} bytes, but its first mask alone takes {groups:,}")
@@ -84,7 +80,6 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
 
 
 def most_bytes(size: int, packing: str) -> int:
-    """Return how many bytes the sparse form of `size` bytes has at most. `packing` is "sparse" or "nibbles"."""
     values = _GROUP + _GROUP // 2 if packing == NIBBLES else _GROUP
     return -(-size // _GROUP) * (1 + _GROUP // 8 + values)
 
@@ -113,10 +108,7 @@ def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
 
 
 def narrow(values: Array) -> bytes:
-    """Return `values`, uint8 (n,) without zeros, as nibbles (two's complement), followed by those that need 8 bits.
-
-    The nibble of a value that needs 8 bits is 0.
-    """
+    """Return `values`, uint8 (n,) without zeros, as nibbles (two's complement), followed by those that need 8 bits."""
     signed = values.view(np.int8)
     is_whole = (signed < -_SIGN) | (signed >= _SIGN)
     nibbles = np.pad(np.where(is_whole, 0, values & 15).astype(np.uint8), (0, len(values) % 2))
@@ -124,10 +116,7 @@ def narrow(values: Array) -> bytes:
 
 
 def widen(form: Array, count: int) -> Array:
-    """Return the `count` values, uint8 (count,), that `narrow` converted to these bytes.
-
-    Raises ValueError unless the bytes stand for exactly `count` values.
-    """
+    """Return the `count` values, uint8 (count,), that `narrow` converted to these bytes."""
     pairs = -(-count // 2)
     values: Array = _PAIRS[form[:pairs]].view(np.uint8)[:count]
     whole, at = form[pairs:], np.flatnonzero(values == 0)
