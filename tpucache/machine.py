@@ -74,20 +74,14 @@ _HINT_BYTES: Final = 128 << 10
 
 
 def read_ahead(number: int, offset: int, length: int) -> None:
-    """Ask the kernel to read `length` bytes of an open file ahead, from `offset` on, if the system has such a call.
-
-    Raises OSError if the call fails, OverflowError if a number is too large for the call.
-    """
+    """Ask the kernel to read bytes of an open file ahead. Raises OSError, OverflowError."""
     if hasattr(os, "posix_fadvise"):
         for start in range(offset, offset + length, _HINT_BYTES):
             os.posix_fadvise(number, start, min(_HINT_BYTES, offset + length - start), os.POSIX_FADV_WILLNEED)
 
 
 def begin_writing(number: int) -> None:
-    """Ask Linux to begin writing an open file from the page cache to the disk. This does not wait for the disk.
-
-    A later `fsync` then waits less. On other systems, and on file systems without such a call, this does nothing.
-    """
+    """Ask Linux to begin writing an open file to the disk, so that a later `fsync` waits less."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -104,10 +98,7 @@ def waits() -> int:
 
 
 def is_in_page_cache(number: int, offset: int) -> bool:
-    """Return whether the byte at `offset` of an open file is in the page cache; False if that is unknown.
-
-    Raises OverflowError if the offset is too large for the system.
-    """
+    """Return whether a byte of an open file is in the page cache; False if unknown. Raises OverflowError."""
     try:
         return os.preadv(number, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except (OSError, AttributeError):  # BlockingIOError: it is not in the cache
@@ -115,12 +106,11 @@ def is_in_page_cache(number: int, offset: int) -> bool:
 
 
 def is_read_only(number: int) -> bool:
-    """Return whether an open file is on a read-only mount; False if that is unknown."""
     return hasattr(os, "statvfs") and bool(os.statvfs(number).f_flag & os.ST_RDONLY)
 
 
 def open_memory_file() -> int:
-    """Open a file without a name, in memory if the system has such files, and return its descriptor."""
+    """Open a file without a name, in memory if the system has such files."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("tpucache", os.MFD_CLOEXEC)
     import tempfile
@@ -130,12 +120,10 @@ def open_memory_file() -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def peak_bytes() -> int:
-    """Return the peak resident memory of this process, in bytes; 0 if unknown."""
     if resource is None:
         return 0
     peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -143,11 +131,7 @@ def peak_bytes() -> int:
 
 
 def keep_freed_blocks() -> None:
-    """Let glibc's allocator keep freed blocks of up to 32 MB for reuse; do nothing with other allocators.
-
-    By default it often gives large freed blocks back to the kernel, which fills the pages of the next block with zeros.
-    That takes as long as copying into them.
-    """
+    """Let glibc keep freed blocks of up to 32 MB: otherwise the kernel fills new ones with zeros, as slow as a copy."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no such function, or no library of that kind
@@ -178,7 +162,7 @@ _LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fus
 
 
 class _Version(NamedTuple):
-    """The names of a cgroup's memory files and of lines in its memory.stat, in one version of cgroups."""
+    """Names in one version of cgroups."""
 
     controller: str  # the name of the memory controller in /proc/self/cgroup, and of its folder
     limits: tuple[str, ...]
@@ -215,7 +199,6 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """The number of processes that can compute at the same time."""
         return self.affinity if self.quota is None else max(1, min(self.affinity, math.ceil(self.quota)))
 
 
@@ -230,8 +213,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class Space:
-    """The file system that has `path`: its size `total` and its `free` space, both in bytes."""
-
     path: str
     total: int
     free: int
@@ -247,12 +228,10 @@ class Tpu:
 
 
 def count_cores(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Cores:
-    """Return the machine's cores, the process's affinity and the container's CPU quota."""
     return Cores(os.cpu_count() or 1, usable_cores(), _core_quota(cgroup, own))
 
 
 def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Memory:
-    """Return the memory of the machine and of the container; `machine` and `available` are 0 if unknown."""
     try:
         machine = _lines(meminfo)["MemTotal:"] << 10
     except (OSError, KeyError, ValueError):
@@ -262,7 +241,6 @@ def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path =
 
 
 def measure_space(path: str | Path) -> Space | None:
-    """Return the size of the file system with `path`; None if the path does not exist."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -271,10 +249,7 @@ def measure_space(path: str | Path) -> Space | None:
 
 
 def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
-    """Return the type of a path's file system, such as nfs4 or fuse.gcsfuse, if it is a network file system.
-
-    Return None for a local disk, and on systems without the file `mounts`, whose format is that of `man 5 fstab`.
-    """
+    """Return the type of a path's file system, such as nfs4 or fuse.gcsfuse, if it is across a network."""
     place = os.path.realpath(path)
     found = ("", "")
     for line in _read(mounts).splitlines():
@@ -291,7 +266,7 @@ def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts
 
 
 def process_began(stat: Path = Path("/proc/self/stat")) -> float:
-    """Return the time at which this process began, by `time.monotonic`; the current time if unknown."""
+    """Return when this process began, by `time.monotonic`; now if unknown."""
     now = time.monotonic()
     try:
         fields = stat.read_text().rpartition(")")[2].split()
@@ -324,7 +299,7 @@ def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
 
 
 def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
-    """Return the machine's TPU chips, without opening any; None if there are none."""
+    """Return the machine's TPU chips, without opening any."""
     kinds = []
     for vendor in sorted(sys.glob("bus/pci/devices/*/vendor")):
         kind = _TPUS.get(_read(vendor.with_name("device")))
@@ -338,11 +313,9 @@ def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> int:
-    """Return the bytes that a process may still allocate: the free memory of the machine, or of its container if less.
+    """Return the bytes that a process may still allocate, in its container with the least; 0 if unknown.
 
-    In nested containers, the container with the least free memory counts. The page cache counts as free, because the
-    kernel frees it for programs; files in /dev/shm do not. On other systems than Linux, the result is half of the
-    machine's memory. The result is 0 if the memory is unknown.
+    The page cache counts as free; files in /dev/shm do not. Elsewhere than on Linux: half of the machine's memory.
     """
     try:
         free = _lines(meminfo)["MemAvailable:"] << 10
@@ -369,11 +342,9 @@ def _memory_groups(cgroup: Path, own: Path) -> list[tuple[_Version, Path]]:
 
 
 def _groups(controller: str, cgroup: Path, own: Path, folder: str | None = None) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of the groups above it, if they are visible.
+    """Yield this process's cgroup and those above it.
 
-    Version 1 of cgroups has a folder for each controller. Version 2 has one folder for all; its `controller` is "".
-    `cgroup` is the folder where cgroups are mounted, and `own` is /proc/self/cgroup. `folder` is the controller's
-    folder if its name is not `controller`.
+    Version 1 has a folder for each controller, version 2 ("") one for all.
     """
     paths = []
     for line in _read(own).splitlines():
@@ -408,10 +379,7 @@ def _core_quota(cgroup: Path, own: Path) -> float | None:
 
 
 def _quota(words: Sequence[str]) -> float | None:
-    """Return a CPU quota as a number of cores; None without a limit.
-
-    `words` are the microseconds of CPU time in each period, and the length of a period in microseconds.
-    """
+    """Return a CPU quota as a number of cores from the microseconds in each period, and its length."""
     try:
         quota, period = map(int, words)  # "max 100000" means no limit
     except ValueError:
@@ -427,6 +395,5 @@ def _read(path: Path) -> str:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """Return, for the first word of each line of a file, the number after it."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1}

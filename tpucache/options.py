@@ -22,11 +22,9 @@ _KEY: Final = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """An option: a field of a dataclass, with its help text and its limits.
+    """A field with its help and limits.
 
-    `flag` is the command line's option for it, such as `--epochs`. A value has one of `types`, or is one of `choices`,
-    or is None if that is the `default`; a number is at least `minimum`. The default of a required field is
-    `dataclasses.MISSING`. `metavar` is the word for the value in the help.
+    Its value has one of `types`, or is one of `choices`, or None if that is the default.
     """
 
     name: str
@@ -39,7 +37,6 @@ class Option:
     choices: Collection[Any]
 
     def check(self, value: object) -> None:
-        """Raise UsageError if `value` is below the option's minimum or is not one of its choices."""
         if value is None and self.default is None:
             return
         if self.choices and value not in self.choices:
@@ -57,20 +54,11 @@ def option(
     choices: Collection[str] = (),
     flag: str | None = None,
 ) -> Any:
-    """Return a dataclass field that is an option, with this default and the help `text`.
-
-    `minimum` is the smallest allowed number, and `metavar` the word for the value in the help. With the default
-    `dataclasses.MISSING` the field is required. `choices` are the allowed values if the field's type is not a Literal.
-    `flag` is the name of the command line's option, if it differs from the field's.
-    """
+    """Return a dataclass field that is an option; with the default MISSING it is required."""
     return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
 
 
 def options_of(settings: type) -> Mapping[str, Option]:
-    """Return the options of the dataclass `settings` by name, in order.
-
-    Fields that were not declared with `option` are left out.
-    """
     return _options_of(settings)  # this wrapper exists because mypy regards a dataclass type as unhashable
 
 
@@ -89,17 +77,12 @@ def _options_of(settings: type) -> Mapping[str, Option]:
 
 
 def check_options(settings: Any) -> None:
-    """Raise UsageError if an option of the instance `settings` is below its minimum or not one of its choices."""
     for name, each in options_of(type(settings)).items():
         each.check(getattr(settings, name))
 
 
 def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
-    """Return `function` with the fields of the dataclass `kind` as keyword arguments, in place of its last argument.
-
-    The returned function makes an instance of the dataclass from these keywords, and passes the instance to `function`.
-    For an unknown keyword it raises TypeError, as Python does, and suggests the most similar name.
-    """
+    """Return `function` with the fields of the dataclass `kind` as keyword arguments, in place of its last argument."""
     shown = inspect.signature(function)
     *others, last = shown.parameters.values()
     fields = inspect.signature(kind).parameters
@@ -127,10 +110,7 @@ def _nearest(named: Collection[str], known: Collection[str]) -> str:
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
-    """Return the types that a type hint allows apart from None, and the values of its Literals as choices.
-
-    A hint with types has no choices, because it allows other values than those of its Literals.
-    """
+    """Return the types of a hint apart from None, or its Literals if these are the only choices."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     literals = [member for member in members if get_origin(member) is Literal]
     choices = tuple(choice for literal in literals for choice in get_args(literal))

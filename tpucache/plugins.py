@@ -30,18 +30,17 @@ _PACKAGES: Final = {
 
 
 def package_of(module: str) -> str:
-    """Return the argument of `pip install` for a module that cannot be imported."""
+    """Return the argument of `pip install` for a module."""
     return _PACKAGES.get(module, module)
 
 
 def lazy_names(
     package: str, file: str, hidden: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package that imports its public names on first use (PEP 562).
+    """Return `__getattr__`, `__dir__` and `__all__` for a package (PEP 562) whose names the stub beside `file`
+    imports.
 
-    `file` is the package's `__init__.py`. The stub file `__init__.pyi` next to it imports all public names, and so says
-    which module has which name. Names from the module `hidden` can be imported, too, but `__dir__` and `__all__` lack
-    them.
+    `__dir__` and `__all__` lack names from the module `hidden`.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     homes = {
@@ -60,10 +59,7 @@ def lazy_names(
 
 
 def load(reference: str) -> Any:
-    """Import the object of tpucache that `reference` names, `module:name`, and return it.
-
-    Raises DependencyError if the module's folder or file is not installed.
-    """
+    """Import an object of tpucache, `module:name`. Raises DependencyError if its folder or file is not installed."""
     module, _, name = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -74,10 +70,7 @@ def load(reference: str) -> Any:
 
 
 def missing_part(reference: str) -> str:
-    """Return a message if the folder or file of tpucache with the module of `reference` is not installed; otherwise "".
-
-    `reference` is `module` or `module:name`.
-    """
+    """Return a message if the folder or file of tpucache with a module is not installed; otherwise ""."""
     from importlib.util import find_spec
 
     part = ".".join(reference.partition(":")[0].split(".")[:2])  # a folder or file of the package: tpucache.training
@@ -88,10 +81,7 @@ def missing_part(reference: str) -> str:
 
 
 def load_callable(name: str) -> Callable[..., Any]:
-    """Import and return the callable that `name` names: `module:name` or `module:name.attribute`.
-
-    Raises UsageError if it cannot be imported, or is not callable.
-    """
+    """Import the user's callable `module:name.attribute`. Raises UsageError."""
     module_name, _, path = name.partition(":")
     try:
         target: Any = importlib.import_module(module_name)
@@ -117,21 +107,12 @@ Result = TypeVar("Result")
 
 
 class PartTable(Mapping[str, Part]):
-    """The codecs, sources, tasks or backends ("parts") by name: first tpucache's own, then those of other packages.
-
-    A part is imported when its name is looked up. This raises DependencyError for a part that cannot be imported, is
-    not of the right type, or is in two packages.
-    """
+    """The parts of a group by name: tpucache's own, then those of other packages, imported when looked up."""
 
     def __init__(
         self, group: str, own: Mapping[str, Part | str], check: Callable[[str, Any], Part] = lambda _name, part: part
     ) -> None:
-        """Make the table of the parts that tpucache and other packages have in `group`, a key of GROUPS.
-
-        `own` has tpucache's own parts by name. If a part is given as the text `module:name`, it is imported when it is
-        looked up. `check` is called with the name and the object of an entry point, and returns the part, or raises
-        TypeError for a wrong object.
-        """
+        """`own` may have texts `module:name`. `check` returns the part of an entry point, or raises TypeError."""
         self.own: Final = tuple(own)
         #: The modules of tpucache's own parts that are imported when they are looked up.
         self.modules: Final = tuple(part.partition(":")[0] for part in own.values() if isinstance(part, str))
@@ -158,10 +139,7 @@ class PartTable(Mapping[str, Part]):
         return sum(1 for _ in self)  # list() would call this method again
 
     def use(self, name: str, work: Callable[[Part], Result]) -> Result:
-        """Return `work(part)` for the part with this name.
-
-        If the part is from another package, errors that it raises become DependencyErrors, except tpucache's errors.
-        """
+        """Return `work(part)`; errors of another package's part become DependencyErrors."""
         part = self[name]
         if name in self.own:
             return work(part)
@@ -173,10 +151,6 @@ class PartTable(Mapping[str, Part]):
             raise self._unusable(installed(self._group)[name][0], error) from error
 
     def names(self, *first: str, where: Callable[[Part], bool] | None = None) -> Names:
-        """Return the names to choose from: `first`, then the names of the parts for which `where` returns True.
-
-        If `where` is None, the names of all parts are returned.
-        """
         return Names(self, first, where)
 
     def _load(self, entry: EntryPoint, *others: EntryPoint) -> Part:
@@ -196,10 +170,7 @@ class PartTable(Mapping[str, Part]):
 
 
 class Names(Collection[str]):
-    """The names of parts to choose from. `own` has the names in `first` and those of tpucache's own parts.
-
-    Iterating also yields the names of other packages' parts. See `PartTable.names` for the arguments.
-    """
+    """The names of parts to choose from; `own` are tpucache's, and iterating also yields those of other packages."""
 
     def __init__(self, table: PartTable[Part], first: tuple[str, ...], where: Callable[[Part], bool] | None) -> None:
         self._table, self._first = table, first
@@ -228,7 +199,7 @@ class Names(Collection[str]):
 
 @functools.cache
 def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a group by name, sorted by name; several packages may use the same name."""
+    """Return the entry points of a group by name; several packages may use the same name."""
     from importlib.metadata import entry_points  # imports forty modules, which tpucache's own parts do not need
 
     found: dict[str, tuple[EntryPoint, ...]] = {}
@@ -238,15 +209,10 @@ def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def _package_of_entry(entry: EntryPoint) -> str:
-    """Return the name and version of the package that declares an entry point.
-
-    If the package is unknown, return the entry point's value, such as `module:name`.
-    """
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
 
 
 def package_versions(*groups: str) -> dict[str, str]:
-    """Return the versions of all packages that have entry points in these groups, by the packages' names."""
     entries = [entry for group in groups for each in installed(group).values() for entry in each]
     return dict(sorted((entry.dist.name, entry.dist.version) for entry in entries if entry.dist))
 
@@ -300,16 +266,14 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 
 
 def report_page(name: str, *arguments: Any, **named: Any) -> Page:
-    """Return the page made by the function at `name` in PAGES. Raises DependencyError if its wing is missing."""
     page: Page = load(PAGES[name])(*arguments, **named)
     return page
 
 
 def call(name: str, *arguments: Any, **named: Any) -> Any:
-    """Call the function at `name` in FUNCTIONS; return its result. Raises DependencyError if its wing is missing."""
+    """Call a wing's function. Raises DependencyError if the wing is missing."""
     return load(FUNCTIONS[name])(*arguments, **named)
 
 
 def is_there(name: str) -> bool:
-    """Return whether the wing with the function at `name` in FUNCTIONS is installed."""
     return not missing_part(FUNCTIONS[name])

@@ -108,12 +108,11 @@ def is_leaving() -> bool:
 
 
 def leave() -> None:
-    """Make `is_leaving` return True: a `Request` has stopped the command, which is about to end."""
     _state.is_leaving = True
 
 
 def wait_for(function: Callable[[], Result]) -> Result:
-    """Call a function that only waits, so that it can be interrupted at any moment; `is_waiting` is True meanwhile."""
+    """Call a function that only waits, so that it can be interrupted at any moment."""
     _state.is_waiting = True
     try:
         return function()
@@ -122,16 +121,11 @@ def wait_for(function: Callable[[], Result]) -> Result:
 
 
 def is_waiting() -> bool:
-    """Return whether the main thread is in `wait_for`."""
     return bool(_state.is_waiting)
 
 
 def start_processes(function: Callable[[], Result]) -> Result:
-    """Call a function that starts worker processes, and return its result.
-
-    A terminal sends SIGINT to all processes of a command. The workers, and the processes that they start, do not
-    receive it: each would print a traceback, and this process ends them anyway.
-    """
+    """Call a function that starts workers, so that Ctrl-C does not reach them: each would print a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         return function()
@@ -140,7 +134,6 @@ def start_processes(function: Callable[[], Result]) -> Result:
 
 
 def ignore_signals() -> None:
-    """Ignore SIGINT and SIGTERM from now on: the command is about to end."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -164,10 +157,7 @@ def end(status: int) -> int:
 
 
 def open_standard_files() -> None:
-    """Open the null device in place of standard input, output and error if they are closed.
-
-    Otherwise the next opened files would get the file descriptors 0 to 2, and libraries would print into these files.
-    """
+    """Open the null device in place of closed standard files: other files would get their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -180,7 +170,6 @@ def open_standard_files() -> None:
 
 
 def tell(text: str) -> None:
-    """Print a text on standard error, escaped; do nothing if standard error is closed or cannot be written."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # the disk is full, the terminal is gone, or the file is closed
             sys.stderr.write(printable_lines(text) + "\n")
@@ -188,11 +177,7 @@ def tell(text: str) -> None:
 
 
 def complain(message: str, status: int) -> int:
-    """Print an error as one line on standard error, and return the exit status.
-
-    If this process is one of several that a command has started, it writes the error to a file instead, so that the
-    command can print the error once.
-    """
+    """Print an error as one line; one of several processes of a command writes it to a file instead."""
     message = " ".join(message.split())
     if (shared := launched()) is None:
         tell(f"{PROG}: {message}")
@@ -206,7 +191,6 @@ def complain(message: str, status: int) -> int:
 
 
 def launched() -> dict[str, Any] | None:
-    """Return the content of LAUNCHED; None unless the parent of this process is a command that started several."""
     shared = json.loads(os.environ.get(LAUNCHED, "{}"))
     return shared if shared.get("parent") == os.getppid() else None
 
@@ -221,11 +205,7 @@ def forget_output(file: Any) -> None:
 
 
 def prepare_memory() -> None:
-    """Raise MemoryError if this process's limit of address space (`ulimit -v`) is too low for a command.
-
-    If address space is limited, let numpy's OpenBLAS start only one thread: OpenBLAS ends the process if there is no
-    memory for more threads.
-    """
+    """Raise MemoryError if too little address space is allowed. OpenBLAS would end the process for want of memory."""
     if _limit() is None:
         return
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -35,7 +35,6 @@ class BuildProgress:
 
 
 def hide() -> None:
-    """Show no progress of this process from now on."""
     _hidden.append(True)
 
 
@@ -50,18 +49,14 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def above_bars() -> Iterator[None]:
-    """Return a context for printing lines to the terminal: bars are removed, and then drawn again below the lines."""
+    """Lines are printed in this context above the bars, which are drawn again below."""
     module = sys.modules.get("tqdm")
     with contextlib.nullcontext() if module is None else module.tqdm.external_write_mode():
         yield
 
 
 class Progress:
-    """Counts towards a total, and shows the count on standard error.
-
-    On a terminal, if tqdm is installed, the count is a bar. Otherwise it is a line at most every ten seconds, and a
-    line at the end. If standard error is closed or full, or the terminal is gone, work continues and nothing is shown.
-    """
+    """Counts towards a total: a bar on a terminal, else a line every ten seconds; work goes on if nobody reads it."""
 
     def __init__(
         self,
@@ -73,11 +68,9 @@ class Progress:
         *,
         is_brief: bool = False,
     ) -> None:
-        """Begin at `initial` of `total` units (None if unknown). The initial units do not count for the rate.
+        """The initial units do not count for the rate.
 
-        `label` names the work, and `unit` what is counted; `bytes` are shown as kB, MB, GB or TB. `stream` replaces
-        standard error. If `is_brief`, the bar disappears from a terminal at the end, and a log has lines only if the
-        work took more than ten seconds.
+        If `is_brief`, the bar disappears, and quick work has no line.
         """
         self._is_brief = is_brief
         self._stream = None if _hidden else stream or sys.stderr  # None: nothing is shown
@@ -94,7 +87,6 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Show the last state and end the bar."""
         if self._done > self._printed and not (self._is_brief and self._shown == self._began):
             self._show()
         if self._bar is not None:
@@ -102,11 +94,9 @@ class Progress:
                 self._bar.close()
 
     def advance_to(self, done: int, note: str = "") -> None:
-        """Set the count to `done` units; `note` is shown after the rate."""
         self.advance(done - self._done, note)
 
     def advance(self, units: int, note: str = "") -> None:
-        """Add `units` to the count; `note` is shown after the rate."""
         self._done += units
         self._note = printable(note)
         if time.monotonic() - self._shown >= (_LINE_SECONDS if self._bar is None else _BAR_SECONDS):
@@ -118,7 +108,6 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units a second so far; 0 if unknown."""
         seconds = time.monotonic() - self._start
         return (self._done - self._initial) / seconds if seconds > 0 else 0.0
 
@@ -191,13 +180,11 @@ class LateProgress:
             self._shown.close()
 
     def show(self, done: int, total: int, note: str = "") -> None:
-        """Show that `done` of `total` units are done; `note` is shown after the rate."""
         if self._shown is None:
             self._shown = Progress(total, self._label, self._unit, initial=done)
         self._shown.advance_to(done, note)
 
     def show_stage(self, label: str, done: int, total: int) -> None:
-        """Show that `done` of `total` units of the stage `label` are done."""
         if label != self._label and self._shown is not None:
             self._shown.close()
             self._shown = None
@@ -205,6 +192,5 @@ class LateProgress:
         self.show(done, total)
 
     def show_build(self, progress: BuildProgress) -> None:
-        """Show how many samples are done, the bytes that were written, and the number of skipped samples."""
         skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
         self.show(progress.samples, progress.total, f"{size_text(progress.bytes)}{skipped}")

@@ -44,15 +44,10 @@ RUN_NAMES: Final = (
 
 
 def fold_folder(run: Path, fold: str) -> Path:
-    """Return the path of the folder in `run` that has the run of one fold.
-
-    The folder is named fold-NAME, where NAME is the fold's name, `fold`, quoted as in a URL.
-    """
     return run / f"fold-{quote(fold, safe='', errors='surrogateescape')}"
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder has one of the files that only runs have."""
     return any((folder / name).is_file() for name in _MARKS)
 
 

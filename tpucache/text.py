@@ -56,11 +56,7 @@ def shown(url: str) -> str:
 
 
 def url_secrets(url: str) -> list[str]:
-    """Return a URL's passwords, users and query values, longest first.
-
-    Each secret is returned as it is in the URL, percent-encoded, and percent-decoded; secrets of one or two characters
-    are left out.
-    """
+    """Return a URL's passwords, users and query values, longest first, in all their encodings."""
     found: set[str] = set()
     for part in url.split("::"):
         _, *query = re.split(r"[?#]", part)
@@ -79,7 +75,6 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines, with each line as `printable` returns it."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -96,7 +91,6 @@ def to_cell(text: str) -> str:
 
 
 def from_cell(text: str) -> str:
-    """Return the text from which `to_cell` makes the cell `text`."""
     if text.startswith(_BYTES_MARK):
         return unquote(text.removeprefix(_BYTES_MARK), errors="surrogateescape")
     rest = text.removeprefix(_TEXT_MARK)
@@ -130,7 +124,7 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
-    """Return the classes in a text that `join_names` has made; empty pieces between separators are left out."""
+    """The inverse of `join_names`; empty pieces are left out."""
     parts = [part.strip() for part in text.split(separator) if part.strip()]
     return [unquote(part.removeprefix(_NAME_MARK)) if part.startswith(_NAME_MARK) else part for part in parts]
 
@@ -145,7 +139,6 @@ def to_heading(name: str) -> str:
 
 
 def from_heading(text: str) -> str:
-    """Return the class whose column has this heading; the inverse of `to_heading`."""
     name = from_cell(text)
     rest = name.removeprefix(_CLASS_MARK)
     return rest if rest != name and _is_taken(rest) else name
@@ -170,7 +163,6 @@ SCALES: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text with at most two units, such as `45 s`, `3 min 20 s` or `2 h 05 min`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -179,12 +171,10 @@ def duration_text(seconds: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration as text in suitable precision, such as `0.4 s`, `25 s` or `3 min 20 s`."""
     return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
 
 
 def size_text(count: float) -> str:
-    """Return a number of bytes as text, such as `491.7 MB`."""
     for scale, name in SCALES:
         if count >= scale:
             return f"{count / scale:,.1f} {name}"
@@ -192,7 +182,6 @@ def size_text(count: float) -> str:
 
 
 def rate_text(value: float) -> str:
-    """Return a measured number as text, such as `1,234` or, below 10, with one decimal, as `4.2`."""
     return f"{value:,.1f}" if 0 < value < 9.95 else f"{value:,.0f}"
 
 
@@ -210,8 +199,7 @@ _Reader = Callable[[Any], Any]
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises ValueError for other text, and for text that nests too deeply or repeats a key in an object: RFC 8259 does
-    not say which value of a repeated key counts.
+    Raises ValueError also for a repeated key, of which RFC 8259 does not say what counts.
     """
     try:
         return json.loads(text, object_pairs_hook=_object)
@@ -228,11 +216,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """Return the object in a JSON text as a dictionary. Raises FormatError for any other text.
+    """Return the object in a JSON text.
 
-    `where` names the text in the message for a value that is not an object. Objects and lists that are nested deeper
-    than in tpucache's own files are refused, too: how deep json can read depends on the interpreter, and code that
-    handles the content may recurse.
+    Raises FormatError, also for deeper nesting than in our own files: code may recurse.
     """
     try:
         content = parse_json(text)
@@ -257,7 +243,6 @@ class Between:
     high: float
 
     def misfit(self, value: Any) -> str:
-        """Return what is wrong with a value, or ""."""
         if value is not None and self.low <= value <= self.high:
             return ""
         kind = "a number" if isinstance(self.low, float) else "a whole number"
@@ -272,7 +257,6 @@ class Matching:
     what: str
 
     def misfit(self, value: str) -> str:
-        """Return what is wrong with a value, or ""."""
         return "" if self.pattern.fullmatch(value) else f"is not {self.what}: {value!r:.80}"
 
 
@@ -283,7 +267,6 @@ class AtMost:
     count: int
 
     def misfit(self, value: Sequence[Any]) -> str:
-        """Return what is wrong with a value, or ""."""
         return "" if len(value) <= self.count else f"has {len(value)} items, more than the limit of {self.count}"
 
 
@@ -292,7 +275,6 @@ class Distinct:
     """An annotation that limits a field to lists of distinct texts."""
 
     def misfit(self, value: Sequence[str]) -> str:
-        """Return what is wrong with a value, or ""."""
         return "" if len(set(value)) == len(value) else "has the same string twice"
 
 
@@ -301,7 +283,6 @@ class Given:
     """An annotation that forbids null in a file: if a field has no value, its key is left out instead."""
 
     def misfit(self, value: object) -> str:
-        """Return what is wrong with a value, or ""."""
         return "is null: leave the key out" if value is None else ""
 
 
@@ -330,11 +311,7 @@ class _MisfitError(Exception):
 
 
 def read_as(kind: type[Kind], content: object, where: str) -> Kind:
-    """Return an instance of the dataclass `kind` with the values of an untrusted JSON object, `content`.
-
-    `where` names the object in messages. A list becomes a tuple if the field is a tuple. Raises FormatError for a value
-    that is missing or does not fit its field.
-    """
+    """Return an instance of a dataclass with the values of an untrusted JSON object. Raises FormatError."""
     hint: Any = kind
     try:
         found: Kind = _reader(hint, True)(content)
@@ -344,10 +321,7 @@ def read_as(kind: type[Kind], content: object, where: str) -> Kind:
 
 
 def check_types(values: object, kind: type, where: str) -> None:
-    """Raise FormatError unless the untrusted JSON object `values` fits the fields of the dataclass `kind`.
-
-    Fields may be missing. `where` names the object in messages.
-    """
+    """Raise FormatError unless an untrusted JSON object fits the fields of a dataclass, which may be missing."""
     try:
         _reader(kind, False)(values)
     except _MisfitError as error:
@@ -355,10 +329,6 @@ def check_types(values: object, kind: type, where: str) -> None:
 
 
 def misfit(values: Mapping[str, Any], kind: type) -> str:
-    """Return a text about the first value that does not fit its field of the dataclass `kind`; "" if all values fit.
-
-    The text is such as `seed is -1, not a whole number from 0 to 9`.
-    """
     try:
         _reader(kind, False)(values)
     except _MisfitError as error:
@@ -368,11 +338,7 @@ def misfit(values: Mapping[str, Any], kind: type) -> str:
 
 @functools.cache
 def _reader(hint: Any, makes: bool) -> _Reader:
-    """Return the function that checks whether a value fits the type `hint`, and returns the value.
-
-    If `makes`, the function returns a JSON object as an instance of its dataclass. Otherwise it returns the object
-    unchanged, and fields may be missing.
-    """
+    """Return the function that checks a value, and with `makes` returns a dataclass's instance for an object."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _limited(parts[0], [limit for limit in hint.__metadata__ if hasattr(limit, "misfit")], makes)

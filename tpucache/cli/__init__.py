@@ -81,10 +81,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of all commands. It sets the option `command` to the function that runs the given command.
-
-    `only` is the name of a command: modules of other commands are not imported, and their parsers have no options.
-    """
+    """Return the parser of all commands; with `only`, the modules of other commands are not imported."""
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")

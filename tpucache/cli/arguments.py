@@ -24,10 +24,9 @@ def add_command(
     example: str,
     basic: Collection[str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command that calls `run`, and return the command's parser.
+    """Add a command that calls `run`, with the name and the docstring of `run`.
 
-    The command has the name of `run`, and its help is the docstring of `run`. `example` are the arguments of an
-    example. `basic` are the flags that --help lists in addition to required options; None lists all options.
+    `basic` are the flags that --help lists.
     """
     text = (run.__doc__ or "").strip()
     command: argparse.ArgumentParser = commands.add_parser(
@@ -49,11 +48,9 @@ def add_options(
     parsers: Mapping[str, Callable[[str], Any]] | None = None,
     can_be_off: bool = False,
 ) -> None:
-    """Add the options that a dataclass declares with `option` to a command, or to a group of its options.
+    """Add the options of a dataclass.
 
-    `only` and `without` select options by name. `parsers` has, by an option's name, a function that parses its text; it
-    is needed if calling the option's type is not enough. A value that an option does not allow is a usage error. If
-    `can_be_off`, each switch also gets a --no-NAME.
+    `parsers` parse an option's text if its type is not enough; `can_be_off` adds --no-NAME.
     """
     for each in options_of(settings).values():
         if (only is None or each.name in only) and each.name not in without:
@@ -64,10 +61,6 @@ def add_options(
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
-    """Return an instance of `settings` with the values of the options that `add_options` added.
-
-    Values in `others` replace those of the options.
-    """
     known = options_of(settings)
     given = {name: value for name, value in vars(options).items() if name in known}
     return settings(**{**given, **others})
@@ -89,19 +82,17 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
 
 
 def listed(choices: Collection[Any]) -> str:
-    """Return choices as the help shows them. If other packages can add choices, only tpucache's own are listed."""
+    """Return choices as the help shows them: only tpucache's own, if other packages can add some."""
     return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
 def cache_place(text: str) -> str | Path:
-    """Parse the place to which a cache is written: a folder of this machine, a URL, or a dataset at Kaggle."""
     from tpucache.store.files import is_kaggle, is_url
 
     return text if is_kaggle(text) or (is_url(text) and not text.startswith("file:")) else local_path(text)
 
 
 def local_path(text: str) -> Path:
-    """Parse the path of a file or folder of this machine."""
     from tpucache.store.files import check_is_local
 
     try:
@@ -130,7 +121,6 @@ def add_cache(
     text: str = "the folder of a cache that warmup built, or kaggle:slug for a mounted cache",
     parse: Callable[[str], Any] | None = None,
 ) -> None:
-    """Add the argument for the cache that a command reads, and --json. `parse` is `cache` by default."""
     command.add_argument("cache", metavar=metavar, type=parse or cache, help=text)
     add_json(command)
 
@@ -143,7 +133,6 @@ def add_cache_or_url(
     keeps: bool = False,
     limits: bool = False,
 ) -> None:
-    """Add the argument for the cache that a command reads, and --json; --cache-dir and --cache-gb if wanted."""
     add_cache(command, metavar, text, cache_or_url)
     group = command.add_argument_group("a cache at a URL", "gs://, s3://, https://, http://, hf://")
     if keeps:
@@ -164,10 +153,7 @@ def add_cache_or_url(
 
 
 def keeping(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_cache_or_url` as arguments of CachedDataset and open_cache.
-
-    Raises UsageError if --cache-gb has no effect: without a cache at a URL and without --cache-dir, nothing is kept.
-    """
+    """Return --cache-dir and --cache-gb as arguments of CachedDataset; UsageError if --cache-gb has no effect."""
     from tpucache.store.files import is_url
 
     most, folder = getattr(options, "cache_gb", None), getattr(options, "cache_dir", None)
@@ -181,15 +167,11 @@ def keeping(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    """Add the option --json to a command."""
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSettings | None = None) -> None:
-    """Add --config, which `CommandParser` reads: a TOML file, or, with `kept`, a folder that keeps its settings.
-
-    `kind` is the word for such a folder in the help, CACHE or RUN. `kept` is a function that reads a folder's settings.
-    """
+    """Add --config, which `CommandParser` reads: a TOML file, or a folder (`kind`) whose settings `kept` reads."""
     if isinstance(command, CommandParser):
         command.kept = kept
     command.add_argument(
@@ -202,7 +184,6 @@ def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSetti
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:
-    """Add the option --threads to a command."""
     from tpucache.loading.options import ReadingOptions
 
     add_options(command, ReadingOptions)
@@ -219,22 +200,16 @@ def cache(text: str) -> Path:
 
 
 def cache_or_url(text: str) -> str | Path:
-    """Return a URL unchanged, and the folder of any other cache as `cache` does."""
     from tpucache.store.files import KAGGLE, is_url
 
     return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
 
 
 def names(text: str) -> Path:
-    """Parse the path of a text file with class names, or of a cache that has them.
-
-    For kaggle:slug, return the folder where Kaggle has mounted that cache.
-    """
     return cache(text) if text.startswith("kaggle:") else local_path(text)
 
 
 def size(text: str) -> int | tuple[int, int]:
-    """Parse "N" or "HxW" as one number or (height, width)."""
     sides = [int(side) for side in text.lower().split("x")]
     if len(sides) > 2:
         raise argparse.ArgumentTypeError(f"a size is N or HxW, not {text!r}")
@@ -242,10 +217,7 @@ def size(text: str) -> int | tuple[int, int]:
 
 
 def colours(text: str) -> tuple[str, ...]:
-    """Return the colours in a .csv file as texts rrggbb; the first line of the file may be a header.
-
-    Red, green and blue, 0 to 255, are the last three cells of each line.
-    """
+    """Return the colours in a .csv as rrggbb: the last three cells of each line, perhaps after a header."""
     from tpucache.store.files import read_text
 
     try:
@@ -257,7 +229,6 @@ def colours(text: str) -> tuple[str, ...]:
 
 
 def seconds(text: str) -> float:
-    """Parse a time such as 8h, 1h30m, 90m or 5400, and return it in seconds."""
     parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip().lower())
     if not text or parts is None or not any(parts.groups()):
         raise argparse.ArgumentTypeError(f"a time looks like 8h, 1h30m, 90m or 5400, not {text!r}")
@@ -266,7 +237,6 @@ def seconds(text: str) -> float:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a function that parses a whole number of at least `minimum`."""
 
     def number(text: str) -> int:
         value = int(text)
@@ -282,7 +252,6 @@ natural = at_least(0)
 
 
 def rate(text: str) -> float:
-    """Parse a finite number above 0."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")

@@ -46,12 +46,7 @@ _BATCH: Final = 32
 
 
 class CodecFigures(NamedTuple):
-    """The whole cache in one codec.
-
-    `bytes` and `seconds` of building are estimates. `images_per_second` is the measured rate of two threads that read,
-    from memory if all records fit there (`reading` is "keep"), else from files ("stream"). `psnr`, in dB, compares the
-    images with the pixels before encoding; None if they are equal.
-    """
+    """The whole cache in one codec; `psnr` is in dB, None for equal pixels; `reading` is "keep" or "stream"."""
 
     codec: str
     bytes: int
@@ -72,22 +67,16 @@ class Listed(DerivedSource):
     listing: Listing
 
     def list(self) -> Listing:
-        """Return the listing."""
         return self.listing
 
     def load(self, sample: Sample) -> Item:
-        """Load a sample of the source."""
         return self.source.load(sample)
 
 
 def compare_codecs(
     source: Listed, found: DryRun, recipe: Recipe, options: BuildOptions, codecs: Sequence[str], seconds: float = 0.2
 ) -> tuple[list[CodecFigures], dict[str, str]]:
-    """Return the figures of each codec, and the reason for each that cannot be used.
-
-    A few samples are built in a temporary folder; `found` is a dry run of all of them. A round of reading takes
-    `seconds`.
-    """
+    """Return the figures of each codec, and why others cannot be used; `found` is a dry run of all samples."""
     tried = max(1, len(found.tried))
     each = found.estimate.process_seconds / max(1, found.samples)
     most = int(_BUILDING_SECONDS / (len(codecs) + 1) / max(each, 1e-6))
@@ -188,12 +177,7 @@ def measure_against(
     workers: int | None = None,
     seconds: float = 10.0,
 ) -> dict[str, Any]:
-    """Read a cache's source with a DataLoader for some seconds, and return its rate and how it is measured.
-
-    The DataLoader's `workers` (None: one for each core) decode, resize and crop images by Pillow, without augmentation.
-    `idle` is the share of time for which a simulated device with `device_rate` waits for it. Raises UsageError if the
-    cache has no images or was not built from the source, and the errors of the source.
-    """
+    """Read a cache's source with a DataLoader for some seconds, and return its rate and how it is measured."""
     from torch.utils.data import DataLoader, RandomSampler
 
     workers = count_cores().usable if workers is None else workers
@@ -227,7 +211,7 @@ def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
 
 
 class _SourceImages:
-    """The images of a source, in the recipe's size, as a torch dataset of float32 (channels, height, width), 0 to 1."""
+    """A torch dataset of float32 (channels, height, width), 0 to 1, in the recipe's size."""
 
     def __init__(self, source: Source, samples: Sequence[Sample], recipe: Recipe) -> None:
         self._source, self._samples, self._recipe = source, samples, recipe

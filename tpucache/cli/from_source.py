@@ -30,7 +30,6 @@ _WITHOUT_EFFECT: Final = ("jobs", "on_error", "build", "config")
 
 class _BuildParser(CommandParser):
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError, which also says how to use options that --build does not accept."""
         raise UsageError(
             f"--build: {message}. It takes the options of `{PROG} warmup --help-all` that decide what a cache holds. "
             f"To use other options, run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
@@ -38,10 +37,6 @@ class _BuildParser(CommandParser):
 
 
 def add_source(command: argparse.ArgumentParser, where: str) -> None:
-    """Add --cache and --build to a command that also accepts a source.
-
-    `where` is the text that the help shows as the default of --cache.
-    """
     group = command.add_argument_group(
         "a SOURCE in place of a cache", "as for warmup; the command builds a cache of the source while it reads"
     )
@@ -60,10 +55,7 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
 
 
 def is_source(place: str | Path) -> bool:
-    """Return whether `place` is a source: a file, a pattern, `module:name`, or a folder with files.
-
-    A folder with a file of a cache is no source; neither is a URL.
-    """
+    """Return whether `place` is a file, a pattern, `module:name`, or a folder with files but none of a cache."""
     if isinstance(place, str):  # a URL
         return False
     if place.is_dir():
@@ -75,7 +67,6 @@ def is_source(place: str | Path) -> bool:
 
 
 def parse_build(text: str | None) -> argparse.Namespace:
-    """Parse the value of --build. Raises UsageError for options that are unknown or have invalid values."""
     from tpucache.cli.warming import add_cache_options
 
     parser = _BuildParser(prog=f"{PROG} --build")
@@ -87,10 +78,6 @@ class SourceArguments:
     """A source, and the options with which its cache is built."""
 
     def __init__(self, source: Path, text: str | None, size: Any = None) -> None:
-        """Parse `text`, the value of --build. `size` is used if `text` has no --size.
-
-        Raises UsageError or RecipeError for options that are unknown or have invalid values.
-        """
         from tpucache.cli.warming import wanted
 
         options = parse_build(text)
@@ -103,10 +90,7 @@ class SourceArguments:
         self.recipe, self._build_options = wanted(options)
 
     def default_cache(self, folder: Path) -> Path:
-        """Return the path of the cache in `folder`, for a user who names no path.
-
-        The name of the cache depends on the source and the options.
-        """
+        """Return a path that depends on the source and the options."""
         left_out = (*_WITHOUT_EFFECT, "explicit")
         named_by = {name: repr(value) for name, value in vars(self._options).items() if name not in left_out}
         named_by |= {"source": os.path.realpath(self.path), "recipe": repr(sorted(self.recipe.to_dict().items()))}
@@ -115,10 +99,9 @@ class SourceArguments:
         return folder / f"cache-{plain}-{digest}"
 
     def open(self, cache: Path, *, is_named: bool) -> CachedDataset:
-        """Open the cache, which is built while it is read. Raises the errors of `open_or_build`.
+        """Open the cache, which is built while it is read.
 
-        With `is_named`, the user has said that the path is a source. Otherwise it may also have been meant as a cache,
-        and the error for a folder without samples says that it is no cache either.
+        Unless `is_named`, the path may also have been meant as a cache.
         """
         from tpucache.adopt.growing import open_or_build
         from tpucache.cli.warming import selected_source

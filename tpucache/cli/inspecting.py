@@ -213,7 +213,6 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def add(commands: Any) -> None:
-    """Add the commands inspect, preview, report, bench and doctor to the parser."""
     command = add_command(commands, inspect, "cache/train --json")
     add_cache_or_url(command, keeps=True)
     command.add_argument(

@@ -47,15 +47,13 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="show the help")
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and where to find help, and exit with status 2."""
         self.exit(2, f"{self.prog}: {printable(redact(message))}\nsee {self.prog} --help\n")
 
     def format_help(self) -> str:
-        """Return the help with all options."""
         return self._to_help()
 
     def _to_help(self, actions: Collection[argparse.Action] | None = None, *ends: str) -> str:
-        """Return a help text of all actions, or a short one of the given actions. `ends` are paragraphs at its end."""
+        """Return a help text of all actions, or a short one of the given actions, with paragraphs `ends`."""
         formatter: Any = self._get_formatter()
         formatter.is_short = actions is not None
         formatter.add_usage(f"%(prog)s {' '.join(self._usage_words())}", [], [])
@@ -97,11 +95,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class CommandParser(Parser):
-    """The parser of one command.
-
-    `basic` are the flags that --help lists in addition to required ones, and --help-all lists all; None: --help lists
-    all. `missing` is the error for a command whose part of tpucache is not installed.
-    """
+    """The parser of one command. --help lists the flags `basic` (None: all); `missing` is why it cannot run."""
 
     def __init__(self, *, basic: Collection[str] | None = None, missing: str = "", **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -112,7 +106,6 @@ class CommandParser(Parser):
         self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it sets
 
     def format_help(self) -> str:
-        """Return the help with the most used options."""
         if self.basic is None:
             return self._to_help([each for each in self._actions if "--help" not in each.option_strings])
         listed = [
@@ -124,11 +117,9 @@ class CommandParser(Parser):
         return self._to_help(listed, f"all {count} options: {self.prog} --help-all")
 
     def format_help_all(self) -> str:
-        """Return the help with all options."""
         return self._to_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse the words of this command and the settings file of --config. An unknown word is an error."""
         if self._missing:
             self.exit(2, f"{self.prog}: {self._missing}\n")
         words = _joined(sys.argv[1:] if args is None else args)
@@ -147,7 +138,6 @@ class CommandParser(Parser):
         return found, []
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, with the settings file if the option is from that file, and exit with status 2."""
         path, flags = self._file
         named = re.match(r"argument (--[\w-]+)", message)
         super().error(f"{path}: {message}" if named and named[1] in flags else message)
@@ -171,11 +161,7 @@ class CommandParser(Parser):
         return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
     def _read_settings(self, path: str, given: Collection[str]) -> list[str]:
-        """Return the settings in the file or folder `path` as words of the command line.
-
-        Settings of the options in `given` are left out: the command line itself has them. A file that cannot be
-        read, an unknown option, a value that does not fit, and a value that names code are usage errors.
-        """
+        """Return the settings in a file or folder as words of the command line, except those of `given`."""
         import tomllib
 
         from tpucache.store.files import read_file
@@ -245,7 +231,7 @@ def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
 
 
 def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | None:
-    """Return a value of a settings file as words of the command line, or None if the option does not accept it."""
+    """Return a value of a settings file as words, or None if the option does not accept it."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             return None

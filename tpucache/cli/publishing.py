@@ -65,10 +65,7 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
-    """Publish the files of a cache that Kaggle does not have yet, as a dataset of their own (an add-on).
-
-    Return False, and publish nothing, if publishing the whole cache would send no more bytes. Otherwise return True.
-    """
+    """Publish the files that Kaggle does not have yet as an add-on; return False if a whole version sends no more."""
     from tpucache.progress import Progress
     from tpucache.publish.addition import plan_addition, send_addition
 
@@ -187,7 +184,6 @@ def _listing(bundle: Bundle, *, public: bool) -> list[str]:
 
 
 def add(commands: Any) -> None:
-    """Add the commands publish, fetch, push and cached to the parser."""
     command = add_command(
         commands, publish, 'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run'
     )

@@ -19,7 +19,6 @@ from tpucache.text import printable, printable_lines, redact
 
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
-    """Print a report: one JSON object with --json, lines otherwise. Raises TpucacheError if it cannot be printed."""
     # json.dumps escapes all unprintable characters except DEL.
     for line in [json.dumps(report, indent=1).replace("\x7f", "\\u007f")] if options.json else lines:
         say(line)
@@ -27,10 +26,7 @@ def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[st
 
 
 def escape_unprintable() -> None:
-    """Let standard output escape characters that its encoding lacks, as standard error does.
-
-    Names may contain any character.
-    """
+    """Names may contain characters that the encoding of standard output lacks."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -46,37 +42,29 @@ def _escape_record(record: logging.LogRecord) -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line, and escape its unprintable characters.
-
-    Raises TpucacheError if it cannot be printed, BrokenPipeError for a closed pipe.
-    """
+    """Print a line, escaped. Raises TpucacheError if that fails, BrokenPipeError for a closed pipe."""
     with _reported():
         print(printable_lines(line))
 
 
 def flush() -> None:
-    """Flush standard output. A full disk often causes an error only here. Raises the errors of `say`."""
+    """A full disk often causes an error only here."""
     if sys.stdout is not None:
         with _reported():
             sys.stdout.flush()
 
 
 def say_now(line: str) -> None:
-    """Print a line on standard output, above any progress bar, while a command runs.
-
-    If the line cannot be written, nothing is raised; printing the report at the end raises the error.
-    """
+    """Print a line above any progress bar while a command runs; the report at the end raises the error."""
     with contextlib.suppress(OSError, ValueError), above_bars():
         print(printable_lines(line), flush=True)
 
 
 def note(line: str) -> None:
-    """Print a line on standard error."""
     process.tell(f"{PROG}: {line}")
 
 
 def complain(error: object, status: int) -> int:
-    """Print an error as one line, and return the exit status."""
     return process.complain(redact(str(error)), status)
 
 

@@ -136,7 +136,7 @@ def warmup(options: argparse.Namespace) -> int:
 
 
 def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] | None:
-    """Return a function that makes the files to upload with a cache to Kaggle; None if the cache goes elsewhere."""
+    """Return a function that makes the files to upload with a cache to Kaggle; None elsewhere."""
     from tpucache.store.files import KAGGLE, is_kaggle
 
     if not is_kaggle(place):
@@ -149,11 +149,7 @@ def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] 
 
 
 def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
-    """Return the recipe and the build options that the command line gives.
-
-    With --like CACHE, the kind of the labels, the class names, and the settings in `SHARED` are those of CACHE. Raises
-    RecipeError or UsageError if one of these is given and differs.
-    """
+    """Return the recipe and the build options; with --like CACHE, what is shared is that of CACHE."""
     from tpucache.warmup.sources.labelled import labels_like
 
     build = from_options(BuildOptions, options, jobs=options.jobs)
@@ -166,7 +162,6 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
 
 
 def selected_source(options: argparse.Namespace) -> Source:
-    """Return the source to warm up, limited to the samples that the options select."""
     from tpucache.warmup.sources import select_source
     from tpucache.warmup.sources.labelled import check_separator, like_source
 
@@ -382,7 +377,6 @@ def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None
 
 
 def add(commands: Any) -> None:
-    """Add the commands warmup, relabel, delete, compact and verify to the parser."""
     command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2", _BASIC)
     command.add_argument(
         "source",
@@ -482,10 +476,7 @@ def _add_content(command: argparse.ArgumentParser) -> None:
 
 
 def _kept_settings(cache: Path) -> dict[str, Any]:
-    """Return a cache's recipe and --labels as options of warmup.
-
-    Raises UsageError if the recipe has mask colours, because --mask-colours names a file that the cache does not know.
-    """
+    """Return a cache's recipe and --labels as options of warmup."""
     from tpucache.errors import UsageError
     from tpucache.store.manifest import Manifest
 
@@ -504,7 +495,7 @@ def _kept_settings(cache: Path) -> dict[str, Any]:
 
 
 def add_cache_options(command: argparse.ArgumentParser) -> None:
-    """Add the options that --build accepts: those options of warmup that decide the content of a cache."""
+    """Add the options that --build accepts: those that decide the content of a cache."""
     _add_content(command)
     add_config(command, "CACHE", _kept_settings)
     add_options(command, WorkerOptions, only=["jobs"])
@@ -513,13 +504,11 @@ def add_cache_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """Add the options that say what the columns of a table mean, except the options named in `without`."""
     table = command.add_argument_group("a .csv", "what columns mean; all other columns are kept with the samples")
     add_options(table, TableOptions, without=without)
 
 
 def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen: BuildOptions) -> int:
-    """Build a few samples, and print what the warmup would do, for each codec that the user may want."""
     from tpucache.cli.comparing import Listed
     from tpucache.store.history import refuse_version
     from tpucache.warmup.run.upload import local_folder
@@ -538,7 +527,6 @@ def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen:
 def _compared(
     options: argparse.Namespace, listed: Listed, found: DryRun, recipe: Recipe, chosen: BuildOptions
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the comparison of codecs as JSON values and as lines; both are empty without images or without torch."""
     from importlib.util import find_spec
 
     from tpucache.cli.comparing import compare_codecs, recommended
