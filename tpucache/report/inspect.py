@@ -48,7 +48,7 @@ _STEPS: Final = 28  # in the histogram of file sizes
 _VALUES: Final = 256  # in the histogram of channels
 _RECORDS: Final = 256  # records whose values are counted, at most
 _BYTES: Final = 64 << 20  # bytes of these records, at most
-_HUES: Final = {3: {"red": 25, "green": 150, "blue": 260}, 1: {"grey": 50}}
+_CHANNELS: Final = {3: ["red", "green", "blue"], 1: ["grey"]}
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
@@ -404,19 +404,18 @@ def _channels(records: Records, seed: int) -> Section | None:
     if len(chosen) > most:
         chosen = np.sort(np.random.default_rng(seed).choice(chosen, most, replace=False))
     clean = [records.read(position, manifest.variants[0])[image.name] for position in chosen.tolist()]
-    is_byte, channels = image.dtype == "|u1", image.shape[2]
-    low, high = (0, 256) if is_byte else (min(each.min() for each in clean), max(each.max() for each in clean))
-    hues = _HUES.get(channels) or {f"channel {each}": 360 * each // channels for each in range(channels)}
+    values = np.concatenate([pixels.reshape(-1, image.shape[2]) for pixels in clean])
+    low, high = values.min().item(), values.max().item()
+    steps = min(_VALUES, high - low + 1) if values.dtype.kind == "u" else _VALUES
+    names = _CHANNELS.get(image.shape[2], [f"channel {number}" for number in range(image.shape[2])])
     lines = []
-    for channel, (name, hue) in enumerate(hues.items()):
-        counts = np.sum([np.histogram(pixels[..., channel], _VALUES, (low, high))[0] for pixels in clean], axis=0)
+    for number, (name, column) in enumerate(zip(names, values.T, strict=True)):
+        counts, _ = np.histogram(column, steps, (low, high))
         # Under- and overexposed pixels would flatten the curves between them.
-        shares = np.minimum(counts, counts[1:-1].max()) / max(1, counts.sum())
-        lines.append(Line(name, list(enumerate(shares.tolist())), hue))
-    high -= is_byte
-    middle = 128 if is_byte else (low + high) / 2
-    drawn = chart("values of the channels", lines, [f"{each:.6g}" for each in (low, middle, high)], "{:.1%}")
+        shares = np.minimum(counts, counts[1:-1].max(initial=1)) / len(column)
+        lines.append(Line(name, list(enumerate(shares.tolist())), 25 + 360 * number // len(names)))
     which = "all" if len(chosen) == manifest.samples else f"{len(chosen):,} of the"
+    drawn = chart("values of the channels", lines, [f"{low:.6g}", f"{high:.6g}"], "{:.1%}")
     return _charted("Channels", f"The curves show {which} clean records.", drawn)
 
 
