@@ -34,11 +34,10 @@ _SHEET_BYTES: Final = 1_000_000  # a new version of the whole dataset would incl
 
 @dataclass(frozen=True)
 class Addition:
-    """An add-on that is ready to send.
+    """An add-on that is ready to send: `contents` are its files by name.
 
-    `dataset_id` is the add-on's own dataset, owner/slug-vN, and `contents` are its files by name. `attach` has the
-    datasets that hold the cache's other files. `whole_bytes` is the size of a new version of the whole dataset.
-    `is_there` is whether Kaggle has this version of the cache already.
+    `attach` has the datasets that hold the cache's other files, and `whole_bytes` is the size of a new version of the
+    whole dataset. `is_there` is whether Kaggle has this version of the cache already.
     """
 
     dataset_id: str
@@ -51,12 +50,10 @@ class Addition:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files of the add-on."""
         return sum(content.bytes for content in self.contents.values())
 
     @property
     def is_cheaper(self) -> bool:
-        """Whether Kaggle has some of the files, and a new version of the whole dataset would send more bytes."""
         return bool(self.attach) and self.total_bytes < self.whole_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,9 +72,8 @@ class Addition:
 def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition:
     """Ask Kaggle which files of a cache are already published, and return an add-on with all other files of the cache.
 
-    An add-on is a dataset of its own. `notes` is the text about the version in the add-on's card. Raises PublishError
-    if the cache is not published yet, if the add-on's name is taken by another cache or version, or if Kaggle does not
-    answer; DependencyError without kagglesdk; DamageError or FormatError for the cache's earlier manifests.
+    `notes` is the text about the version in the card. Raises PublishError if the cache is not published yet, if the
+    add-on's name is taken, or if Kaggle does not answer; DependencyError without kagglesdk.
     """
     opened = Cache.open(folder_path(cache))
     folder, manifest = opened.directory, opened.manifest
@@ -143,12 +139,10 @@ def send_addition(
     options: PublishOptions,
     advance: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Upload an add-on, a Kaggle dataset with the new files of a version, and wait until Kaggle lists these files.
+    """Upload an add-on, and wait until Kaggle lists its files. `advance` is called with the bytes done so far.
 
-    `advance` is called with the number of bytes done so far. A journal next to the cache records what was sent, so that
-    the next call continues after a kill. Raises PublishError, UnfinishedError, BuildError for a journal that cannot be
-    used, DamageError for a file that differs from the manifest, UsageError for a name that is too long, and
-    DependencyError without kagglesdk.
+    A journal next to the cache records what was sent, so that the next call continues after a kill. Raises
+    PublishError, UnfinishedError, BuildError for a journal that cannot be used, and DamageError for a damaged file.
     """
     dataset = KaggleDataset(check_id(addition.dataset_id, "the add-on's name"))
     owner, _, slug = addition.dataset_id.partition("/")

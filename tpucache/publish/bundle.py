@@ -65,7 +65,7 @@ _ESCAPES: Final = {
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder that is ready to upload. `files` has the sizes in bytes of the files that will be uploaded, by name."""
+    """A folder that is ready to upload. `files` has the sizes in bytes of the files to upload, by name."""
 
     folder: Path
     metadata: Metadata
@@ -81,9 +81,8 @@ def make_bundle(
 ) -> Bundle:
     """Make the folder to upload for a verified cache: `out`, or `CACHE.publish` next to the cache.
 
-    The folder gets hard links to the cache's files, or verified copies where the file system has no links. With
-    `hashes`, it also gets the hashes of all pictures; missing ones are computed. If an earlier call made the folder
-    from this cache, or from an earlier version of it, the folder is updated.
+    The folder gets hard links to the cache's files, or verified copies where the file system has no links. A folder
+    that an earlier call made from this cache, or from an earlier version of it, is updated.
 
     Raises UsageError if the folder holds other files or overlaps with the cache's folder; PublishError if Kaggle does
     not accept the cache; StoreError when the folder cannot be written.
@@ -178,11 +177,10 @@ def _signed(metadata: bytes, claim: Claim) -> bytes:
 
 
 def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
-    """Return the files in `folder`. The caller may replace or remove them, because `publish` wrote all of them.
+    """Return the files in `folder`, all of which `publish` wrote, so that they may be replaced or removed.
 
     Raises UsageError unless the folder is empty, or `publish` made it, completely or in part, from this cache or an
-    earlier version of it. A file that was changed since then raises UsageError, too. `claim` lists the files that this
-    call will write, with their digests.
+    earlier version of it, and no file was changed since. `claim` lists the files that this call will write.
     """
     entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
     foreign = {
@@ -209,7 +207,7 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
 
 
 def _read_claims(folder: Path) -> list[Claim]:
-    """Return up to two claims that `publish` wrote into a folder: in a file of its own, and in the metadata."""
+    """Return the claims that `publish` wrote into a folder: in a file of its own, and in the metadata."""
     claims: list[Claim | None] = []
     if (folder / CLAIM_NAME).exists():
         claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
@@ -269,11 +267,9 @@ def make_card(
     attach: Sequence[str] = (),
     notes: str = "",
 ) -> str:
-    """Return a cache's card as Markdown text.
+    """Return a cache's card as Markdown text. Raises DependencyError without jinja2.
 
-    Without a licence, the card says "not stated yet". With `sheet`, it shows the picture `SHEET_NAME`. `history` is the
-    result of `describe_versions`. For an add-on dataset, `attach` names the datasets that hold the cache's other files,
-    and `notes` is a text by the dataset's owner. Raises DependencyError without jinja2.
+    For an add-on dataset, `attach` names the datasets that hold the cache's other files.
     """
     statistics = manifest.statistics
     counts = [f"{count:,}" for count in statistics.class_counts] or [""] * len(manifest.classes)
@@ -309,7 +305,7 @@ def make_card(
 
 
 def to_markdown(value: object) -> str:
-    """Return a value as text that Markdown shows unchanged. Names of files and classes may hold any character."""
+    """Return a value as text that Markdown shows unchanged."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
     text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
     return text.translate(_ESCAPES)

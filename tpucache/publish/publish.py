@@ -86,9 +86,8 @@ def send(
 ) -> Published:
     """Upload a folder with Kaggle's client, as a new dataset or as the dataset's next version, and check what arrived.
 
-    Nothing is uploaded on a dry run, or when the client is not on PATH. `announce` is called with the client's command,
-    before the command runs. Raises PublishError when the client is not signed in or fails, or when Kaggle lists other
-    files than were sent.
+    Nothing is uploaded on a dry run, or when the client is not on PATH. `announce` is called with the client's command
+    before it runs. Raises PublishError.
     """
     options = options or PublishOptions()
     words = ["create", "-p", str(bundle.folder), *(["--public"] if options.public else [])]
@@ -118,8 +117,8 @@ def _command(words: Sequence[str]) -> str:
 def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, is_new: bool) -> None:
     """Wait until Kaggle lists all files of a bundle with the right sizes.
 
-    Raises PublishError, which names the files that differ, if that takes longer than `patience` seconds, if Kaggle
-    cannot process the dataset, or if it has processed the dataset and still lists other files after a short time.
+    Raises PublishError if that takes longer than `patience` seconds, or if Kaggle has processed the dataset and still
+    lists other files after a short time.
     """
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:
@@ -162,10 +161,7 @@ class KaggleClient:
     program: str
 
     def state(self, dataset_id: str) -> State | None:
-        """Return Kaggle's state of a dataset; None if the client does not find the dataset.
-
-        Raises PublishError if the user is signed out, or if the client or Kaggle does not answer.
-        """
+        """Return Kaggle's state of a dataset; None if there is none. Raises PublishError without an answer."""
         done = self._ask(["status", dataset_id])
         said = f"{done.stdout}\n{done.stderr}"
         # Words in the dataset's name say nothing: it may be "connection-500" or "already-there".
@@ -186,7 +182,7 @@ class KaggleClient:
         return "failed" if re.search(r"error|fail|delet", output) else "unknown"
 
     def upload(self, words: Sequence[str]) -> None:
-        """Run the command of an upload, and pass its output on to standard error. Raises PublishError when it fails."""
+        """Run the command of an upload, and pass its output on to standard error."""
         lines: list[str] = []
         # Standard error is not redirected, so the client's progress bars are shown.
         with subprocess.Popen(  # noqa: S603  # no shell, our own words
@@ -201,10 +197,7 @@ class KaggleClient:
             raise PublishError(f"`{_command(words)}` failed with status {process.returncode}: {reason}")
 
     def files(self, dataset_id: str) -> dict[str, int | None]:
-        """Return the size in bytes of each file of a dataset; None if Kaggle lists only a rounded size, such as 12MB.
-
-        Raises PublishError.
-        """
+        """Return the bytes of each file of a dataset; None if Kaggle lists only a rounded size, such as 12MB."""
         listed: dict[str, int | None] = {}
         token = ""
         while True:

@@ -50,7 +50,6 @@ LICENSES: Final = (
 
 
 def check_title(title: str) -> str:
-    """Return a title without spaces at its ends if Kaggle accepts it. Raises UsageError if not."""
     title = title.strip()
     if len(title) not in TITLE_LENGTH or not title.isprintable():
         raise UsageError(
@@ -60,7 +59,6 @@ def check_title(title: str) -> str:
 
 
 def check_license(name: str | None) -> str:
-    """Return `name` if Kaggle has a licence of this name. Otherwise, raise UsageError, which lists all names."""
     if name not in LICENSES:
         given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
         raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")

@@ -62,17 +62,12 @@ def fetch_cache(
 ) -> Manifest:
     """Copy the cache at a URL into a folder that is new, empty, or an earlier copy of it, and return its manifest.
 
-    Each file's SHA-256 is compared with the manifest; a file that differs is fetched a second time. After an
-    interrupted call the next one continues, even in the middle of a file. Files that the folder already has are not
-    fetched again. `on_progress` is called with the number of bytes done and the number of all bytes.
-
-    Earlier versions are copied as well. If the URL ends with "@2", version 2 and the versions before it are copied.
-    Hashes of pictures are copied if the URL has them.
+    A file whose SHA-256 differs from the manifest is fetched a second time. After an interrupted call the next one
+    continues, even in the middle of a file. Earlier versions are copied as well; "URL@2" has version 2 and those before
+    it. `on_progress` is called with the number of bytes done and the number of all bytes.
 
     Raises NotACacheError or FormatError if there is no cache at the URL, DamageError for a file that differs twice,
-    StoreError when the URL cannot be read or the disk has no room, DependencyError without fsspec or the store's own
-    library. Raises UsageError if the folder holds other files, if it overlaps with the folder at the URL, and for a
-    version that the cache does not have.
+    StoreError when the URL cannot be read or the disk has no room, and UsageError if the folder holds other files.
     """
     target = folder_path(directory)
     url, number = split_version(url)
@@ -109,15 +104,12 @@ def push_cache(
 ) -> Manifest:
     """Copy a cache to a URL that is empty or has an earlier copy of the cache, and return the cache's manifest.
 
-    Each file's SHA-256 is checked before it is sent. Files that an earlier call sent are read back, and not sent again
-    if they are right. `on_progress` is called with the number of bytes done and the number of all bytes.
+    Each file is checked before it is sent. Files that an earlier call sent are read back, and not sent again if they
+    are right. Earlier versions are sent as well; "cache@2" sends version 2 and those before it. With `hashes`, the
+    hashes of all pictures are sent, too, and computed first if the cache has none.
 
-    Earlier versions are sent as well; "cache@2" sends version 2 of "cache" and the versions before it. With
-    `hashes`, the perceptual hashes of all pictures are sent, too, and computed first if the cache has none.
-
-    Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, DependencyError without
-    fsspec or the store's own library, and the errors of `Manifest.load`. Raises UsageError if the URL is a web server
-    or holds other files, if it overlaps with the cache's folder, and for a version that the cache does not have.
+    Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, and UsageError if the URL
+    is a web server or holds other files.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
@@ -150,10 +142,7 @@ def _check_tables(remote: Remote, manifest: Manifest) -> None:
 
 
 def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
-    """Return the manifests of a cache's earlier versions: from the target folder if it has them, else from the URL.
-
-    Raises DamageError or FormatError for a manifest that is missing or differs.
-    """
+    """Return the manifests of a cache's earlier versions: from the target folder if it has them, else from the URL."""
     found = []
     for number in range(1, manifest.number):
         try:
@@ -199,7 +188,7 @@ def _fetch_files(
 
 
 def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Add the times of versions that the URL states, if it states any, to the file with these times in `target`."""
+    """Add the times of versions that the URL states, if any, to those in `target`."""
     if not manifest.parents:
         return
     try:
@@ -213,10 +202,7 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the file of perceptual hashes, if the URL has one. No manifest lists it, so whoever reads it checks it.
-
-    If the URL does not answer, nothing is copied: hashes are computed when they are needed.
-    """
+    """Copy the file of hashes, if the URL has one. No manifest lists it, so whoever reads it checks it."""
     name = hashes_name(manifest)
     if (target / name).exists():
         return
@@ -235,7 +221,7 @@ def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
-    """Lock the folder to push to if it is on this machine. Raises UsageError if it overlaps with the cache's folder."""
+    """Lock the folder to push to if it is on this machine."""
     if remote.local is None:
         return nullcontext()
     check_apart(source, remote.local)
@@ -245,8 +231,7 @@ def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
 def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Sequence[Manifest]) -> bool:
     """Return whether a URL already holds this manifest. Raises UsageError if the URL holds other files or caches.
 
-    `source` is the folder of the cache to push, and `before` are the manifests of its earlier versions. Raises
-    FormatError if the tables at the URL are too large.
+    `before` are the manifests of the earlier versions of the cache in `source`.
     """
     names = remote.names() - OF_REPOSITORIES.get(remote.scheme, set())
     claims, existing = [], None
@@ -274,7 +259,7 @@ def _push_files(
     *,
     finished: bool,
 ) -> None:
-    """Send the files that the URL lacks, then the manifest. Nothing is sent if the URL has the whole cache already.
+    """Send the files that the URL lacks, then the manifest; nothing if the URL has the whole cache already.
 
     A claim, a file that tells other processes which cache arrives here, is sent first and removed at the end.
     `finished` says that the URL has this manifest, perhaps without all files.
@@ -321,7 +306,7 @@ def _fetched_table(remote: Remote, entry: FileEntry) -> Iterator[str]:
 
 
 def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
-    """Fetch a file under a temporary name, or continue a partial one, and rename it once its SHA-256 is right."""
+    """Fetch a file under a temporary name, or continue it, and rename it once its SHA-256 is right."""
     part = _part(target, entry)
     if _begun(target, entry) > entry.bytes:
         part.unlink()

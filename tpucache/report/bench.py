@@ -34,13 +34,10 @@ _SENT_BATCHES: Final = 3  # together too large for the cache of a CPU core
 class BenchResult:
     """Rates of reading in images a second, each the median of several rounds.
 
-    `limit_images_per_second` is the rate at which this machine copies the same number of bytes in memory, and `ratio`
-    the rate of reading divided by that rate. `idle` is the share of the time in which a simulated accelerator waits,
-    None without a device rate; it includes waiting for an upload.
-
-    `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured.
-    `bytes_per_image` is the mean size of a record on disk, `batch_bytes_per_image` its size in a batch for the device.
-    `reading` is the way of reading, with `planned_bytes` of memory (see `ReadingPlan`).
+    `limit_images_per_second` is the rate at which this machine copies as many bytes in memory, and `ratio` the rate of
+    reading divided by it. `idle` is the share of the time in which a simulated accelerator waits. `bytes_per_image` is
+    the mean size of a record on disk, `batch_bytes_per_image` its size in a batch for the device. `reading` and
+    `planned_bytes` are those of `ReadingPlan`.
     """
 
     images_per_second: float
@@ -63,11 +60,7 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class BatchUpload:
-    """A way to send batches to a device.
-
-    `send` sends a batch, and returns when the batch has arrived. `pin_memory` asks for batches in page-locked memory.
-    Each of `cores` cores gets an equal part of a batch.
-    """
+    """A way to send batches to a device: `send` returns when a batch has arrived, split over the cores."""
 
     send: Callable[[Any], object]
     cores: int = 1
@@ -88,11 +81,10 @@ def run_bench(
 ) -> BenchResult:
     """Measure how fast a dataset is read, and how fast this machine copies the same number of bytes in memory.
 
-    In each of `rounds` rounds, shuffled batches are read for `seconds`, then bytes are copied for `seconds`, by the
-    same number of threads. With `finish` "device", packed images are not decoded: the device would do that. With
-    `device_rate`, a simulated accelerator takes this many images a second; it is idle for the share of time in which
-    its queue is empty. With `upload`, the rate of sending batches to a device is measured, too, and each batch is sent
-    before it enters the queue. `on_progress` is called with a line of text at the start.
+    In each round, shuffled batches are read for `seconds`, then bytes are copied, by the same number of threads. A
+    simulated accelerator takes `device_rate` images a second; it is idle for the share of time in which its queue is
+    empty. With `upload`, the rate of sending batches is measured, too, and each batch is sent before it enters the
+    queue.
 
     Raises UsageError when the cache is smaller than a batch, or a batch does not divide over the cores.
     """
@@ -153,7 +145,7 @@ def measure_reading(
     rounds: int = 3,
     seconds: float = 0.5,
 ) -> float:
-    """Return the rate of reading for a device as `run_bench` measures it: images a second, the median of the rounds."""
+    """Return the rate of reading for a device, as `run_bench` measures it."""
     loader = _warm_loader(dataset, batch_size, threads, seconds, "device")
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 
@@ -161,7 +153,7 @@ def measure_reading(
 def _warm_loader(
     dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
 ) -> CachedLoader:
-    """Return a loader of shuffled batches that has read for `seconds`, so that caches and buffers are filled."""
+    """Return a loader that has read for `seconds`, so that caches and buffers are filled."""
     loader = CachedLoader(
         dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory
     )
@@ -176,10 +168,9 @@ def _warm_loader(
 class NetworkBench:
     """How fast a cache was read from its URL, and how it used the network.
 
-    `images_per_second` is the rate over all `seconds`, and `first_seconds` the time to the first batch. `link_share` is
-    the average rate in bytes as a share of the best second's rate. `bytes_for_each_needed` is the number of bytes that
-    were fetched, divided by the bytes that the batches needed. `idle` is the share of the time after the first batch in
-    which a simulated accelerator waited, None without such an accelerator.
+    `link_share` is the average rate in bytes as a share of the best second's rate. `bytes_for_each_needed` is the
+    number of bytes that were fetched, divided by the bytes that the batches needed. `idle` is that of an accelerator
+    after the first batch.
     """
 
     images_per_second: float
@@ -239,8 +230,8 @@ def bench_network(
 def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float) -> float:
     """Return the share of the time in which a simulated accelerator waits for `batches`, measured for `seconds`.
 
-    The accelerator is a thread that takes batches from a queue of two, and needs `step_seconds` for each batch. At
-    least two batches are taken, if there are two; the wait for the first batch does not count.
+    The accelerator is a thread that takes batches from a queue of two, and needs `step_seconds` for each batch. The
+    wait for the first batch does not count.
     """
     ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
     waited = [0.0, 0.0]  # seconds waiting, seconds in all
@@ -302,7 +293,7 @@ def _batches(loader: CachedLoader) -> Iterator[Any]:
 
 
 def count_rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:
-    """Return the images a second of batches of `batch_size` images, measured for `seconds` after the first batch."""
+    """Return the images a second, measured for `seconds` after the first batch."""
     iterator = iter(batches)
     next(iterator)
     start = time.perf_counter()

@@ -125,8 +125,7 @@ _ALBUMENTATIONS: Final = "2.0.8"  # the last release under the MIT licence; warm
 class Mount(NamedTuple):
     """A folder: its file system, and the caches in it as (path, samples, how this machine would read its shards).
 
-    `network` is the type of a network file system, None for a disk. `open_seconds` is the median time to open a file in
-    the folder and read its first byte; None if the folder has no file.
+    `network` is the type of a network file system. `open_seconds` is the median time to open a file in the folder.
     """
 
     space: Space
@@ -138,11 +137,7 @@ class Mount(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a machine has.
-
-    `libraries` and `decoders` are versions by name, "" for what is missing. `xla` and `torch` are the devices that they
-    find, or an `error`; None if the library is not installed, or was not asked.
-    """
+    """What a machine has; `xla` and `torch` are None if they are not installed or were not asked for their devices."""
 
     tpucache: str
     python: str
@@ -183,10 +178,9 @@ class Diagnosis:
 
 
 def diagnose(root: Path = Path("/"), environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Diagnosis:
-    """Return what this machine has, and the problems to fix.
+    """Return what this machine has, and the problems to fix. `root` has the kernel's files and the mounted folders.
 
-    With `xla`, torch_xla and torch are asked for their devices, if they are installed. This takes seconds. `root` is
-    the folder with the kernel's files and the mounted folders.
+    With `xla`, torch_xla and torch are asked for their devices, which takes seconds.
     """
     environ = os.environ if environ is None else environ
     libraries = {name: _version(name) for name in _USES}
@@ -230,10 +224,7 @@ def _find_decoders() -> dict[str, str]:
 
 
 def look_into(folder: Path) -> Mount | None:
-    """Return a folder's file system and the caches in it, or None if there is no such folder.
-
-    Caches are searched as by `find_cache`, but only for a few seconds.
-    """
+    """Return a folder's file system and the caches in it, searched for a few seconds; None without the folder."""
     space = measure_space(folder)
     if space is None:
         return None
@@ -259,7 +250,7 @@ def _open_seconds(folder: Path) -> float | None:
 def ask(code: str, environ: Mapping[str, str], seconds: float = _ASK_SECONDS) -> dict[str, Any]:
     """Run a program in a separate process, and return the object that it prints as JSON after the word `found`.
 
-    The result also has the `seconds` that it took, and an `error`, "" if there was none.
+    The result also has the `seconds` that it took, and an `error`.
     """
     began = time.monotonic()
     found: dict[str, Any] = {"error": ""}

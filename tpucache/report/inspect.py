@@ -75,10 +75,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return, as JSON values, each version of a cache and its changes since the version before, the oldest first.
-
-    `times` has the creation times of versions by their identities; a version that is not in `times` has the time None.
-    """
+    """Return each version of a cache and its changes as JSON values, the oldest first; `times` are by identity."""
     return [
         {
             "version": manifest.number,
@@ -182,10 +179,7 @@ def records_text(manifest: Manifest) -> str:
 
 
 def recipe_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the settings of a cache's recipe that concern its records, as texts by name.
-
-    These are the image size, the augmentation, and settings other than the defaults.
-    """
+    """Return the size, the augmentation and the settings other than the defaults that concern a cache's records."""
     recipe, defaults = manifest.recipe, Recipe().to_dict()
     names = {name for name in recipe if name in ("size", "augment") or recipe[name] != defaults.get(name)}
     if IMAGE not in {field.name for field in manifest.fields}:
@@ -202,7 +196,7 @@ def _setting_text(value: object) -> str:
 
 
 def version_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the versions of the libraries that made a cache, by name; a library that was not installed is left out."""
+    """Return the versions of the libraries that made a cache."""
     return {name: str(value) for name, value in manifest.created_by.items() if value}
 
 
@@ -218,10 +212,7 @@ def left_out(manifest: Manifest) -> dict[str, int]:
 
 
 def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Return how many annotations of each kind the source, the clean images and each augmented variant have.
-
-    A number that the manifest does not have is None.
-    """
+    """Return how many annotations of each kind the source, the clean images and each variant have, if known."""
     augmented = [str(variant) for variant in manifest.variants if variant]
     return {
         name: {
@@ -234,10 +225,7 @@ def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
 
 
 def annotation_texts(manifest: Manifest) -> dict[str, str]:
-    """Return a text for each kind of annotation: how many the source has, and how many lie outside of the images.
-
-    A kind is left out if the manifest does not have these numbers.
-    """
+    """Return a text for each kind of annotation: how many the source has, and how many lie outside of the images."""
     texts = {}
     for name, counts in _annotations(manifest).items():
         given, clean, left = counts["source"], counts["clean"], counts["variants"]
@@ -378,7 +366,7 @@ def _classes(manifest: Manifest) -> Section | None:
 
 
 def _sizes(records: Records) -> Section | None:
-    """Return a histogram of the sizes of the source's files, in steps of equal ratio; 0 is an unknown size."""
+    """Return a histogram of the sizes of the source's files on a logarithmic scale; 0 is an unknown size."""
     sizes = np.asarray(records.table.get("source_bytes", ()), np.float64)
     known = sizes[sizes > 0]
     if not len(known):

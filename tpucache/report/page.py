@@ -106,10 +106,7 @@ class Part(NamedTuple):
 
 
 def make_page(kind: str, parts: Sequence[Part], table: bytes | None = None) -> Page:
-    """Return a page of parts that has the name of the first; `kind` is shown before that name in the title.
-
-    Raises DependencyError without jinja2.
-    """
+    """Return a page that has the name of its first part; `kind` comes before it in the title."""
     name = parts[0].name
     values = {"title": f"{kind} {name}", "parts": parts, "version": __version__}
     return Page(name, fill("tpucache.report", "page.html", values), table)
@@ -149,7 +146,7 @@ def bars(
 
 
 def matrix(names: Sequence[str], counts: Array) -> Block:
-    """Return counts by true and then by predicted class, coloured by their shares of the true class."""
+    """Return counts by true and then by predicted class."""
     shares = np.ceil(100 * counts / np.maximum(counts.sum(1, keepdims=True), 1))
     rows = [
         (name, [(f"{count:,.0f}", f"{share:.0f}") for count, share in zip(*row, strict=True)])
@@ -159,7 +156,7 @@ def matrix(names: Sequence[str], counts: Array) -> Block:
 
 
 class Line(NamedTuple):
-    """A curve of a chart: its name in the legend, its points (x, y), and its colour's hue in degrees."""
+    """A curve: its name in the legend, its points (x, y), and its colour's hue in degrees."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -168,10 +165,10 @@ class Line(NamedTuple):
 
 
 def chart(title: str, lines: Sequence[Line], across: Sequence[str] = (), up: str = "{:,.4g}") -> Block | None:
-    """Return a chart of lines on a common scale; None if no line has a point.
+    """Return a chart of lines on a common scale; None if no line has a point. Points that are not finite are left out.
 
-    Points that are not finite are left out. `across` are the texts below the horizontal axis, in equal distances; the
-    first and the last x if none are given. `up` is the format of the lowest and the highest y.
+    `across` are the texts below the horizontal axis, in equal distances. `up` is the format of the lowest and highest
+    y.
     """
     known = [(line, np.array([point for point in line.points if np.isfinite(point).all()])) for line in lines]
     known = [(line, points) for line, points in known if len(points)]
@@ -198,7 +195,7 @@ def chart(title: str, lines: Sequence[Line], across: Sequence[str] = (), up: str
 
 
 class Picture(NamedTuple):
-    """A picture's file as a data URL, its size in pixels, a text that describes it, and a text that is shown above."""
+    """A picture's file as a data URL, its size in pixels, a description, and a text that is shown above it."""
 
     source: str
     width: int
@@ -218,18 +215,12 @@ class Figure(NamedTuple):
 
 
 def pictures(figures: Sequence[Figure], width: int, side: int, colours: Sequence[tuple[str, str]] = ()) -> Block:
-    """Return figures that are about `width` pixels wide, with pictures of at least `side` pixels.
-
-    `colours` are the names of the things that are drawn over the pictures, each with its CSS colour.
-    """
+    """Return figures that are about `width` pixels wide, with pictures of at least `side` pixels."""
     return Block("pictures", {"figures": figures, "width": width, "side": side, "colours": colours})
 
 
 def make_picture(fields: Mapping[str, Array], classes: Sequence[str], text: str, head: str = "") -> Picture:
-    """Return a picture of a record's image with its other fields drawn over it: a PNG of few pixels, else a JPEG.
-
-    Raises DependencyError without Pillow.
-    """
+    """Return a picture of a record's image with its other fields drawn over it."""
     from tpucache.report.preview import draw_record
 
     longest = max(fields[IMAGE].shape[:2])
@@ -249,10 +240,9 @@ def escape(value: object) -> str:
 
 
 def fill(package: str, name: str, values: Mapping[str, object], escape: Callable[[object], str] = escape) -> str:
-    """Return the text of the template `name`, from the folder `templates` of a package, filled with values.
+    """Return the text of a file in the folder `templates` of a package, filled with escaped values.
 
-    `escape` converts each value to text. A name in a template without a value is an error. Raises DependencyError
-    without jinja2.
+    A name in a template without a value is an error. Raises DependencyError without jinja2.
     """
     with calling("jinja2"):
         return _environment(package, escape).get_template(name).render(values)

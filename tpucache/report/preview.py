@@ -77,7 +77,7 @@ def _font(size: int) -> Font:
 
 
 def _cut(text: str, font: Font, width: float, *, keep_end: bool = False) -> str:
-    """Return a text on one line, without its end (or beginning, with `keep_end`) if it is wider than `width`."""
+    """Return a text on one line, without its end (or beginning) if it is wider than `width`."""
     text = printable(text)
     if font.getlength(text) <= width:
         return text
@@ -92,9 +92,8 @@ def _cut(text: str, font: Font, width: float, *, keep_end: bool = False) -> str:
 def _displayable(pixels: Array) -> npt.NDArray[np.uint8]:
     """Return an image (height, width, channels) of any dtype as uint8 (height, width, 1 or 3).
 
-    Grey and RGB images of 8 bits are not changed. Of images with two channels only the first is shown, and of images
-    with more than three the first three, as red, green and blue. Values of other dtypes are scaled: the image's 1st
-    percentile becomes black, and its 99th percentile white.
+    Of two channels the first is shown, and of more than three the first three. Values other than 8 bits are scaled: the
+    1st percentile becomes black, and the 99th white.
     """
     shown = pixels[..., : 3 if pixels.shape[2] >= 3 else 1]
     if shown.dtype == np.uint8:
@@ -106,14 +105,10 @@ def _displayable(pixels: Array) -> npt.NDArray[np.uint8]:
 
 @calling("Pillow")
 def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, dense: int = 1) -> Image.Image:
-    """Return a record's image with its other fields drawn over it; the image's longer side has `side` pixels.
+    """Return a record's image with its mask, boxes and keypoints drawn over it; its longer side has `side` pixels.
 
-    Lines and letters are `dense` times as large, for pictures that are shown smaller by this factor. `classes` are the
-    names of the boxes' classes.
-
-    `fields` are a record's fields by name: `image` (height, width, channels); `mask` uint8 (height, width, 1), where 0
-    is not coloured; `boxes` (n, 5) of left, top, right, bottom, class, where empty boxes are not drawn; `keypoints`
-    (n, 3) of x, y, visible. Other fields are not drawn.
+    Lines and letters are `dense` times as large, for pictures that are shown smaller by this factor. `boxes` (n, 5) are
+    left, top, right, bottom, class, and `keypoints` (n, 3) x, y, visible.
     """
     pixels = _displayable(fields[IMAGE])
     height, width = pixels.shape[:2]
@@ -132,7 +127,7 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, 
 
 
 def _has(fields: Mapping[str, Array], name: str, kind: str, shape: tuple[int | None, ...]) -> bool:
-    """Return whether a field is there as tpucache's own sources make it; data sets may use its name for other data."""
+    """Return whether a field is as tpucache's own sources make it; data sets may use its name for other data."""
     found = fields.get(name)
     if found is None or found.dtype.kind != kind or found.ndim != len(shape):
         return False
@@ -140,7 +135,7 @@ def _has(fields: Mapping[str, Array], name: str, kind: str, shape: tuple[int | N
 
 
 def _with_mask(image: Image.Image, mask: Array) -> Image.Image:
-    """Return the image under a translucent colour for each value of the mask but 0, with outlines around the areas."""
+    """Return the image under a translucent colour for each value of the mask but 0, with outlines."""
     large = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST)).astype(np.int64)
     colours = np.array(PALETTE, np.float32)[(large - 1) % len(PALETTE)]
     padded = np.pad(large, 1, mode="edge")
@@ -169,7 +164,7 @@ def _draw_boxes(image: Image.Image, boxes: Array, ratio: Array, classes: Sequenc
 def _draw_plate(
     draw: ImageDraw.ImageDraw, width: int, corner: tuple[float, float], name: str, colour: Colour, size: int
 ) -> None:
-    """Draw a name on a coloured rectangle above the corner of its box, or inside the box if there is no room above."""
+    """Draw a name above the corner of its box, or inside the box if there is no room above."""
     font = _font(size)
     text = _cut(name, font, width - 6)
     long, high = font.getlength(text) + 6, size + 4
@@ -181,7 +176,6 @@ def _draw_plate(
 
 
 def _draw_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int) -> None:
-    """Draw a dot for each keypoint that is visible, and the keypoint's number next to it."""
     draw, radius = ImageDraw.Draw(image), 3 * dense
     for number in np.flatnonzero(np.isfinite(points).all(axis=1) & (points[:, 2] > 0)).tolist():
         x, y = (points[number, :2] * ratio).tolist()
@@ -191,7 +185,7 @@ def _draw_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int)
 
 
 class Cell(NamedTuple):
-    """One sample of a sheet: its label, its path, and its pictures; the pictures of all samples have one size."""
+    """One sample of a sheet; the pictures of all samples have one size."""
 
     label: str
     path: str
@@ -200,7 +194,7 @@ class Cell(NamedTuple):
 
 @calling("Pillow")
 def draw_sheet(title: str, line: str, cells: Sequence[Cell], heads: Sequence[str] = ()) -> Image.Image:
-    """Return a sheet of cells under a title and a line of text; `heads` are the headings of a sample's pictures."""
+    """Return a sheet of cells; `heads` are the headings of a sample's pictures."""
     width, height = cells[0].pictures[0].size
     across = len(cells[0].pictures)
     strip = across * (width + _GAP) - _GAP
@@ -234,7 +228,7 @@ def _write(
     *,
     keep_end: bool = False,
 ) -> None:
-    """Write a line of text whose base line begins at `at`, not wider than `width` pixels."""
+    """Write a line of text whose base line begins at `at`."""
     font = _font(size)
     ImageDraw.Draw(sheet).text(at, _cut(text, font, width, keep_end=keep_end), colour, font, anchor="ls")
 
@@ -279,7 +273,7 @@ def preview_cache(
 
 
 def contact_sheet(cache: str | Path) -> bytes | None:
-    """Return a contact sheet of a cache as a PNG; None if its records have no images."""
+    """Return a contact sheet of a cache as a PNG; None without images."""
     if Records(cache).image is None:
         return None
     target = io.BytesIO()
@@ -289,11 +283,7 @@ def contact_sheet(cache: str | Path) -> bytes | None:
 
 @calling("Pillow")
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
-    """Write a picture in the format that the suffix of `path` names, and return the path.
-
-    Raises UsageError if no picture format has this suffix or the file belongs to a cache, and TpucacheError when the
-    picture cannot be written.
-    """
+    """Write a picture in the format that the suffix of `path` names. Raises UsageError or TpucacheError."""
     path = Path(path)
     check_no_cache_file(path)
     try:
@@ -333,13 +323,9 @@ def preview_batch(
 ) -> Image.Image:
     """Return a sheet with the images of the first batch that training with the seed `seed` reads.
 
-    The batch has at most `samples` samples. Its images are augmented by the settings `augment`, as on the device, and
-    shown without normalisation. Above each image is its label after augmentation; for two mixed images the label has
-    the share of each class. Masks move with their image, boxes and keypoints do not: they are drawn only if nothing
-    moves. If `cache` is a path, and the cache has augmented variants, the batch shows these.
-
-    Raises UsageError when there is nothing to show or a setting does not fit the images, and NotACacheError,
-    FormatError or DamageError for the cache.
+    Its images are augmented as on the device, and shown without normalisation, under the labels after augmentation.
+    Masks move with their image; boxes and keypoints are drawn only if nothing moves. If `cache` is a path, and the
+    cache has augmented variants, the batch shows these. Raises UsageError when there is nothing to show.
     """
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.sampler import full_order

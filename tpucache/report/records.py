@@ -52,15 +52,14 @@ class Records:
         return {field.name: _decode(field, part) for field, part in zip(self.manifest.fields, parts, strict=True)}
 
     def label(self, position: int) -> Array | None:
-        """Return the label of the sample at this position of the cache, a number or (m,); None without labels."""
+        """Return the label of the sample at this position of the cache; None without labels."""
         labels = self.table.labels
         return None if labels is None else np.asarray(labels[position])
 
     def choose(self, count: int, seed: int = 0, class_name: str | None = None) -> list[int]:
-        """Return the positions in the cache of at most `count` samples, chosen at random, in ascending order.
+        """Return the positions in the cache of at most `count` random samples, from each class in turn.
 
-        If each sample has one label, samples are chosen from each class in turn. With `class_name`, only samples of
-        that class are chosen. Raises UsageError if no class has that name.
+        Raises UsageError if no class has the name `class_name`.
         """
         positions = np.unique(self.positions if class_name is None else self._of_class(class_name))
         order, labels = np.random.default_rng(seed).permutation(positions), self.table.labels
