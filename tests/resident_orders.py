@@ -81,8 +81,7 @@ def check_device(caches: Path, device: Any, cores: int) -> dict[str, list[int]]:
     Return for each codec the graphs compiled and the bytes received in each epoch of the order "full".
     """
     from tpucache.ondevice import Resident
-    from tpucache.training.feed.feeder import Feeder
-    from tpucache.training.feed.residence import DeviceMemory
+    from tpucache.training.feed import DeviceMemory, Feeder
 
     def run_epoch(resident: Resident, fed: Any, streaming: Any) -> None:
         with Feeder(fed, device, resident=resident) as feeder:

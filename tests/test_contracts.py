@@ -66,7 +66,7 @@ for contract in sys.stdin:
 #: Imports of which each makes a circle: of two folders, of two files, and one by way of a third file.
 CIRCLES = [
     ("tpucache.store.format", "tpucache.loading.dataset"),
-    ("tpucache.training.device.processes", "tpucache.training.device.process_group"),
+    ("tpucache.training.schedule", "tpucache.training.learner"),
     ("tpucache.store.manifest", "tpucache.store.cache"),
 ]
 

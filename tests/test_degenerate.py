@@ -14,7 +14,7 @@ from thorough import thorough
 
 from tpucache.cli import main
 from tpucache.store.manifest import Manifest
-from tpucache.training.run.contents import load_best
+from tpucache.training.run.saved import load_best
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_runs")]
 

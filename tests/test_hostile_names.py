@@ -30,8 +30,8 @@ from tpucache.text import (
     to_csv,
     to_heading,
 )
-from tpucache.training.learn.tasks.classes import Multilabel
 from tpucache.training.prediction import _Predictions, _write
+from tpucache.training.tasks.classes import Multilabel
 from tpucache.warmup.build_options import SoftOptions
 from tpucache.warmup.relabel import relabel_cache
 from tpucache.warmup.sources.columns import column_labels

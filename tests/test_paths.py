@@ -32,8 +32,8 @@ MODULES = (
     *("publish.rules", "publish.transfer", "report.bench", "report.doctor", "report.inspect"),
     *("report.page", "report.preview", "training.page"),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples"),
-    *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),
-    *("training.prediction", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
+    *("store.verify", "training.weights", "training.loop", "training.lr_finder", "training.options"),
+    *("training.prediction", "training.run.report", "warmup.repair", "warmup.build"),
     *("warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
 )
 #: What of them takes only a Path: parts of one another, and the machine's own files.
@@ -51,6 +51,7 @@ INNER = {
         "write_file",
         "read_below",
     ),
+    *("make_folds_report", "read_folds", "rebuild_index", "run_folders", "write_folds"),
     *("Found", "Search", "Bundle", "OpenFile", "diagnose.root", "look_into"),
 }
 

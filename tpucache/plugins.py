@@ -237,8 +237,8 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "suspects": ("tpucache.insight.commands", "List the samples whose labels are the least probable."),
     },
     "train": {
-        "train": ("tpucache.training.commands.train", "Train a model on a cache, or on a source."),
-        "predict": ("tpucache.training.commands.predict", "Predict every sample of a cache by trained models."),
+        "train": ("tpucache.training.commands", "Train a model on a cache, or on a source."),
+        "predict": ("tpucache.training.commands", "Predict every sample of a cache by trained models."),
     },
     "share": {
         "publish": ("tpucache.cli.publishing", "Publish a cache as a Kaggle Dataset."),
@@ -260,8 +260,8 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "hashes": "tpucache.insight.hashing:hashes",  # for publish --hashes and push --hashes
     "folds": "tpucache.insight.commands:make_folds",  # for relabel --make-folds
     "leak": "tpucache.insight.comparison:find_leak",  # for train
-    "upload": "tpucache.training.commands.device:open_upload",  # for bench --upload
-    "upload_rate": "tpucache.training.feed.upload:measure_xla",  # for doctor
+    "upload": "tpucache.training.commands:open_upload",  # for bench --upload
+    "upload_rate": "tpucache.training.feed:measure_xla",  # for doctor
 }
 
 

@@ -42,12 +42,11 @@ from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, UsageError
 from tpucache.ondevice import Normalise, Resident
 from tpucache.training.device import BACKENDS, DEVICES, Device, open_device
-from tpucache.training.device.tensors import DeviceBatch
-from tpucache.training.feed.feeder import Feeder
-from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
-from tpucache.training.feed.residence import DeviceMemory
-from tpucache.training.learn.forward import FinishBatch, make_finish
-from tpucache.training.learn.model import build_model
+from tpucache.training.device.base import DeviceBatch
+from tpucache.training.feed import DeviceMemory, Feeder
+from tpucache.training.forward import FinishBatch, make_finish
+from tpucache.training.model import build_model
+from tpucache.training.pace import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
 
 KINDS: Final = ("raw", "dct-lz4")
 _LEAST: Final = 3  # steps that are counted in a turn, however slow they are

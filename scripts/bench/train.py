@@ -28,10 +28,10 @@ from scripts.bench.table import add_race_options, parse_options, show
 from tpucache import CachedDataset
 from tpucache.ondevice.modules import Normalise
 from tpucache.training.device import Device, open_device
-from tpucache.training.feed.idle import Pace
-from tpucache.training.learn.model import build_model
 from tpucache.training.loop import train
+from tpucache.training.model import build_model
 from tpucache.training.options import RunOptions
+from tpucache.training.pace import Pace
 from tpucache.training.settings import TrainSettings
 
 

@@ -36,7 +36,7 @@ from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, StoreError, build_cache
 from tpucache.loading.order import Shuffle
 from tpucache.training.device import CpuDevice
-from tpucache.training.feed.feeder import Feeder
+from tpucache.training.feed import Feeder
 
 _SAMPLES, _SIDE, _VARIANTS = 240, 32, 1
 _BATCH: Final = 16

@@ -15,9 +15,9 @@ import torch
 
 from tpucache import CachedDataset
 from tpucache.cli import main
+from tpucache.training import pace
 from tpucache.training.device import CpuDevice
-from tpucache.training.feed import idle
-from tpucache.training.learn.model import build_model
+from tpucache.training.model import build_model
 from tpucache.training.watch import curves
 
 PAGE = Path(__file__).parents[2] / "docs" / "competition.md"
@@ -58,7 +58,7 @@ def competition(photos, tmp_path, monkeypatch):
         csv.writer(file).writerows([("id", *CLASSES[::-1]), *((path.stem, *[0.25] * 4) for path in tests)])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(curves, "save_figure", lambda *_: None)  # it takes most of the time, as does measuring rates
-    monkeypatch.setattr(idle, "REPLAY_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "REPLAY_SECONDS", 0.0)
 
 
 def plain(run, images):

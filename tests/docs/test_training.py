@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tpucache.cli import main
-from tpucache.training.feed import idle
+from tpucache.training import pace
 from tpucache.training.watch import curves
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
@@ -28,7 +28,7 @@ def page(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(curves, "save_figure", lambda *_: None)  # it takes most of the time, as does measuring rates
-    monkeypatch.setattr(idle, "REPLAY_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "REPLAY_SECONDS", 0.0)
     return re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -12,20 +12,20 @@ import torch
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training.device import CpuDevice
-from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.model import adapt_channels, build_model, load_matching
-from tpucache.training.learn.optimizers import (
+from tpucache.training.learner import Learner
+from tpucache.training.loop import train
+from tpucache.training.model import build_model
+from tpucache.training.optimizers import (
     RATE_SCALE,
     find_optimizer,
     load_optimizer,
     make_optimizer,
     parameter_groups,
 )
-from tpucache.training.learn.tasks.find import make_task
-from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
-from tpucache.training.run.weights import find_weights, read_weights
 from tpucache.training.settings import TrainSettings
+from tpucache.training.tasks.find import make_task
+from tpucache.training.weights import adapt_channels, find_weights, load_matching, read_weights
 
 timm = pytest.importorskip("timm", reason="needs timm: `python -m scripts.checks integrations`")
 timm_loss, timm_optim = (importlib.import_module(f"timm.{name}") for name in ("loss", "optim"))

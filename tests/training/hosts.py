@@ -30,8 +30,8 @@ from tpucache import CachedDataset
 from tpucache.cli import main
 from tpucache.errors import TpucacheError, UsageError
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training import feed, pace
 from tpucache.training.device import open_device
-from tpucache.training.feed import feeder, idle
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -112,7 +112,7 @@ class Channel:
 def a_pod(folder: Path, rank: int) -> Iterator[Exchange]:
     """Play a host of a pod of two with a core each."""
     folder.mkdir(exist_ok=True)
-    exchange, begin = Exchange(folder, rank), feeder.Feeder.__init__
+    exchange, begin = Exchange(folder, rank), feed.Feeder.__init__
 
     def numbered(self: Any, batches: Any, device: Any, *others: Any, **named: Any) -> None:
         begin(self, batches, Channel(device, next(_feeders)), *others, **named)
@@ -122,8 +122,8 @@ def a_pod(folder: Path, rank: int) -> Iterator[Exchange]:
         mock.patch("torch_xla.runtime.process_index", return_value=rank),
         mock.patch("torch_xla.runtime.addressable_runtime_device_count", return_value=1),
         mock.patch("torch_xla.core.xla_model.send_cpu_data_to_device", exchange.send),
-        mock.patch.object(feeder.Feeder, "__init__", numbered),
-        mock.patch("tpucache.training.device.processes.may_be_several", return_value=True),
+        mock.patch.object(feed.Feeder, "__init__", numbered),
+        mock.patch("tpucache.training.device.base.may_be_several", return_value=True),
     ):
         yield exchange
 
@@ -201,7 +201,7 @@ def host(cache: Path, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     signal.alarm(240)
-    idle.REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
+    pace.REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
     what, cache, folder = sys.argv[1:]
     results = {"short": short, "alone": alone, "host": host}[what](Path(cache), Path(folder))
     Path(folder, f"host-{os.environ['HOST']}.json").write_text(json.dumps(results))

@@ -18,9 +18,9 @@ from tpucache import CachedDataset
 from tpucache.cli import main
 from tpucache.errors import TrainingError
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training import pace
 from tpucache.training.device import open_device
-from tpucache.training.feed import idle
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -114,7 +114,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 def two(cache: Path, folder: Path, keep: Callable[..., None]) -> None:
     """Learn with both optimizers; fail to save; diverge; stop by a signal to one process; lose that process."""
-    idle.REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
+    pace.REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
     keep(sgd=learn(cache, folder / "sgd", SETTINGS["sgd"], replay=True))
     keep(adamw=learn(cache, folder / "adamw", SETTINGS["adamw"]))
     with counted_broadcasts() as sizes:

@@ -16,12 +16,11 @@ from tpucache.ondevice.modules import Augment, decoder
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, MASK, Field
 from tpucache.training.device import Device, open_device
-from tpucache.training.learn.ema import Ema
-from tpucache.training.learn.model import UNet, conv_bn
-from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
-from tpucache.training.learn.schedule import make_schedule
-from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.model import UNet, conv_bn
+from tpucache.training.optimizers import Ema, clip_gradients, make_optimizer, set_rates
+from tpucache.training.schedule import make_schedule
 from tpucache.training.settings import TASKS
+from tpucache.training.tasks.find import make_task
 
 MEAN, STD = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
 BATCH, SIDE, STEPS = 16, 8, 10

@@ -16,13 +16,12 @@ from tpucache.cli import main
 from tpucache.loading.split import stratified_split
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
-from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
-from tpucache.training.prediction import predict
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor, predict
 from tpucache.training.settings import TrainSettings
+from tpucache.training.tasks.find import make_task
 
 pytestmark = pytest.mark.slow
 

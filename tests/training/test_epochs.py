@@ -11,7 +11,7 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
-from tpucache.training.run.contents import load_last
+from tpucache.training.run.saved import load_last
 from tpucache.training.settings import TrainSettings
 
 AUTO = TrainSettings(model="cnn", epochs="auto")

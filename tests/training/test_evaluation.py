@@ -12,7 +12,7 @@ from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate, results
 from tpucache.training.interrupt import Stopped
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learner import Learner
 from tpucache.training.settings import TrainSettings
 
 

@@ -15,8 +15,8 @@ from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.training.device import CpuDevice
 from tpucache.training.export import export_runs
-from tpucache.training.learn.model import build_model
 from tpucache.training.loop import train
+from tpucache.training.model import build_model
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
@@ -83,7 +83,7 @@ def test_safetensors_and_the_card_give_the_predictions(cache, prices, tmp_path, 
         assert expected.mean() > 100
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert card["input"]["colours"] == "RGB"
-    assert "Lanczos" in (models / "README.md").read_text()
+    assert card["input"]["filter"] == "lanczos"
 
 
 def test_train_exports_the_best_weights_when_it_ends(cache, tmp_path, capsys):
@@ -116,7 +116,7 @@ def test_a_folder_of_other_files_is_refused_and_an_export_is_replaced(prices, tm
     manifest = CachedDataset(prices).manifest
     (models / "model-7.onnx").touch()  # of an export of more folds
     export_runs([tmp_path / "0"], manifest, models, "safetensors")
-    assert sorted(path.name for path in models.iterdir()) == ["README.md", "card.json", "model-0.safetensors"]
+    assert sorted(path.name for path in models.iterdir()) == ["card.json", "model-0.safetensors"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine").touch()
     with pytest.raises(UsageError, match="no export"):

@@ -13,12 +13,12 @@ from tpucache import CachedDataset, UsageError
 from tpucache.training import lr_finder
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
-from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor
 from tpucache.training.settings import TrainSettings
+from tpucache.training.tasks.find import make_task
 from tpucache.training.watch.curves import RangeTest
 
 QUICK = {"replay": False}

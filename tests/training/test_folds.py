@@ -32,15 +32,14 @@ from tpucache.loading.split import fold_split
 from tpucache.runs import fold_folder
 from tpucache.text import seconds_text
 from tpucache.training.device import CpuDevice
-from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.device.base import DeviceBatch
 from tpucache.training.folds import open_all_folds, train_folds
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.loop import train
+from tpucache.training.metrics import mask_metrics
 from tpucache.training.options import PredictOptions, RunOptions
-from tpucache.training.prediction import predict
-from tpucache.training.predictor import Predictor
-from tpucache.training.run.folds import read_folds, write_folds
+from tpucache.training.prediction import Predictor, predict
+from tpucache.training.run.report import read_folds, write_folds
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup import TableOptions, relabel_cache
 

@@ -25,7 +25,7 @@ from tpucache.store.ahead import Lateness
 from tpucache.store.growing import GrowingCache
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
-from tpucache.training.learn.forward import IMAGENET
+from tpucache.training.forward import IMAGENET
 from tpucache.training.loop import train
 from tpucache.warmup.growing import Maker, build_for_readers
 from tpucache.warmup.run import growing as growing_scheduler
@@ -214,7 +214,7 @@ from pathlib import Path
 import numpy as np
 from tpucache import CachedDataset, CachedLoader, Recipe, open_or_build
 from tpucache.training.device import open_device
-from tpucache.training.feed.feeder import Feeder
+from tpucache.training.feed import Feeder
 
 photos, cache, cores = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 device = open_device("xla", cores)

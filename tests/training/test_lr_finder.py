@@ -20,7 +20,7 @@ from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.torch_device import CudaDevice
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learner import Learner
 from tpucache.training.lr_finder import find_lr, range_test, suggest
 from tpucache.training.settings import TrainSettings
 
@@ -186,7 +186,7 @@ from tpucache import CachedDataset
 from tpucache.training.data import choose_task
 from tpucache.training.device.tensors import to_host
 from tpucache.training.device import open_device
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learner import Learner
 from tpucache.training.lr_finder import range_test
 from tpucache.training.settings import TrainSettings
 

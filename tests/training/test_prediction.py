@@ -17,16 +17,15 @@ from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cac
 from tpucache.cli import main
 from tpucache.insight import read_predictions
 from tpucache.training.device import CpuDevice
-from tpucache.training.learn.forward import IMAGENET
-from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.forward import IMAGENET
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import PredictOptions, RunOptions
-from tpucache.training.prediction import PredictReport, _labels, predict
-from tpucache.training.predictor import Predictor, _keep_features
-from tpucache.training.run.checkpoint import load_checkpoint
+from tpucache.training.prediction import Predictor, PredictReport, _keep_features, _labels, predict
 from tpucache.training.run.report import read_report, write_report
 from tpucache.training.settings import TrainSettings
+from tpucache.training.tasks.find import make_task
+from tpucache.training.weights import load_checkpoint
 from tpucache.warmup import TableOptions
 from tpucache.warmup.sources.table import TableSource
 
@@ -93,7 +92,7 @@ from tpucache.progress import Progress
 from tpucache.training.device import open_device
 from tpucache.training.prediction import predict_values
 from tpucache.training.options import PredictOptions
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor
 
 cache, run, cores, output = sys.argv[1:]
 device = open_device("xla", int(cores))

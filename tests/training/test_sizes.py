@@ -22,9 +22,9 @@ from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
-from tpucache.training.feed.feeder import drawer, parts
+from tpucache.training.feed import drawer, parts
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import _losses
 from tpucache.training.options import RunOptions

@@ -11,7 +11,7 @@ from tpucache import CachedDataset, TrainingError, UsageError
 from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate, results
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings

@@ -17,7 +17,7 @@ from tpucache.cli import main
 from tpucache.errors import BuildError, DamageError, NotACacheError, SourceError, TpucacheError, UsageError
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.runs import LAST_NAME
-from tpucache.training.run.checkpoint import load_checkpoint
+from tpucache.training.weights import load_checkpoint
 from tpucache.warmup import TableOptions, compact_cache, delete_samples, relabel_cache
 
 pytestmark = pytest.mark.usefixtures("short_runs")

@@ -11,8 +11,8 @@ import torch
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, SourceError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.training.data import soft_labelled
-from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.settings import TrainSettings
+from tpucache.training.tasks.find import make_task
 from tpucache.warmup import SoftOptions, TableOptions, relabel_cache
 
 NAMES = ("a", "b")

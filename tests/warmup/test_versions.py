@@ -22,7 +22,7 @@ from tpucache.errors import BuildError, DamageError, FormatError, SourceError, S
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.cache import Cache
 from tpucache.store.history import load_version, split_version, version_files
-from tpucache.training.run.checkpoint import load_checkpoint
+from tpucache.training.weights import load_checkpoint
 from tpucache.warmup import TableOptions, compact_cache, delete_samples, relabel_cache, undo_delete
 from tpucache.warmup.run.folder import hold
 

@@ -13,13 +13,13 @@ from tpucache.loading.order import make_sampled_order
 from tpucache.recipe import differing_images, image_settings
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.store.manifest import differ_in_values, label_options, mask_difference
+from tpucache.training.defaults import decide_length, decide_precision, expect_least_share
 from tpucache.training.device import Device
-from tpucache.training.learn.defaults import decide_length, decide_precision, expect_least_share
-from tpucache.training.learn.forward import image_channels
-from tpucache.training.learn.tasks.find import find_task
-from tpucache.training.learn.tasks.task import Task
+from tpucache.training.forward import image_channels
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size, own_size
+from tpucache.training.tasks.find import find_task
+from tpucache.training.tasks.task import Task
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -81,10 +81,7 @@ class RunData:
 def prepare_data(
     settings: TrainSettings, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
 ) -> RunData:
-    """Return the data of a run. `settings` must have a batch size, and a number of epochs or "auto".
-
-    Raises UsageError if data, settings and device do not fit together.
-    """
+    """Return the data of a run. `settings` must have a batch size, and a number of epochs or "auto"."""
     task = choose_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
     train_set = soft_labelled(settings, task, train_set)
@@ -101,8 +98,7 @@ def prepare_data(
 def begin(settings: TrainSettings, dataset: CachedDataset, device: Device, samples: int | None = None) -> TrainSettings:
     """Return the settings with an image size for training, a number of epochs and a batch size; given ones are kept.
 
-    `samples` is the number of training samples, that of the dataset if it is None. Raises UsageError if no task fits
-    the dataset, and the errors of `with_own_size`, `decide_length` and `build_model`.
+    `samples` is the number of training samples, that of the dataset if it is None.
     """
     settings = with_own_size(settings, dataset)
     samples = len(dataset) if samples is None else samples
@@ -114,7 +110,7 @@ def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSetti
     """Return the settings with an image size for training.
 
     If the settings give `valid_size` but neither `size` nor `grow`, `size` becomes the side of the dataset's images;
-    otherwise the settings are not changed. Raises UsageError for images that are not square.
+    otherwise the settings are not changed.
     """
     if settings.valid_size is None or settings.size is not None or settings.grow is not None:
         return settings
@@ -122,19 +118,13 @@ def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSetti
 
 
 def choose_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
-    """Return the task that the settings name, or else the task that fits the cache's labels, with the settings' loss.
-
-    Raises UsageError if no task fits, or the task does not have this loss.
-    """
+    """Return the task that the settings name, or else the one that fits the cache's labels, with the settings' loss."""
     task = find_task(settings.task, dataset, settings.mask_classes)
     return task if settings.own_loss else task.with_loss(settings.loss)
 
 
 def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset) -> CachedDataset:
-    """Return the training samples; if the cache has soft labels, these replace the labels.
-
-    Raises UsageError if the task or the loss cannot learn soft labels.
-    """
+    """Return the training samples; if the cache has soft labels, these replace the labels."""
     soft = train_set.with_soft_labels()
     if soft is train_set:
         return train_set
@@ -195,7 +185,6 @@ def check_fit(
 
 
 def _check_validation(task: Task, train_set: CachedDataset, valid_set: CachedDataset) -> None:
-    """Raise UsageError unless both sets have the same classes, columns of labels, and fields."""
     if valid_set.classes != train_set.classes:
         raise UsageError(
             f"the validation cache has the classes {', '.join(valid_set.classes)}, "

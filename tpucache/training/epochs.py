@@ -11,15 +11,15 @@ from tpucache.errors import UsageError
 from tpucache.progress import note
 from tpucache.text import duration_text
 from tpucache.training.data import RunData
+from tpucache.training.defaults import Custom, decide_settings
 from tpucache.training.device import Device
 from tpucache.training.evaluation import score
-from tpucache.training.feed.feeder import Feeder, drawer, parts
+from tpucache.training.feed import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learn.defaults import Custom, decide_settings
-from tpucache.training.learn.learner import Learner, preserved
-from tpucache.training.learn.schedule import constant
-from tpucache.training.run.weights import InitialWeights
+from tpucache.training.learner import Learner, preserved
+from tpucache.training.schedule import constant
 from tpucache.training.settings import TrainSettings
+from tpucache.training.weights import InitialWeights
 
 _PROBE_SHARE: Final = 0.05  # steps are timed for this share of the time left, at most
 _COMPILING_STEPS: Final = 2
@@ -39,8 +39,7 @@ def decide_epochs(
     """Return a new run's settings with as many epochs as its time limit allows, at least one.
 
     `runs` is the number of runs of the same length that share the time. The steps are timed on a learner that is not
-    used afterwards, with images of the largest size. Afterwards all random number generators are as before. Raises
-    UsageError without a time limit, and UnfinishedError when the limit is reached during the measurement.
+    used afterwards, with images of the largest size. Afterwards all random number generators are as before.
     """
     settings = begun.settings
     left = stop.seconds_left

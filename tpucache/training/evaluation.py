@@ -23,13 +23,11 @@ from tpucache.ondevice.resident import Resident, as_named
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
-from tpucache.training.device.base import MOST_AHEAD
-from tpucache.training.device.processes import Processes
-from tpucache.training.device.tensors import DeviceBatch
-from tpucache.training.feed.feeder import Feeder
-from tpucache.training.learn.forward import make_finish
-from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.user_code import compute_metrics
+from tpucache.training.device.base import MOST_AHEAD, DeviceBatch, Processes
+from tpucache.training.feed import Feeder
+from tpucache.training.forward import make_finish
+from tpucache.training.learner import Learner
+from tpucache.training.user_code import compute_metrics
 
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]

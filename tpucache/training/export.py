@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -20,16 +20,14 @@ from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
-from tpucache.text import printable
-from tpucache.training.learn.tasks.task import Task
-from tpucache.training.run.folds import run_folders
+from tpucache.training.run.report import run_folders
 from tpucache.training.run.saved import SavedRun, load_run
+from tpucache.training.tasks.task import Task
 from tpucache.version import __version__
 
 Kind = Literal["onnx", "safetensors"]
 KINDS: Final = get_args(Kind)
 CARD_NAME: Final = "card.json"
-README_NAME: Final = "README.md"
 _MARK: Final = "tpucache-export"
 _VERSION: Final = 1
 
@@ -64,15 +62,12 @@ def export_runs(
     """Write the best weights of each run, and a card, to a folder; return the paths of the models' files.
 
     For a run of all folds, the model of each fold is written. An `onnx` file computes predictions from pixels, for a
-    batch of any size. A `safetensors` file has only the network's weights, by their names in torch. `card.json`, and
-    `README.md` for people, say how an image becomes the model's input: size, fit, order of the colours, mean and
+    batch of any size. A `safetensors` file has only the network's weights, by their names in torch. `card.json`
+    says how an image becomes the model's input: size, fit, order of the colours, mean and
     deviation, classes, and the scale of a regression's labels.
 
     `manifest` belongs to a cache like the one that the runs were trained on. `trust` has the names of your own code
     that may be imported.
-
-    Raises UsageError if a model takes more than images, names code that is not trusted, or the folder has other files;
-    DependencyError without the libraries; TrainingError if there is no run or nothing can be written.
     """
     folders, folder = [each for run in runs for each in run_folders(Path(run))], Path(folder)
     check_export(folder, kind)
@@ -105,16 +100,10 @@ def export_runs(
         )
     card = _card(manifest, saved, kind, models)
     _write(folder / CARD_NAME, (json.dumps(card, indent=1) + "\n").encode())
-    _write(folder / README_NAME, _readme(card).encode())
     return written
 
 
 def check_export(folder: Path, kind: Kind) -> None:
-    """Raise an error if models cannot be exported to a folder.
-
-    Raises UsageError for an unknown kind and for a folder with files that are not an export; DependencyError without
-    the libraries that the kind needs; TrainingError if the folder cannot be read.
-    """
     if kind not in KINDS:
         raise UsageError(f"models are exported as {' or '.join(KINDS)}, not {kind!r}")
     names = ("onnx", "onnxscript") if kind == "onnx" else ("safetensors",)
@@ -157,7 +146,7 @@ def _check_inputs(run: SavedRun) -> None:
 
 
 def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
-    """Return a model as an ONNX file for batches of any size; `example` is a batch. Raises TrainingError on failure."""
+    """Return a model as an ONNX file for batches of any size; `example` is a batch."""
     batch = torch.export.Dim("batch")
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -225,49 +214,11 @@ def _card(manifest: Manifest, run: SavedRun, kind: Kind, models: list[dict[str, 
 
 
 def _of_outputs(task: Task) -> str:
-    """Return a text that says how a network's outputs become predictions."""
     if task.name == "regression":
         return "the outputs, times `std` and plus `mean` of `labels` where the model has some"
     if task.name == "multilabel":
         return "their sigmoid"
     return "their sigmoid, divided by its sum" if getattr(task, "loss_name", "") == "bce" else "their softmax"
-
-
-def _readme(card: Mapping[str, Any]) -> str:
-    given, models = card["input"], card["models"]
-    height, width = given["size"]
-    inside = (
-        "Subtracting the mean and dividing by the deviation are part of the model, which gives predictions: "
-        f"{card['predictions']['values']}."
-        if card["normalised_inside"]
-        else "Then subtract `mean` and divide by `std` of the model, channel by channel. Its outputs are the "
-        f"network's own. Predictions are {card['predictions']['of_outputs']}."
-    )
-    names = "".join(
-        f"| `{each['file']}` | `{_plain(each['model'])}` | {each['weight']:.4f} | {_numbers(each['mean'])} | "
-        f"{_numbers(each['std'])} |\n"
-        for each in models
-    )
-    return (
-        f"# Models exported by tpucache {card['tpucache']}\n\n"
-        f"Task: {_plain(card['task'])}, {card['outputs']} outputs. `{CARD_NAME}` has all of this, and the names of the "
-        "classes in the order of the outputs.\n\n"
-        f"1. Decode the image (colours: {given['colours']}).\n"
-        f"2. Resize it to {height}x{width} pixels by Lanczos' filter, fit: {_plain(str(given['fit']))}.\n"
-        f"3. Convert it to float32, {given['range']}, in the order {given['layout']}.\n\n"
-        f"{inside}\n\n"
-        "With several models, average their predictions by weight.\n\n"
-        f"| file | model | weight | mean | std |\n|---|---|---|---|---|\n{names}"
-    )
-
-
-def _plain(text: str) -> str:
-    """Return `text` in one line of at most 200 characters that cannot end Markdown code or a table cell."""
-    return printable(text).replace("`", "'").replace("|", "/").replace("\n", " ")[:200]
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -16,19 +16,18 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import stratified_split
 from tpucache.progress import note
 from tpucache.runs import BEST_NAME
-from tpucache.training.device import DEVICES, Device, open_device
-from tpucache.training.device.choice import AUTO, Choice, choose_backend
-from tpucache.training.learn.defaults import Custom
-from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer
-from tpucache.training.learn.tasks.regression import InLabelUnits, Regression
+from tpucache.training.defaults import Custom
+from tpucache.training.device import AUTO, DEVICES, Choice, Device, choose_backend, open_device
 from tpucache.training.loop import train as run_training
+from tpucache.training.optimizers import OptimizerMaker, find_optimizer
 from tpucache.training.options import RunOptions
-from tpucache.training.run.checkpoint import load_checkpoint
-from tpucache.training.run.history import Row
 from tpucache.training.run.report import TrainReport
 from tpucache.training.run.saved import SavedRun
+from tpucache.training.run.state import Row
 from tpucache.training.settings import TrainSettings
+from tpucache.training.tasks.regression import InLabelUnits, Regression
 from tpucache.training.watch.notebook import notebook_watchers
+from tpucache.training.weights import load_checkpoint
 
 Data = CachedDataset | str | Path
 
@@ -134,7 +133,6 @@ def _open(data: Data) -> CachedDataset:
 
 
 def _name(model: nn.Module | Callable[..., nn.Module]) -> str:
-    """Return `module:name` if the object can be imported by this name, else `object:name`."""
     if isinstance(model, nn.Module):
         return f"object:{type(model).__name__}"
     module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", "")

@@ -16,22 +16,21 @@ from tpucache.loading.split import fold_splits
 from tpucache.runs import OUT_OF_FOLD_NAME, fold_folder
 from tpucache.training.data import begin, prepare_data
 from tpucache.training.device import Device
-from tpucache.training.device.processes import current
-from tpucache.training.feed.account import Account
+from tpucache.training.device.base import current
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
-from tpucache.training.prediction import predict_parts
-from tpucache.training.predictor import Predictor
+from tpucache.training.pace import Account
+from tpucache.training.prediction import Predictor, predict_parts
 from tpucache.training.run.files import check_folds, continued_settings, hold_run, open_folds
-from tpucache.training.run.folds import (
+from tpucache.training.run.report import (
     FoldsReport,
-    make_report,
+    TrainReport,
+    make_folds_report,
+    read_folds_report,
     read_report,
     write_report,
 )
-from tpucache.training.run.report import TrainReport
-from tpucache.training.run.report import read_report as read_run_report
 from tpucache.training.settings import TrainSettings
 
 
@@ -47,7 +46,7 @@ class Fold:
     @property
     def report(self) -> TrainReport | None:
         """The report of the fold's run; None if it has no report yet."""
-        return read_run_report(self.run)
+        return read_report(self.run)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
 
 
 def _check_whole(train_set: CachedDataset, valid_set: CachedDataset) -> None:
-    """Raise UsageError unless both sets have all samples of a cache: folds are positions in its samples table."""
     for name, dataset in (("training", train_set), ("validation", valid_set)):
         if not np.array_equal(dataset.positions, np.arange(dataset.manifest.samples)):
             raise UsageError(
@@ -117,7 +115,7 @@ def train_folds(
         processes.on_main(lambda: open_folds(folds.run, [fold.name for fold in folds.folds]))
         try:
             has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account))
-            report = processes.on_main(lambda: read_report(folds.run))
+            report = processes.on_main(lambda: read_folds_report(folds.run))
             if has_trained or report is None or not report.finished:
                 # The first fold's run has counted the time before it, such as staging.
                 account = Account() if has_trained else account
@@ -229,7 +227,6 @@ def _report(
 def _make_report(
     folds: Folds, device: Device, account: Account | None = None, metrics: dict[str, float] | None = None
 ) -> FoldsReport:
-    """The run counts as finished if `metrics` over all samples are given."""
     reports = {fold.name: report for fold in folds.folds if (report := fold.report) is not None}
     seconds = ({}, 0.0) if account is None else (account.seconds(), account.wall_seconds())
-    return make_report(folds.run, reports, (device.name, device.cores), seconds, metrics)
+    return make_folds_report(folds.run, reports, (device.name, device.cores), seconds, metrics)

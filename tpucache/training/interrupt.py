@@ -52,7 +52,6 @@ class StopRequest:
 
     @property
     def is_due(self) -> bool:
-        """Whether the run has to stop now."""
         is_late = self._deadline is not None and self._clock() >= self._deadline
         own = _SIGNALLED if self._is_signalled else _LATE if is_late else 0
         self._agreed = int(self._largest(own))

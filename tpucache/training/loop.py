@@ -16,19 +16,16 @@ from tpucache.runs import INFO_NAME
 from tpucache.store.fields import IMAGE
 from tpucache.text import duration_text
 from tpucache.training.data import RunData, begin, prepare_data
+from tpucache.training.defaults import Custom, decide_settings
 from tpucache.training.device import Device
 from tpucache.training.epochs import decide_epochs
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
-from tpucache.training.feed.account import Account
-from tpucache.training.feed.building import Building
-from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take_execution
-from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
-from tpucache.training.feed.residence import Residence
+from tpucache.training.feed import Execution, Feeder, Residence, drawer, parts, take_execution
+from tpucache.training.forward import IMAGENET
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learn.defaults import Custom, decide_settings
-from tpucache.training.learn.forward import IMAGENET
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learner import Learner
 from tpucache.training.options import RunOptions
+from tpucache.training.pace import LEAST_REPLAYS, REPLAY_SECONDS, Account, Building, Pace, PaceMeter, Tracer, ceiling
 from tpucache.training.run.files import (
     BackgroundWriter,
     continued_settings,
@@ -39,7 +36,6 @@ from tpucache.training.run.files import (
     snapshot_validation,
     write_info,
 )
-from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
     TrainReport,
     epoch_line,
@@ -49,12 +45,11 @@ from tpucache.training.run.report import (
     write_account,
     write_report,
 )
-from tpucache.training.run.state import RunState, StepPlan, make_plan
-from tpucache.training.run.weights import InitialWeights, initial_weights
+from tpucache.training.run.state import Losses, Row, RunState, StepPlan, make_plan
 from tpucache.training.settings import AUTO, TrainSettings
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tensorboard import TensorBoard
-from tpucache.training.watch.tracing import Tracer
+from tpucache.training.weights import InitialWeights, initial_weights
 
 _WATCHED: Final = ("images_per_second", "waited", "device_idle")
 _REPLAY_SHARE: Final = 0.02  # of a run's time: the replay takes at most this long
@@ -76,9 +71,8 @@ def train(
     A resumed run continues from its last checkpoint with the samples that are left of the epoch. On the same backend it
     ends in the same weights as without the interruption. A finished run is not changed, and its report is returned.
 
-    Raises UsageError when data, settings and device do not fit together, or another process trains in `run`;
-    TrainingError when the loss is not finite; UnfinishedError when the time limit is reached. On SIGINT and SIGTERM a
-    checkpoint is saved and KeyboardInterrupt raised. Errors from reading data are raised here, too.
+    On SIGINT and SIGTERM a checkpoint is saved and KeyboardInterrupt raised. Errors from reading data are raised here,
+    too.
 
     With several processes, each calls this function and reads its slice of every batch. Only the main process uses the
     folder. When one process has to stop, all stop after the same step; when one ends, the other processes raise
@@ -209,7 +203,6 @@ def _report_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
 
 
 def _note(run: _Loop, progress: Progress, idle: float) -> str:
-    """Return the text that follows the rate in the progress bar."""
     plan, following, network = run.plan, run.options.following, run.data.train_set.network
     kept, all_left = network.progress if network is not None else "", ""
     if run.building.text:
@@ -221,7 +214,6 @@ def _note(run: _Loop, progress: Progress, idle: float) -> str:
 
 
 def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
-    """Train until the run is finished or has to stop, and save it."""
     learner, plan, state, options = run.learner, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
     residence = _open_residence(run)

@@ -25,14 +25,14 @@ from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files import write_atomically
 from tpucache.training.data import begin, prepare_data
 from tpucache.training.device import Device, Processes
-from tpucache.training.feed.feeder import Feeder, drawer, parts
+from tpucache.training.feed import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learn.learner import Learner, preserved
-from tpucache.training.learn.schedule import constant
+from tpucache.training.learner import Learner, preserved
 from tpucache.training.run.files import continued_settings, hold_run
-from tpucache.training.run.weights import initial_weights
+from tpucache.training.schedule import constant
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
+from tpucache.training.weights import initial_weights
 
 _LAG: Final = 16  # a loss is read this many steps later, as in a run
 _DECAY: Final = 0.9
@@ -72,10 +72,7 @@ def find_lr(
 
 
 def _known_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings | None:
-    """Return `settings` completed by those of the run in the folder `run`; None if the run has no checkpoint yet.
-
-    Raises UsageError if there is a checkpoint and `resume` is false, and the errors of `continued_settings`.
-    """
+    """Return `settings` completed by those of the run in the folder `run`; None if the run has no checkpoint yet."""
     if not (run / LAST_NAME).exists():
         return None
     if not resume:
@@ -94,8 +91,7 @@ def range_test(
     """Return the result of steps at rates that rise from `lowest` to `highest` by a constant factor.
 
     There are at most `steps` steps; the test ends when the loss diverges. The steps have the run's batches and
-    augmentation. Afterwards the learner and all random number generators are as before. Raises UsageError for
-    impossible rates, TrainingError when the loss never falls, and UnfinishedError when `stop` is due between two steps.
+    augmentation. Afterwards the learner and all random number generators are as before.
     """
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(
@@ -115,8 +111,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
 
     It is the middle of a decade of rates. For each decade, a line is fitted to the losses by least squares, and the
     steepest line decides. This replaces fastai's rule `steep` (Howard and Gugger, arXiv:2002.04688), which takes the
-    difference of two neighbouring steps: that is mostly noise. Raises TrainingError if the loss falls by less than a
-    hundredth over every decade.
+    difference of two neighbouring steps: that is mostly noise.
     """
     least = int(np.argmin(losses)) + 1 if len(losses) else 0
     decade = min(least, round((len(rates) - 1) / math.log10(rates[-1] / rates[0]))) if least > 2 else 0
@@ -133,7 +128,6 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
 
 
 def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:
-    """Stop before the last of `rates` if the loss diverges."""
     settings, device, processes = learner.settings, learner.device, learner.device.processes
     # The losses are compared, so all steps have the image size of the first epoch.
     settings = replace(settings, size=settings.sizes.at(0), grow=None)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tpucache.ondevice.settings import ResidentChoice
 from tpucache.options import check_options, option
-from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.run.history import Watcher
+from tpucache.training.pace import Account
+from tpucache.training.run.state import Watcher
 from tpucache.training.settings import TrainSettings
 
 

@@ -26,10 +26,10 @@ AUTO: Final = "auto"
 TASKS: Final = PartTable[Any](
     "tpucache.tasks",
     {
-        "classes": "tpucache.training.learn.tasks.classes:Classes",
-        "multilabel": "tpucache.training.learn.tasks.classes:Multilabel",
-        "regression": "tpucache.training.learn.tasks.regression:Regression",
-        "mask": "tpucache.training.learn.tasks.mask:Mask",
+        "classes": "tpucache.training.tasks.classes:Classes",
+        "multilabel": "tpucache.training.tasks.classes:Multilabel",
+        "regression": "tpucache.training.tasks.regression:Regression",
+        "mask": "tpucache.training.tasks.mask:Mask",
     },
 )
 
@@ -283,10 +283,7 @@ class TrainSettings:
 
 
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return settings from the values that `TrainSettings.to_dict` returns; a missing value has its default.
-
-    Raises UsageError for settings of another version of tpucache.
-    """
+    """Return settings from the values that `TrainSettings.to_dict` returns; a missing value has its default."""
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
@@ -317,7 +314,6 @@ def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
 
 
 def is_code(value: object) -> bool:
-    """Return whether a setting names code, as `module:name`."""
     return isinstance(value, str) and ":" in value
 
 

@@ -33,7 +33,6 @@ class ImageSizes:
 
     @property
     def is_one(self) -> bool:
-        """Whether the images have the same size in all epochs and in evaluations."""
         return {*self.epochs} == {self.valid}
 
 
@@ -44,7 +43,7 @@ def plan_sizes(
     """Return the image sizes of a run of `epochs` epochs.
 
     `grow` is a text such as "128:0.4,176:0.7,224": 128 pixels in the first 40 % of the epochs, then 176 until 70 %, and
-    224 until the end. `valid_size` is the size in evaluations. Raises UsageError for sizes that are not possible.
+    224 until the end. `valid_size` is the size in evaluations.
     """
     if size is not None and grow is not None:
         raise UsageError("--size and --grow both say how large images are: leave one of them out")
@@ -57,10 +56,7 @@ def plan_sizes(
 
 
 def _steps(grow: str) -> list[tuple[int | None, float]]:
-    """Return each size with the share of the epochs at which it ends; the last size ends at 1.
-
-    Raises UsageError unless `grow` has the form "128:0.4,176:0.7,224" and possible numbers.
-    """
+    """Return each size with the share of the epochs at which it ends; the last size ends at 1."""
     wrong = f"--grow is such as 128:0.4,176:0.7,224, not {grow!r:.60}: "
     parts = [_GROWING.fullmatch(part.strip()) for part in grow.split(",")]
     if not all(parts):
@@ -82,7 +78,6 @@ def _steps(grow: str) -> list[tuple[int | None, float]]:
 
 
 def own_size(dataset: CachedDataset) -> int:
-    """Return the side of a dataset's images, in pixels. Raises UsageError for images that are not square."""
     from tpucache.store.fields import IMAGE
 
     image = next(field for field in dataset.manifest.fields if field.name == IMAGE)
@@ -96,10 +91,7 @@ def own_size(dataset: CachedDataset) -> int:
 
 
 def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
-    """Return a dataset whose images have `size` pixels a side; for None return `dataset` itself.
-
-    Raises UsageError if the images' codec stores one size only.
-    """
+    """Return a dataset whose images have `size` pixels a side; for None return `dataset` itself."""
     if size is None:
         return dataset
     from tpucache.store.codecs import CODECS, FREQUENCY_CODECS

@@ -65,7 +65,7 @@ def seed(number: int) -> None:
 
 def network(task: Task) -> Any:
     """Return the network with random weights, the same for all: one of tpucache's or of timm's."""
-    from tpucache.training.learn.model import build_model
+    from tpucache.training.model import build_model
 
     return build_model(task.model, task.classes)
 

@@ -19,11 +19,10 @@ from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.page import report_run
-from tpucache.training.prediction import predict
-from tpucache.training.predictor import Predictor
-from tpucache.training.run.contents import load_last
+from tpucache.training.prediction import Predictor, predict
 from tpucache.training.run.report import read_report
-from tpucache.training.run.weights import read_weights
+from tpucache.training.run.saved import load_last
+from tpucache.training.weights import read_weights
 
 _TEXTS: Final = ("run.json", "report.json", "history.csv")
 

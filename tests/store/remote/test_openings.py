@@ -16,7 +16,7 @@ from servers import Server
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader
 from tpucache.training.device import CpuDevice
-from tpucache.training.feed.feeder import Feeder
+from tpucache.training.feed import Feeder
 
 OPENINGS = 30  # five of each use: what one of them leaves is found
 

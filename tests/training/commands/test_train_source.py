@@ -13,7 +13,7 @@ from tpucache.cli import main
 from tpucache.cli.from_source import SourceArguments, is_source
 from tpucache.errors import UsageError
 from tpucache.store.manifest import Manifest
-from tpucache.training.feed.idle import Pace
+from tpucache.training.pace import Pace
 from tpucache.training.run.report import TrainReport
 
 QUICK = ["--model", "tpucache_tests_linear:linear", "--epochs", "1", "--backend", "eager"]

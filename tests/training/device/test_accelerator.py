@@ -20,11 +20,11 @@ from tpucache import CachedDataset, CachedLoader, UsageError
 from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.device.torch_device import AcceleratorDevice, CudaDevice, compiled_graphs
 from tpucache.training.evaluation import compute_rows
-from tpucache.training.feed.idle import PaceMeter, ceiling
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import RunOptions
+from tpucache.training.pace import PaceMeter, ceiling
 from tpucache.training.settings import TrainSettings
 
 CPU = torch.device("cpu")

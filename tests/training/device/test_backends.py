@@ -169,7 +169,7 @@ import json, sys
 from tpucache.cli import main
 from tpucache.report.bench import run_bench
 from tpucache.training.device import open_device
-from tpucache.training.feed.upload import measure_upload
+from tpucache.training.feed import measure_upload
 
 run_bench.__kwdefaults__.update(rounds=1, seconds=0.02)
 status = main(["bench", sys.argv[1], "--upload", "--device-rate", "1e6", "--json"])

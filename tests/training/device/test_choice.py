@@ -12,8 +12,7 @@ import torch
 from tpucache import UsageError
 from tpucache.cli import main
 from tpucache.machine import Tpu, gpu_problem
-from tpucache.training.device import DEVICES, CpuDevice, open_device
-from tpucache.training.device.choice import Choice, choose_backend
+from tpucache.training.device import DEVICES, Choice, CpuDevice, choose_backend, open_device
 from tpucache.training.device.torch_device import choose_device, find_devices, open_accelerator
 from tpucache.training.fitting import train
 from tpucache.training.options import RunOptions

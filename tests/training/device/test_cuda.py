@@ -10,9 +10,9 @@ import torch
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.evaluation import compute_rows
-from tpucache.training.feed.feeder import Feeder
-from tpucache.training.learn.forward import make_finish
-from tpucache.training.learn.learner import Learner
+from tpucache.training.feed import Feeder
+from tpucache.training.forward import make_finish
+from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings

@@ -10,15 +10,15 @@ from torch import nn
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training.device import CpuDevice, Processes, process_group
+from tpucache.training.device.base import DeviceBatch
 from tpucache.training.device.process_group import ProcessGroup
-from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import compile_evaluation
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.optimizers import buffers_of_steps
-from tpucache.training.learn.schedule import Rates
-from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.learner import Learner
+from tpucache.training.optimizers import buffers_of_steps
+from tpucache.training.schedule import Rates
 from tpucache.training.settings import TrainSettings
+from tpucache.training.tasks.find import make_task
 
 
 class Exchange:

@@ -20,8 +20,8 @@ from tpucache.loading.sampler import full_order
 from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
-from tpucache.training.learn.learner import Learner
-from tpucache.training.run.contents import load_last
+from tpucache.training.learner import Learner
+from tpucache.training.run.saved import load_last
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from stopping import stop_once
 from thorough import thorough
 
 from tpucache.training.device import CpuDevice
-from tpucache.training.feed.account import PARTS, Account
+from tpucache.training.pace import PARTS, Account
 from tpucache.training.run.report import ensure_report, read_account, read_report
 
 COMMAND = """

@@ -15,13 +15,13 @@ import torch
 from tpucache import CachedDataset, UsageError, stage_cache
 from tpucache.errors import TrainingError
 from tpucache.training.device import CpuDevice
-from tpucache.training.device.processes import ALONE
+from tpucache.training.device.base import ALONE
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import RunOptions
-from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.files import hold_run
 from tpucache.training.settings import TrainSettings
+from tpucache.training.weights import load_checkpoint
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=16)
 OPTIONS = RunOptions(resume=True, replay=False)

@@ -11,9 +11,9 @@ import pytest
 from tpucache import CachedDataset, TrainingError
 from tpucache.cli import main
 from tpucache.training.device import CpuDevice
-from tpucache.training.feed.idle import Pace
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
+from tpucache.training.pace import Pace
 from tpucache.training.run.report import TrainReport
 from tpucache.training.settings import TrainSettings
 

@@ -1,22 +1,144 @@
-"""The interface of a device, which each backend implements."""
+"""The interface of a device, batches on it, and the processes that train one model together."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from tpucache.training.device.processes import Processes
 from tpucache.training.settings import Precision
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tpucache.ondevice.resident import ResidentTable
+    from tpucache.ondevice.resident import Resident, ResidentTable, SentBatch
     from tpucache.ondevice.slots import RecordSlots, Tile
+
+Result = TypeVar("Result")
+#: Returns a batch's mean loss, and the share of its targets that count in the mean; None where all count.
+Loss = Callable[["DeviceBatch"], "tuple[torch.Tensor, torch.Tensor | None]"]
+#: Like Loss, with a second argument that says whether the batch is the last part of a step.
+SharedLoss = Callable[["DeviceBatch", bool], "tuple[torch.Tensor, torch.Tensor | None]"]
+
+_joined: list[Processes] = []
+
+
+class Processes:
+    """A group of this process alone: its methods exchange nothing, and cost nothing.
+
+    The docstrings of the methods describe a group of several processes, which all make the same calls in the same
+    order.
+    """
+
+    rank = 0
+    world_size = 1
+    #: The number of this process among those of its host.
+    local_rank = 0
+    #: The number of this process's program. Processes with the same program draw the same random numbers.
+    program = 0
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, size: int) -> slice:
+        """Return which of `size` consecutive rows belong to this process.
+
+        The shares are in rank order, and their sizes differ by at most one row.
+        """
+        from tpucache.loading.sampler import rank_slice  # --help imports this file, and must be fast
+
+        return rank_slice(0, size, self.rank, self.world_size)
+
+    def largest(self, value: float) -> float:
+        return value
+
+    def largest_before(self) -> Callable[[float], float]:
+        """Return a function that exchanges a number, and returns the largest one of the call before.
+
+        That is the largest of all processes' numbers, and 0 in the first call. So no process waits for one that has not
+        made the present call yet. With one process the function returns its argument.
+        """
+        return lambda value: value
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def mean_on_device(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a tensor's mean over the processes; it stays on the device."""
+        return value
+
+    def gather(self, value: Result) -> list[Result]:
+        """Return the values of all processes in rank order on the main process, and [] on all other processes."""
+        return [value]
+
+    def on_main(self, call: Callable[[], Result]) -> Result:
+        """Call a function on the main process; return its result, or raise its error, on all processes."""
+        return call()
+
+    def on_each_host(self, call: Callable[[], Result]) -> Result:
+        """Call a function on the first process of each host, then on the host's other processes; return its result."""
+        return call()
+
+    def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
+        """Return a function that computes the loss, and whose backward pass averages gradients over the processes.
+
+        The function takes a part of a step's batch, and whether this is the last part: only then are the accumulated
+        gradients averaged. All processes begin with the main process's weights.
+        """
+        return lambda batch, _: compute(batch)
+
+    def roll(self, part: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return this process's part of a batch after `torch.roll` of the global batch by `rows` rows.
+
+        `rows` is at most the number of rows of a part.
+        """
+        return part.roll(rows, 0)
+
+    def check_gradients(self, model: nn.Module) -> None:
+        """Raise UsageError if gradients are averaged over processes and a learned parameter has no gradient."""
+
+    def share_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Overwrite a model's buffers with the main process's values."""
+
+    def norms(self, model: nn.Module) -> nn.Module:
+        """Return the model with normalisation layers that use the global batch's statistics, if torch has them."""
+        return model
+
+    def explained(self) -> AbstractContextManager[object]:
+        """Return a context that raises TrainingError when the connection to another process is lost."""
+        return contextlib.nullcontext()
+
+
+#: This process alone.
+ALONE: Final = Processes()
+
+
+def current() -> Processes:
+    return _joined[0] if _joined else ALONE
+
+
+def is_launched() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def may_be_several(backend: str) -> bool:
+    """Return whether this process may be one of several processes; only an opened device knows for sure."""
+    return is_launched() or (backend == "xla" and os.environ.get("PJRT_DEVICE", "TPU") == "TPU")
+
+
+def join(group: Callable[[], Processes]) -> Processes:
+    """Return the processes that this process has joined; if it has joined none, call `group`, which joins them."""
+    if not _joined:
+        _joined.append(group())
+    return current()
+
 
 #: Executions that may be queued on the device at once. With two, the device always has a next one. With more, batches
 #: would fill the device's memory, and the loop would wait for data although the device still has work.
@@ -160,3 +282,80 @@ class Device(Protocol):
     def profile(self, folder: Path) -> AbstractContextManager[object]:
         """Return a context in which steps are traced; the trace is written to `folder`."""
         ...
+
+
+@dataclass(frozen=True)
+class ResidentRows:
+    """A batch whose records are rows of `resident`, a table in the device's memory.
+
+    `sent` has the numbers of these rows, and the records to write to them first.
+    """
+
+    resident: Resident
+    sent: SentBatch
+
+    def receive(self, written: Callable[[], None]) -> Any:
+        """Write the records in `sent` to their rows; `written` and the result are as in `Resident.receive_or_read`."""
+        return self.resident.receive_or_read(self.sent, written)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors that were sent: the row numbers, and the chunks of records with their numbers."""
+        sent = [self.sent.slots]
+        for _, number, fields in self.sent.uploads:
+            sent += [number, *fields.values()]
+        return sent
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A batch on the device.
+
+    `fields` are the records' fields: images are uint8 (batch, height, width, channels), or packed (batch, n). `labels`
+    is (batch,) or (batch, m). `draws` are the batch's random numbers (batch, n), if there are any.
+
+    If records stay on the device, `fields` is empty, `rows` says which rows they are in, and `labels` are these rows'
+    numbers, int32 (batch,). `gathered` returns the batch with its fields and labels.
+    """
+
+    fields: Mapping[str, torch.Tensor]
+    labels: torch.Tensor
+    draws: torch.Tensor | None = None
+    rows: ResidentRows | None = None
+
+    def gathered(self) -> DeviceBatch:
+        """Return the batch with its fields and labels.
+
+        If the records stay on the device, they are copied from their rows, as a part of the step's graph.
+        """
+        if self.rows is None:
+            return self
+        from tpucache.store.fields import LABEL  # --help imports this file, and must be fast
+
+        fields = self.rows.resident.take(self.rows.sent.slots)
+        labels = fields.pop(LABEL)
+        return DeviceBatch(fields, labels, self.draws)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors that were sent for the batch."""
+        if self.rows is not None:
+            return [*self.rows.tensors, *([] if self.draws is None else [self.draws])]
+        return [*self.fields.values(), self.labels, *([] if self.draws is None else [self.draws])]
+
+    @property
+    def images(self) -> torch.Tensor:
+        """The field `image`."""
+        from tpucache.store.fields import IMAGE
+
+        return self.fields[IMAGE]
+
+
+def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Send `batches`, which have one shape and dtype, and return them on `device`; see `Device.put`.
+
+    If the device has a method `put_all`, that gets all of them, and may use one transfer. Otherwise they are sent one
+    by one.
+    """
+    send = getattr(device, "put_all", None)
+    return [device.put(batch) for batch in batches] if send is None else send(batches)

@@ -22,10 +22,10 @@ from torch import nn
 
 from tpucache import progress
 from tpucache.errors import TpucacheError, TrainingError, UsageError
-from tpucache.training.device.processes import Loss, Processes, Result, SharedLoss, current, is_launched, join
+from tpucache.training.device.base import Loss, Processes, Result, SharedLoss, current, is_launched, join
 
 if TYPE_CHECKING:
-    from tpucache.training.device.tensors import DeviceBatch
+    from tpucache.training.device.base import DeviceBatch
 
 #: The backend of torch.distributed for each type of device.
 _EXCHANGES: Final = {"cpu": "gloo", "cuda": "nccl", "tpu": "tpu_dist"}
@@ -71,14 +71,9 @@ class HostGroup(Processes):
             _log.setLevel(logging.ERROR)  # the main process logs the same warnings
 
     def largest(self, value: float) -> float:
-        """Return the largest value of all processes, exchanged in the hosts' memory; see Processes."""
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def largest_before(self) -> Callable[[float], float]:
-        """Return a function that begins to exchange a number, and returns the result of the exchange before it.
-
-        The result is the largest number of all processes, 0 in the first call; see `Processes.largest_before`.
-        """
         begun: list[tuple[Any, torch.Tensor]] = []
 
         def exchange(value: float) -> float:
@@ -94,18 +89,15 @@ class HostGroup(Processes):
         return exchange
 
     def mean(self, values: Sequence[float]) -> list[float]:
-        """Return the means over all processes, computed in float64 in the hosts' memory; see Processes."""
         return [total / self.world_size for total in self._reduce(values, dist.ReduceOp.SUM)]
 
     def gather(self, value: Result) -> list[Result]:
-        """Return the values of all processes on the main process, sent as pickles; see `Processes.gather`."""
         found: list[Any] | None = [None] * self.world_size if self.is_main else None
         with self.explained():
             dist.gather_object(value, found, dst=0, group=self._group)
         return found or []
 
     def on_main(self, call: Callable[[], Result]) -> Result:
-        """Call a function on the main process, and send its pickled result or error to all; see `Processes.on_main`."""
         result, error = _attempt(call) if self.is_main else (None, None)
         sent = [(result, _portable(error))]
         with self.explained():
@@ -118,10 +110,7 @@ class HostGroup(Processes):
         return value  # type: ignore[return-value]  # None only after an error
 
     def on_each_host(self, call: Callable[[], Result]) -> Result:
-        """Call a function on the first processes of all hosts at the same time, then on all others; return its result.
-
-        If any process fails, all processes raise an error. See `Processes.on_each_host`.
-        """
+        # If any process fails, all processes raise an error.
         result: Result | None = None
         for is_first in (True, False):
             error = None
@@ -137,7 +126,6 @@ class HostGroup(Processes):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Return a context that recognises lost connections by the words in torch's errors; see Processes."""
         try:
             yield
         except RuntimeError as error:
@@ -162,10 +150,7 @@ class ProcessGroup(HostGroup):
     """All processes of a torch process group, on devices of one type, each with its own program."""
 
     def __init__(self, device: str) -> None:
-        """Join the processes that torchrun has started, unless the program has joined them already.
-
-        Raises UsageError if this host has fewer devices than processes.
-        """
+        """Join the processes that torchrun has started, unless the program has joined them already."""
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._device = device
         with _stdout_to_stderr():
@@ -181,17 +166,14 @@ class ProcessGroup(HostGroup):
         self.program = self.rank
 
     def mean_on_device(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the mean over all processes, computed in the devices' memory; see Processes."""
         total = value.clone()
         with self.explained():
             dist.all_reduce(total)
         return total / self.world_size
 
     def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
-        """Return a function that computes the loss with DistributedDataParallel; see `Processes.replicate`.
-
-        The loss is wrapped, not the model, so that the model's class and the names of its weights stay the same.
-        """
+        # The loss is wrapped, not the model, so that the model's class and the names of its weights stay the
+        # same.
         with self.explained():
             parallel = nn.parallel.DistributedDataParallel(_Loss(model, compute), broadcast_buffers=False)
 
@@ -203,7 +185,6 @@ class ProcessGroup(HostGroup):
         return loss
 
     def roll(self, part: torch.Tensor, rows: int) -> torch.Tensor:
-        """Exchange the last rows of all processes; see Processes."""
         last = part[-rows:].contiguous()
         all_last = [torch.empty_like(last) for _ in range(self.world_size)]
         with self.explained():
@@ -211,7 +192,6 @@ class ProcessGroup(HostGroup):
         return torch.cat([all_last[self.rank - 1], part[:-rows]])
 
     def check_gradients(self, model: nn.Module) -> None:
-        """Raise UsageError for the first parameter without a gradient; see Processes."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.grad is None:
                 raise UsageError(
@@ -220,7 +200,6 @@ class ProcessGroup(HostGroup):
                 )
 
     def share_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
-        """Broadcast all buffers of a dtype at once; see Processes."""
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in buffers:
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
@@ -232,10 +211,8 @@ class ProcessGroup(HostGroup):
                 buffer.copy_(values.view_as(buffer))
 
     def norms(self, model: nn.Module) -> nn.Module:
-        """Return the model with SyncBatchNorm in place of BatchNorm; see `Processes.norms`.
-
-        torch has SyncBatchNorm for CUDA only. For other devices the model is not changed, and a warning says so once.
-        """
+        # torch has SyncBatchNorm for CUDA only. For other devices the model is not changed, and a warning
+        # says so once.
         if not any(isinstance(module, _BATCH_NORMS) for module in model.modules()):
             return model
         if self._device == "cuda":
@@ -266,10 +243,7 @@ def _warn_of_batch_norm() -> None:
 
 
 def _take_device(module: Any, device: str, number: int) -> None:
-    """Make device `number` of this host the current one; `module` is torch's module for it, such as `torch.cuda`.
-
-    Raises UsageError if this host has no device of this number.
-    """
+    """Make device `number` of this host the current one; `module` is torch's module for it, such as `torch.cuda`."""
     count = module.device_count()
     if number >= count:
         raise UsageError(

@@ -65,46 +65,35 @@ class TorchDevice:
         self._received_bytes = 0
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Return the model on the device, in the device's memory layout.
-
-        If compiling was asked for, the model is compiled in place, and keeps the names of its weights.
-        """
+        # If compiling was asked for, the model is compiled in place, and keeps the names of its weights.
         model = model.to(self.torch_device, memory_format=self.layout)  # type: ignore[call-overload]  # torch: 4-d only
         if self.compiles:
             model.forward = _compiled(model.forward)
         return model
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return a table on the device for the records of `slots`; see `Device.reserve`."""
         return TorchTable(slots, chunk)
 
     def free_bytes(self) -> int | None:
-        """Return None: the memory is the host's, or torch does not report it."""
         return None
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the images in the layout of the weights."""
         return images.contiguous(memory_format=self.layout)
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that returns the tensor on the host when it is called."""
         return tensor.cpu
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return what `fetch` returns, because the tensor has only the rows of this process."""
         return self.fetch(tensor)
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context that changes nothing: torch's settings for matrix multiplications are for GPUs."""
         return contextlib.nullcontext()
 
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
-        """Return torch's own autocast."""
         return torch.autocast(self.torch_device.type, dtype=dtype, enabled=enabled)
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
-        """Trace with torch's own profiler, into `trace.json` for Perfetto or chrome://tracing."""
         # With acc_events, torch 2.10 and 2.11 do not warn that events of earlier cycles are lost: there is one cycle.
         known = inspect.signature(torch.profiler.profile).parameters
         keeps: dict[str, Any] = {"acc_events": True} if "acc_events" in known else {}
@@ -143,7 +132,6 @@ def _compiled(forward: Callable[..., object]) -> Callable[..., object]:
 
 
 def compiled_graphs() -> int:
-    """Return how many graphs torch.compile has made in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")  # the first torch.compile imports it, which takes seconds
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
@@ -160,7 +148,6 @@ class CpuDevice(TorchDevice):
         self._execute_seconds = 0.0
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the batch itself: it is on the device already."""
         self._received_bytes += batch.nbytes
         return batch
 
@@ -168,17 +155,14 @@ class CpuDevice(TorchDevice):
         """Do nothing: the batches are on the device."""
 
     def step_begin(self, seed: int) -> None:
-        """Seed torch's default generator, and begin to count execution time."""
         torch.manual_seed(seed)
         if self._began is None:
             self._began = time.perf_counter()
 
     def preserve_rng(self) -> AbstractContextManager[object]:
-        """Restore torch's default generator after the context."""
         return torch.random.fork_rng(devices=())
 
     def step_end(self) -> None:
-        """Add the time since `step_begin` to the execution time. On a CPU, no operation is still running by now."""
         if self._began is not None:
             self._execute_seconds += time.perf_counter() - self._began
             self._began = None
@@ -187,7 +171,6 @@ class CpuDevice(TorchDevice):
         """Do nothing: all operations have run."""
 
     def counters(self) -> Counters:
-        """Return torch.compile's number of graphs, the seconds spent within steps, and the bytes sent to the device."""
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> None:
@@ -195,7 +178,6 @@ class CpuDevice(TorchDevice):
 
 
 def open_accelerator(kind: str, compiles: bool = False) -> AcceleratorDevice:
-    """Start the current device of a kind, "cuda" or "tpu", and return it. Raises UsageError if it does not start."""
     module = getattr(torch, kind)
     try:
         device = torch.device(kind, module.current_device())
@@ -207,7 +189,6 @@ def open_accelerator(kind: str, compiles: bool = False) -> AcceleratorDevice:
 
 
 def _check_gpu(module: Any, device: torch.device) -> None:
-    """Raise UsageError unless this torch has code for a GPU and runs a kernel on it."""
     problem = gpu_problem(module.get_device_capability(device), module.get_arch_list())
     if not problem:
         try:
@@ -242,29 +223,23 @@ class AcceleratorDevice(TorchDevice):
         self._execute_seconds = 0.0
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Copy a batch to the device, wait for the copy, and return it.
-
-        The upload thread calls this, so that no step waits for the copy.
-        """
+        # The upload thread calls this, so that no step waits for the copy.
         self._received_bytes += batch.nbytes
         return batch.to(self.torch_device)
 
     def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send batches of one shape and dtype in one transfer, and return them on the device."""
         return [*self.put(torch.stack([*batches])).unbind()]
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Do nothing: the batches are on the device."""
 
     def step_begin(self, seed: int) -> None:
-        """Seed torch's generators on host and device, and record an event at the beginning of the execution."""
         torch.manual_seed(seed)
         if self._began is None:
             self._began = self._record()
 
     @contextlib.contextmanager
     def preserve_rng(self) -> Iterator[None]:
-        """Return a context after which the device's generator and torch's default generator are as before."""
         state = self._module.get_rng_state(self.torch_device)
         try:
             with torch.random.fork_rng(devices=()):
@@ -273,7 +248,6 @@ class AcceleratorDevice(TorchDevice):
             self._module.set_rng_state(state, self.torch_device)
 
     def step_end(self) -> None:
-        """Record the end of the execution; wait until at most MOST_AHEAD executions are queued."""
         if self._began is None:
             return
         self._executions.append((self._began, self._record()))
@@ -283,24 +257,18 @@ class AcceleratorDevice(TorchDevice):
         self._count_ended()
 
     def wait(self) -> None:
-        """Wait until all operations have run."""
         self._module.synchronize(self.torch_device)
 
     def counters(self) -> Counters:
-        """Return torch.compile's number of graphs, the seconds of finished steps, and the bytes sent to the device."""
         self._count_ended()
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of torch's tensors, in bytes; None if torch does not count it for this device."""
         peak = getattr(self._module, "max_memory_allocated", None)
         return None if peak is None else int(peak(self.torch_device))
 
     def free_bytes(self) -> int | None:
-        """Return the device memory that no program has reserved; None if it is not reported.
-
-        Memory that torch has reserved in this process is not free, even if no tensor uses it.
-        """
+        # Memory that torch has reserved in this process is not free, even if no tensor uses it.
         info = getattr(self._module, "mem_get_info", None)
         return None if info is None else int(info(self.torch_device)[0])
 
@@ -342,10 +310,7 @@ class CudaDevice(AcceleratorDevice):
         self._uploads: dict[int, _Upload] = {}  # by the id of `sent`, which the entry keeps alive
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a batch to the device, and return the copy; `receive` lets computations wait for it.
-
-        The host's batch is kept until the copy has ended, so that its buffer is not overwritten.
-        """
+        # The host's batch is kept until the copy has ended, so that its buffer is not overwritten.
         # In a new thread the current device is number 0, and leaving the stream context would start that one, too.
         with self._module.device(self.torch_device), self._module.stream(self._stream):
             sent = torch.empty_like(batch, device=self.torch_device)
@@ -359,7 +324,6 @@ class CudaDevice(AcceleratorDevice):
         return sent
 
     def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Begin to copy batches of one shape and dtype in one transfer; return the copies, as `put` does."""
         sent = self.put(torch.stack([*batches]))
         parts = [*sent.unbind()]
         with self._lock:
@@ -368,7 +332,6 @@ class CudaDevice(AcceleratorDevice):
         return parts
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
-        """Let the computations that follow wait for these batches on the device; return without waiting."""
         stream = self._module.current_stream(self.torch_device)
         with self._lock:
             for batch in batches:
@@ -379,11 +342,8 @@ class CudaDevice(AcceleratorDevice):
             self._release()
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy a tensor to the host once it is computed; return a function that waits for the copy.
-
-        Waiting for the copy does not wait for operations that are sent later. The copy goes through page-locked memory,
-        which is free again after the returned function was called.
-        """
+        # Waiting for the copy does not wait for operations that are sent later. The copy goes through page-
+        # locked memory, which is free again after the returned function was called.
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.pin_memory)
         host.copy_(tensor, non_blocking=True)
         event = self._module.Event(blocking=True)
@@ -397,11 +357,8 @@ class CudaDevice(AcceleratorDevice):
 
     @contextlib.contextmanager
     def fast_products(self) -> Iterator[None]:
-        """Use TF32 or not, as `tf32` says, and let cuDNN choose the fastest convolutions by trial.
-
-        torch has these settings for all threads, so the earlier settings are restored afterwards. If the program has
-        set the precision of matrix multiplications itself, that precision is kept.
-        """
+        # torch has these settings for all threads, so the earlier settings are restored afterwards. If the
+        # program has set the precision of matrix multiplications itself, that precision is kept.
         cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
         cudnn.benchmark = True  # all batches have one shape, so one trial is enough
         try:
@@ -423,7 +380,6 @@ class CudaDevice(AcceleratorDevice):
             _set_products(*before)
 
     def wait(self) -> None:
-        """Wait until all operations have run and all copies have ended."""
         super().wait()
         with self._lock:
             self._release()
@@ -470,10 +426,7 @@ def find_devices() -> list[str]:
 
 
 def choose_device(name: str) -> str:
-    """Return the kind of device that `name`, one of DEVICES, means on this machine.
-
-    Raises UsageError if this machine has no such device.
-    """
+    """Return the kind of device that `name`, one of DEVICES, means on this machine."""
     found = find_devices()
     if name == "auto":
         return found[0]

@@ -27,9 +27,9 @@ from torch import nn
 from tpucache.errors import DependencyError, UsageError
 from tpucache.machine import keep_freed_blocks
 from tpucache.ondevice.slots import XLA_TILE, DeviceFullError, RecordSlots
-from tpucache.training.device.base import MOST_AHEAD, BusyTime, Counters
+from tpucache.training.device.base import ALONE, MOST_AHEAD, BusyTime, Counters, is_launched
 from tpucache.training.device.process_group import join_hosts
-from tpucache.training.device.processes import ALONE, is_launched
+from tpucache.training.device.tensors import READERS
 from tpucache.training.settings import Precision
 
 # XLA's C++ code logs warnings at every compile; its errors are still shown.
@@ -90,8 +90,7 @@ class XlaDevice:
     def __init__(self, cores: int = 1) -> None:
         """Open XLA on 1 core, or on all cores of this host or pod if `cores` is 0.
 
-        Call this before anything else uses XLA. Raises UsageError for another number of cores, in a process that
-        torchrun has started, and if XLA does not start.
+        Call this before anything else uses XLA.
         """
         if is_launched():
             raise UsageError(
@@ -132,11 +131,6 @@ class XlaDevice:
             self._own_shards = self._find_shards()
 
     def _open_mesh(self, hosts: int) -> None:
-        """Make the mesh over which batches are split: all cores of all hosts.
-
-        Raises UsageError if `self.cores` is neither 0, for all, nor the number of this host's cores, or if the hosts
-        have different numbers of cores.
-        """
         if not xr.is_spmd():
             xr.use_spmd()
         available, everywhere = xr.addressable_runtime_device_count(), xr.global_runtime_device_count()
@@ -174,11 +168,7 @@ class XlaDevice:
         return torch.argsort(gathered.cpu())[numbers]
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Copy a host batch to the device, split over the cores along its first dimension, and return the copy.
-
-        This waits until the copy has ended, so that the runtime does not count it as execution time. Raises UsageError
-        when the batch does not divide over the cores.
-        """
+        # This waits until the copy has ended, so that the runtime does not count it as execution time.
         if self._mesh is not None and len(batch) % self.cores:
             raise UsageError(
                 f"a batch of {len(batch)} does not divide over {self.cores} cores: use a batch size that does"
@@ -194,10 +184,7 @@ class XlaDevice:
         return sent
 
     def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send batches of one shape and dtype, and return them on the device, as `put` does.
-
-        On one core, one call of torch_xla sends all of them.
-        """
+        # On one core, one call of torch_xla sends all of them.
         if self._mesh is not None:
             return [*map(self.put, batches)]
         sent: list[torch.Tensor] = xm.send_cpu_data_to_device([*batches], self.torch_device)
@@ -213,14 +200,10 @@ class XlaDevice:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> XlaTable:
-        """Return a table for the records of `slots`, divided over the cores; see `Device.reserve`."""
         return XlaTable(slots, chunk, self._mesh)
 
     def free_bytes(self) -> int | None:
-        """Return the free memory of the fullest core times the number of cores; None if it is not reported.
-
-        torch_xla 2.9 does not report it for several cores, and XLA's CPU client not at all.
-        """
+        # torch_xla 2.9 does not report it for several cores, and XLA's CPU client not at all.
         found = self._memory_info()
         if found is None:
             return None
@@ -230,19 +213,15 @@ class XlaDevice:
         """Do nothing: XLA orders computations by the data that they need."""
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that waits for the tensor, but for no later operation, and copies it to the host."""
         return tensor.cpu
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Return the model with its weights on the device; XLA chooses layouts itself."""
         return model.to(self.torch_device)
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the images unchanged: XLA chooses layouts itself."""
         return images
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Gather a tensor on every core; return a function that copies this host's rows of the tensor."""
         gathered, shards = self._gathered(tensor), self._own_shards
         if shards is None:
             return gathered.cpu
@@ -263,12 +242,10 @@ class XlaDevice:
         return tensor
 
     def step_begin(self, seed: int) -> None:
-        """Seed the device's generator, without compiling anything."""
         torch_xla.manual_seed(seed)
 
     @contextlib.contextmanager
     def preserve_rng(self) -> Iterator[None]:
-        """Return a context after which the device's and torch's random number generators are as before."""
         state = xm.get_rng_state()
         try:
             with torch.random.fork_rng(devices=()):
@@ -277,7 +254,6 @@ class XlaDevice:
             xm.set_rng_state(state)
 
     def step_end(self) -> None:
-        """Send the recorded operations, and wait until no more than MOST_AHEAD executions are queued."""
         self._sent.append(torch.zeros((), device=self.torch_device))  # an output to wait for
         torch_xla.sync()
         if len(self._sent) > MOST_AHEAD:
@@ -288,21 +264,17 @@ class XlaDevice:
             self._executions.read()
 
     def wait(self) -> None:
-        """Send the operations recorded so far, and wait until all operations have run."""
         torch_xla.sync()
         xm.wait_device_ops()
         self._sent.clear()
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context that changes nothing: torch's settings do not concern XLA."""
         return contextlib.nullcontext()
 
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
-        """Return XLA's autocast."""
         return torch.autocast("xla", dtype=dtype, enabled=enabled)
 
     def counters(self) -> Counters:
-        """Return the totals so far, from the runtime's own metrics."""
         self._executions.read()
         compiles, compiling = _metric("CompileTime")
         return Counters(
@@ -313,10 +285,7 @@ class XlaDevice:
         )
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of the fullest core, in bytes, or None if it is not reported.
-
-        XLA's CPU client does not report it, nor does torch_xla 2.9 for several cores.
-        """
+        # XLA's CPU client does not report it, nor does torch_xla 2.9 for several cores.
         found = self._memory_info()
         return None if found is None else max(int(each["peak_bytes_used"]) for each in found)
 
@@ -333,7 +302,6 @@ class XlaDevice:
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
-        """Trace with XLA's profiler, into files for TensorBoard's profile plugin or xprof."""
         import torch_xla.debug.profiler as xp
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -375,7 +343,7 @@ class XlaTable:
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
         """Reserve memory for the rows of `slots`, divided over the cores of `mesh` as chunks are.
 
-        `chunk` shows the shape and dtype of the chunks. Raises DeviceFullError if the memory is not enough.
+        `chunk` shows the shape and dtype of the chunks.
         """
         self._shape, self._slots, self._mesh = chunk.shape[1:], slots, mesh
         self._each = len(chunk) // slots.cores
@@ -410,22 +378,13 @@ class XlaTable:
 
         Unless `RecordSlots.is_local`, the cores exchange rows until each core has the rows of its samples.
         """
-        rows = self._taken_locally(slots) if self._slots.is_local else self.rows.flatten(0, 1).index_select(0, slots)
+        rows = self.rows.flatten(0, 1).index_select(0, slots)
         if self._filled:
             rows = rows[:, : self._values]
         rows = rows.reshape(-1, *self._shape)
         if self._mesh is not None:
             xs.mark_sharding(rows, self._mesh, _split(rows))
         return rows
-
-    def _taken_locally(self, slots: torch.Tensor) -> torch.Tensor:
-        own = xs.enable_manual_sharding(self.rows, _split(self.rows), mesh=self._mesh).global_tensor
-        places = xs.enable_manual_sharding(slots, _split(slots), mesh=self._mesh).global_tensor
-        found = own[0].index_select(0, places % self._slots.rows_a_core)
-        shape = torch.Size([len(slots), *self.rows.shape[2:]])
-        whole = xs.disable_manual_sharding(found, _split(self.rows.flatten(0, 1)), shape, mesh=self._mesh)
-        taken: torch.Tensor = whole.global_tensor
-        return taken
 
 
 def _write(rows: Any, chunk: Any, start: Any) -> Any:
@@ -440,10 +399,7 @@ def _write(rows: Any, chunk: Any, start: Any) -> Any:
 _WRITE: Final = xla_op_registry.register("tpucache_write", _write)
 
 
-def read_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return copies on the host of tensors on XLA, read in one transfer."""
-    read: list[torch.Tensor] = torch_xla._XLAC._xla_get_cpu_tensors(tensors)
-    return read
+READERS["xla"] = torch_xla._XLAC._xla_get_cpu_tensors
 
 
 def _split(batch: torch.Tensor) -> tuple[str | None, ...]:
@@ -463,7 +419,6 @@ def _explained_errors() -> Iterator[None]:
 
 
 def _meeting_point() -> str:
-    """Return "HOST:PORT", where the first process of a pod listens."""
     return f"{os.environ.get('MASTER_ADDR') or xr.get_master_ip()}:{os.environ.get('MASTER_PORT', _PORT)}"
 
 
@@ -476,7 +431,6 @@ class _Executions:
         self._lock = threading.Lock()  # a progress bar may call from another thread
 
     def read(self) -> None:
-        """Add the executions that have ended since the last call to `busy`."""
         with self._lock:
             for name in _EXECUTIONS:
                 if (data := met.metric_data(name)) is not None:

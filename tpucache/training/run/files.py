@@ -39,14 +39,13 @@ from tpucache.store.files import write_atomically
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.samples import encode_columns
 from tpucache.training.data import RunData
-from tpucache.training.device.processes import Processes
-from tpucache.training.learn.learner import Learner
-from tpucache.training.run.checkpoint import save_checkpoint
-from tpucache.training.run.contents import VERSION, load_last
-from tpucache.training.run.folds import read_folds, write_folds
-from tpucache.training.run.history import write_history
-from tpucache.training.run.state import RunState, make_plan
+from tpucache.training.device.base import Processes
+from tpucache.training.learner import Learner
+from tpucache.training.run.report import read_folds, write_folds
+from tpucache.training.run.saved import VERSION, load_last
+from tpucache.training.run.state import RunState, make_plan, write_history
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from, undecided
+from tpucache.training.weights import save_checkpoint
 
 _log = logging.getLogger("tpucache")
 
@@ -101,10 +100,7 @@ def _remove_empty(run: Path) -> None:
 
 
 def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings:
-    """Return `settings`; if they resume the run in the folder, undecided settings get the values of that run.
-
-    Raises TrainingError for a checkpoint that cannot be read, UsageError for a checkpoint of another version.
-    """
+    """Return `settings`; if they resume the run in the folder, undecided settings get the values of that run."""
     is_known = not undecided(settings) or not resume or not (run / LAST_NAME).exists()
     return settings if is_known else as_decided(settings, settings_from(load_last(run)["settings"]))
 
@@ -115,9 +111,6 @@ def open_run(
     """Return the state of the run in a folder, its settings, and its learner's state, which is None for a new run.
 
     The folder of a new run is made. Settings that are left open get the values of the run in the folder.
-
-    Raises UsageError for a folder with a run that must not be resumed, and for settings or data that differ from the
-    run's; TrainingError for a checkpoint that cannot be read.
     """
     path = run / LAST_NAME
     if (run / FOLDS_NAME).exists():
@@ -151,7 +144,7 @@ def open_run(
 def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
     """Raise UsageError for a folder with a run that has other folds, or that must not be resumed.
 
-    A run that has saved no step yet may begin again. Raises TrainingError if the folder cannot be read.
+    A run that has saved no step yet may begin again.
     """
     before = read_folds(run)
     if before is None and is_run(run):
@@ -169,7 +162,7 @@ def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
 def open_folds(run: Path, names: Sequence[str]) -> None:
     """Make the folder of a run that trains a model for each fold, and write the folds' names to it.
 
-    Call `check_folds` before. Raises the errors of `hold_run`.
+    Call `check_folds` before.
     """
     _make_folder(run)
     if read_folds(run) != list(names):
@@ -177,10 +170,7 @@ def open_folds(run: Path, names: Sequence[str]) -> None:
 
 
 def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) -> Callable[[], None]:
-    """Copy a run's state to the host; return the function that writes it to a checkpoint, with the run's history.
-
-    Raises TrainingError when training has diverged; the returned function raises it when a file cannot be written.
-    """
+    """Copy a run's state to the host; return the function that writes it to a checkpoint, with the run's history."""
     rows = [dict(row) for row in state.rows]
     stand = {**vars(state), "losses": [*state.losses], "rows": rows}
     content = {**_metadata(learner, data), "stand": stand, "learner": learner.checked_state()}
@@ -195,7 +185,7 @@ def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) ->
 def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], None]:
     """Copy the weights that were just evaluated to the host; return the function that writes them to `best.pt`.
 
-    The file has all that predicting needs. Raises the errors of `snapshot_run`.
+    The file has all that predicting needs.
     """
     constants = learner.task.constants()
     content = {
@@ -207,7 +197,6 @@ def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], No
 
 
 def write_info(run: Path, learner: Learner, data: RunData) -> None:
-    """Write `run.json`: settings, task, classes, and where the data are. Raises TrainingError on failure."""
     info = {
         "settings": learner.settings.to_dict(),
         "task": learner.task.name,
@@ -239,7 +228,6 @@ def snapshot_validation(
 
 
 def _make_folder(run: Path) -> None:
-    """Make a run's folder, and remove temporary files that a killed process left. Raises the errors of `hold_run`."""
     _refuse_cache(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -340,7 +328,6 @@ class BackgroundWriter:
         self._writes.put(write)
 
     def flush(self) -> None:
-        """Wait until all submitted writes have run. Raises the error of a write that failed."""
         self._writes.join()
         self._raise()
 

@@ -1,4 +1,4 @@
-"""The report of a run, written when it finishes or stops."""
+"""The report of a run, and of a run of all folds, written when it finishes or stops."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.machine import peak_bytes
-from tpucache.runs import ACCOUNT_NAME, LOCK_NAME, REPORT_NAME
+from tpucache.runs import ACCOUNT_NAME, BEST_NAME, FOLDS_NAME, LOCK_NAME, OUT_OF_FOLD_NAME, REPORT_NAME, fold_folder
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.lock import is_held
 from tpucache.text import rate_text, size_text
-from tpucache.training.feed.account import Account
-from tpucache.training.feed.idle import Pace
-from tpucache.training.learn.learner import Learner
-from tpucache.training.run.contents import read_values
-from tpucache.training.run.history import Row
-from tpucache.training.run.state import RunState, StepPlan
+from tpucache.training.learner import Learner
+from tpucache.training.pace import Account, Pace
+from tpucache.training.run.saved import read_values
+from tpucache.training.run.state import Row, RunState, StepPlan
 
 _LEAST_SHOWN: Final = 0.05  # seconds: shorter parts are not listed
 
@@ -246,28 +246,18 @@ def _merged_report(
     )
 
 
-def write_report(run: str | Path, report: TrainReport) -> None:
-    """Write `report.json` atomically, and remove `account.json`, whose seconds the report contains.
-
-    Raises TrainingError when the report cannot be written.
-    """
+def write_report(run: str | Path, report: TrainReport | FoldsReport) -> None:
     write_json(Path(run) / REPORT_NAME, report.to_dict())
     (Path(run) / ACCOUNT_NAME).unlink(missing_ok=True)
 
 
 def write_account(run: str | Path, seconds: Mapping[str, float], wall: float) -> None:
-    """Write the seconds of a run so far, in case the run never writes its report.
-
-    Raises TrainingError when they cannot be written.
-    """
+    """Write the seconds of a run so far, in case the run never writes its report."""
     write_json(Path(run) / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
 
 
 def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
-    """Return the seconds of each part of a run so far, and their total, from its account or else its report.
-
-    Raises TrainingError for a file that cannot be read.
-    """
+    """Return the seconds of each part of a run so far, and their total, from its account or else its report."""
     path = Path(run) / ACCOUNT_NAME
     try:
         values = read_values(path, _AccountFile)
@@ -280,7 +270,6 @@ def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write values as JSON, atomically. Raises TrainingError when they cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(values, indent=1).encode())
@@ -289,10 +278,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_report(run: str | Path) -> TrainReport | None:
-    """Return the report in a run's folder, or None if there is none.
-
-    Raises TrainingError when it cannot be read.
-    """
+    """Return the report in a run's folder, or None if there is none."""
     path = Path(run) / REPORT_NAME
     try:
         values = read_values(path, TrainReport)
@@ -335,10 +321,155 @@ def _of_graphs(graphs: int | None) -> str:
 
 
 def epoch_line(row: Row) -> str:
-    """Return an epoch's losses and metrics as a line of text."""
     shown = [
         f"{name.removeprefix('valid_')} {value:.4f}"
         for name, value in row.items()
         if name == "train_loss" or (name.startswith("valid_") and name != "valid_samples")
     ]
     return f"epoch {row['epoch']:>3}  {'  '.join(shown)}"
+
+
+_VERSION: Final = 1
+_VALID: Final = "valid_"
+
+
+@dataclass(frozen=True)
+class _Names:
+    version: int
+    folds: list[str]
+
+
+@dataclass(frozen=True)
+class FoldScore:
+    """The result of one fold.
+
+    `fold` is its name, and `run` the name of its run's folder. `finished` says whether this run is finished.
+    `best_epoch` is its best epoch, from 1, and `metrics` are the validation metrics of that epoch. `samples` is the
+    number of its validation samples.
+    """
+
+    fold: str
+    run: str
+    finished: bool
+    best_epoch: int
+    samples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FoldsReport:
+    """The report on the folds that have been trained so far.
+
+    `mean` and `deviation` are those of the folds' metrics. `out_of_fold` has the metrics over all samples at once, each
+    predicted by the model that has not seen it, and `output` is the CSV of these predictions. These four are empty
+    until the last fold is finished. `seconds` are those of each part of the work, and `wall_seconds` is the total, over
+    all folds.
+    """
+
+    backend: str
+    cores: int
+    folds: Sequence[FoldScore]
+    mean: Mapping[str, float]
+    deviation: Mapping[str, float]
+    out_of_fold: Mapping[str, float]
+    output: str
+    finished: bool
+    seconds: Mapping[str, float]
+    wall_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        lines = []
+        for each in self.folds:
+            state = f"best epoch {each.best_epoch:>3}" if each.finished else "unfinished    "
+            lines.append(f"fold {each.fold:<4} {state}  {_shown(each.metrics)}")
+        if self.finished:
+            spread = {name: f"{mean:.4f} ± {self.deviation[name]:.4f}" for name, mean in self.mean.items()}
+            lines.append(f"mean      {'  '.join(f'{name} {text}' for name, text in spread.items())}")
+            lines.append(f"all       {_shown(self.out_of_fold)}  out of fold: {self.output}")
+        return [*lines, f"time      {self.wall_seconds:,.1f} s"]
+
+
+def read_folds(run: Path) -> list[str] | None:
+    """Return the names of the folds of a run; None for another kind of run."""
+    path = run / FOLDS_NAME
+    try:
+        values = read_values(path, _Names)
+        if values["version"] != _VERSION:
+            raise TrainingError(f"{path} was written by another version of tpucache: give another folder")
+        return list(values["folds"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, KeyError) as error:
+        raise TrainingError(f"{path} cannot be read: {error!r}. Copy the run again") from error
+
+
+def write_folds(run: Path, names: Sequence[str]) -> None:
+    write_json(run / FOLDS_NAME, {"version": _VERSION, "folds": list(names)})
+
+
+def run_folders(run: Path) -> list[Path]:
+    """Return the folders of the models that predict for a run: one for each fold, or the run's own folder."""
+    names = read_folds(run)
+    if names is None:
+        return [run]
+    folders = [fold_folder(run, name) for name in names]
+    missing = [name for name, folder in zip(names, folders, strict=True) if not (folder / BEST_NAME).exists()]
+    if missing:
+        raise TrainingError(
+            f"{run} has no weights of fold {', '.join(missing)} yet: continue the run with train --folds --resume first"
+        )
+    return folders
+
+
+def make_folds_report(
+    run: Path,
+    reports: Mapping[str, TrainReport],
+    device: tuple[str, int],
+    account: tuple[Mapping[str, float], float],
+    out_of_fold: Mapping[str, float] | None = None,
+) -> FoldsReport:
+    """Return the report on all folds, given the reports of their runs by the folds' names.
+
+    `device` is the device's name and number of cores. `account` has the seconds, by part and in total, that are in no
+    fold's report. Without the metrics `out_of_fold`, the run is not finished.
+    """
+    scores = [_make_score(fold, fold_folder(run, fold), report) for fold, report in reports.items()]
+    seconds, wall = dict(account[0]), account[1] + sum(report.wall_seconds for report in reports.values())
+    for report in reports.values():
+        for part, spent in report.seconds.items():
+            seconds[part] = seconds.get(part, 0.0) + spent
+    if out_of_fold is None:
+        return FoldsReport(*device, scores, {}, {}, {}, "", False, seconds, wall)
+    names = [name for name in scores[0].metrics if all(name in score.metrics for score in scores)]
+    columns = {name: [score.metrics[name] for score in scores] for name in names}
+    mean = {name: float(np.mean(values)) for name, values in columns.items()}
+    deviation = {name: float(np.std(values)) for name, values in columns.items()}
+    return FoldsReport(*device, scores, mean, deviation, out_of_fold, OUT_OF_FOLD_NAME, True, seconds, wall)
+
+
+def _make_score(fold: str, run: Path, report: TrainReport) -> FoldScore:
+    row = report.epochs[report.best_epoch - 1] if report.epochs else {}  # the last row where best_epoch is 0
+    metrics = {name.removeprefix(_VALID): value for name, value in row.items() if name.startswith(_VALID)}
+    samples = int(metrics.pop("samples", 0))
+    return FoldScore(fold, run.name, report.finished, report.best_epoch, samples, metrics)
+
+
+def read_folds_report(run: str | Path) -> FoldsReport | None:
+    """Return the report in the folder of a run of all folds; None if there is no report."""
+    path = Path(run) / REPORT_NAME
+    try:
+        values = read_values(path, FoldsReport)
+        return FoldsReport(**{**values, "folds": [FoldScore(**score) for score in values["folds"]]})
+    except FileNotFoundError:
+        return None
+    except (OSError, TypeError, KeyError) as error:
+        raise TrainingError(f"{path} is not a report that can be read: {error!r}; remove it to continue") from error
+
+
+def _shown(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -1,13 +1,99 @@
-"""The state of a run, and the steps that remain."""
+"""The state of a run: its steps, the loss of each step, a row for each epoch, and the steps that remain."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tpucache.training.run.history import Row
+from tpucache.errors import TrainingError
+from tpucache.runs import HISTORY_NAME
+from tpucache.store.files import write_atomically
 from tpucache.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    import torch
+
+# A loss is read this many steps later, when it has been computed, so that reading does not block.
+_LAG: Final = 16
+
+Row = dict[str, Any]
+
+
+class Watcher(Protocol):
+    """An object that a run notifies of losses and epochs."""
+
+    def losses(self, first: int, values: Sequence[float]) -> None:
+        """Take the losses of consecutive steps. `first` is the number of the first of these steps, counted from 0."""
+        ...
+
+    def epoch(self, row: Row) -> None:
+        """Take an epoch's row of the history, with `images_per_second`, `waited` and `device_idle` of the run so far.
+
+        `Pace` describes these three numbers.
+        """
+        ...
+
+
+class Losses:
+    """The loss of every step, read from the device some steps after it was computed."""
+
+    def __init__(
+        self,
+        values: list[float],
+        watchers: Sequence[Watcher] = (),
+        mean: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
+        advice: str = "Try a lower --lr",
+        fetch: Callable[[torch.Tensor], Callable[[], torch.Tensor]] = lambda loss: loss.cpu,
+    ) -> None:
+        """Continue the losses of a run, which are in `values`.
+
+        New losses, averaged over all processes by `mean`, are appended to `values`, and `watchers` are notified.
+        `advice` ends the message for a loss that is not finite. `fetch` begins to copy a loss to the host, and returns
+        the function that waits for the copy.
+        """
+        self.values = values
+        self._mean = mean
+        self._watchers = watchers
+        self._advice = advice
+        self._fetch = fetch
+        self._pending: deque[Callable[[], torch.Tensor]] = deque()
+
+    def append(self, loss: torch.Tensor) -> None:
+        self._pending.append(self._fetch(loss))
+        if len(self._pending) > 2 * _LAG:
+            self.settle(_LAG)
+
+    def settle(self, keep: int = 0) -> None:
+        first = len(self.values)
+        read = [float(self._pending.popleft()()) for _ in range(len(self._pending) - keep)]
+        for value in self._mean(read):
+            if not math.isfinite(value):
+                raise TrainingError(f"the loss is {value} in step {len(self.values) + 1:,}. {self._advice}")
+            self.values.append(value)
+        if len(self.values) > first:
+            for watcher in self._watchers:
+                watcher.losses(first, self.values[first:])
+
+
+def write_history(run: Path, rows: Sequence[Row]) -> None:
+    """Write `history.csv`, a row for each epoch, atomically, unless it has these rows already."""
+    text = io.StringIO(newline="")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path, data = run / HISTORY_NAME, text.getvalue().encode()
+    try:
+        if not path.exists() or path.read_bytes() != data:
+            write_atomically(path, data)
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
 
 
 @dataclass
@@ -52,7 +138,6 @@ class StepPlan:
 
     @property
     def steps(self) -> int:
-        """The number of steps in all epochs together."""
         return self.epochs * self.per_epoch
 
     def awaits_evaluation(self, state: RunState) -> bool:
@@ -85,7 +170,6 @@ class StepPlan:
         }
 
     def describe(self, state: RunState) -> str:
-        """Return the position in the run, as text for messages."""
         return f"after step {state.steps:,} of {self.steps:,}"
 
     def progress(self, state: RunState) -> str:
@@ -95,8 +179,5 @@ class StepPlan:
 
 
 def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
-    """Return the plan of a run with these settings on this number of samples.
-
-    Raises UsageError if the number of epochs or the batch size is not decided yet.
-    """
+    """Return the plan of a run with these settings on this number of samples."""
     return StepPlan(settings.passes, settings.steps_per_epoch(samples), settings.patience)

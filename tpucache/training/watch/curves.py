@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tpucache.errors import TrainingError
 from tpucache.runs import CURVES_NAME
 from tpucache.store.files import write_atomically
-from tpucache.training.learn.schedule import Rates
-from tpucache.training.run.history import Row
-from tpucache.training.run.state import RunState
+from tpucache.training.run.state import Row, RunState
+from tpucache.training.schedule import Rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

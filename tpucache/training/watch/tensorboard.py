@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import DependencyError
-from tpucache.training.run.history import Row
+from tpucache.training.run.state import Row
 
 _NOT_METRICS: Final = ("epoch", "step")
 

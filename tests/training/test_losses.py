@@ -1,0 +1,203 @@
+"""Losses by name are those of their formulas, for each sample as in the mean, and each fits some tasks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tpucache import CachedDataset, UsageError
+from tpucache.training.data import choose_task
+from tpucache.training.device import CpuDevice
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.prediction import Predictor
+from tpucache.training.settings import TrainSettings
+from tpucache.training.tasks.classes import Classes, Multilabel
+from tpucache.training.tasks.find import make_task
+from tpucache.training.tasks.mask import Mask
+from tpucache.training.tasks.regression import Regression
+
+NAMED = [
+    ("classes", "focal"),
+    ("classes", "bce"),
+    ("multilabel", "focal"),
+    ("regression", "l1"),
+    ("regression", "huber"),
+    ("mask", "focal"),
+    ("mask", "dice"),
+    ("mask", "dice-cross-entropy"),
+]
+K = 3
+
+
+def example(task, batch=5):
+    """Outputs and labels of a task with three outputs."""
+    generator = torch.Generator().manual_seed(11)
+    sides = (4, 6) if task == "mask" else ()
+    outputs = torch.randn(batch, K, *sides, generator=generator) * 2
+    if task in ("classes", "mask"):
+        return outputs, torch.randint(0, K, (batch, *sides), generator=generator)
+    labels = torch.randn(batch, K, generator=generator)
+    return outputs, (labels > 0).float() if task == "multilabel" else labels
+
+
+def dice_of(outputs, labels):
+    """1 - Dice of one sample, by loops: each class's pixels, one more on both sides of the fraction."""
+    probabilities, known, found = outputs.softmax(0), labels != 255, []
+    for number in range(K):
+        truth, predicted = (labels == number)[known].float(), probabilities[number][known]
+        found.append(1 - (2 * (truth * predicted).sum() + 1) / (truth.sum() + predicted.sum() + 1))
+    return torch.stack(found).mean()
+
+
+def formula(task, name, outputs, labels):
+    """Each sample's loss, from what torch has."""
+    if name == "bce":
+        each = functional.binary_cross_entropy_with_logits
+        return each(outputs, functional.one_hot(labels, K).float(), reduction="none").mean(1)
+    if task == "regression":
+        return getattr(functional, {"l1": "l1_loss", "huber": "smooth_l1_loss"}[name])(
+            outputs, labels, reduction="none"
+        ).mean(1)
+    if task == "multilabel":
+        right = torch.where(labels == 1, outputs.sigmoid(), 1 - outputs.sigmoid())
+        return (-((1 - right) ** 2) * right.log()).mean(1)
+    pixels = functional.cross_entropy(outputs, labels, reduction="none", ignore_index=255)
+    if name == "focal":
+        focal = (1 - (-pixels).exp()) ** 2 * pixels
+        return focal if task == "classes" else focal.mean((1, 2))
+    dices = torch.stack([dice_of(*pair) for pair in zip(outputs, labels, strict=True)])
+    return dices if name == "dice" else dices + pixels.mean((1, 2))
+
+
+@pytest.mark.parametrize(("task", "name"), NAMED)
+def test_a_named_loss_is_its_formula_and_the_mean_of_each_samples(task, name):
+    learned = make_task(task, K).with_loss(name)
+    outputs, labels = example(task)
+    outputs.requires_grad_()
+    expected, targets = formula(task, name, outputs, labels), learned.targets(labels)
+    torch.testing.assert_close(learned.losses(outputs, labels), expected)
+    loss = learned.loss(outputs.bfloat16().float(), targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(learned.loss(outputs, targets), expected.mean())
+    learned.loss(outputs, targets).backward()
+    assert outputs.grad.isfinite().all()
+    assert outputs.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("task", "name"), NAMED)
+def test_losses_of_certain_outputs_are_finite_and_have_finite_gradients(task, name):
+    learned = make_task(task, K).with_loss(name)
+    outputs, labels = example(task)
+    outputs = (outputs * 1e4).requires_grad_()
+    loss = learned.loss(outputs, learned.targets(labels))
+    loss.backward()
+    assert loss.isfinite()
+    assert outputs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["dice", "dice-cross-entropy", "focal"])
+def test_pixels_and_masks_of_no_class_count_nowhere(name):
+    learned = make_task("mask", K).with_loss(name)
+    outputs, labels = example("mask")
+    labels[:, 2:] = 255
+    few, many = (learned.losses(outputs[:, :, :rows], labels[:, :rows]) for rows in (2, 4))
+    torch.testing.assert_close(few, many)
+    assert learned.losses(outputs, torch.full_like(labels, 255)).abs().max() < 1e-6
+
+
+def test_dice_is_nothing_for_the_right_mask_and_one_for_the_wrong_one():
+    learned = make_task("mask", 2).with_loss("dice")
+    labels = torch.zeros(1, 40, 40, dtype=torch.long)
+    labels[:, :20] = 1
+    sure = torch.stack([labels == 0, labels == 1], 1).float() * 200 - 100
+    assert learned.losses(sure, labels).item() == pytest.approx(0, abs=1e-6)
+    assert learned.losses(-sure, labels).item() == pytest.approx(1, abs=0.01)
+
+
+def test_a_label_of_no_class_has_no_loss():
+    outputs, labels = example("classes")
+    labels[2] = -1
+    for name in ("cross-entropy", "focal", "bce"):
+        assert (make_task("classes", K).with_loss(name).losses(outputs, labels) == 0).tolist() == (labels < 0).tolist()
+
+
+def test_probabilities_of_binary_cross_entropy_are_the_sigmoids_by_their_sum():
+    outputs, _ = example("classes")
+    found = make_task("classes", K).with_loss("bce").predictions(outputs)
+    torch.testing.assert_close(found, outputs.sigmoid() / outputs.sigmoid().sum(1, keepdim=True))
+    assert make_task("classes", K).with_loss("bce").predictions(torch.full((1, K), -900.0)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "word"),
+    [
+        (Classes(3), "dice", "cross-entropy, focal, bce"),
+        (Multilabel(3), "cross-entropy", "bce, focal"),
+        (Regression(1), "bce", "mse, l1, huber"),
+        (Mask(2), "mse", "dice"),
+    ],
+)
+def test_a_loss_that_a_task_does_not_have_is_refused_with_those_that_it_has(task, name, word):
+    with pytest.raises(UsageError, match=word):
+        task.with_loss(name)
+
+
+def test_a_task_of_ones_own_does_not_take_the_losses_of_the_task_that_it_is_made_of():
+    class Own(Classes):
+        """Another loss than its base's."""
+
+    with pytest.raises(UsageError, match="only its default loss"):
+        Own(3, "own").with_loss("focal")
+    outputs, labels = example("classes")
+    torch.testing.assert_close(Own(3, "own").losses(outputs, labels), Classes(3).losses(outputs, labels))
+
+
+@pytest.mark.slow
+def test_a_run_with_a_named_loss_predicts_by_it(cache, tmp_path):
+    data = CachedDataset(cache)
+    settings = TrainSettings(model="cnn", epochs=1, batch_size=32, loss="bce", smoothing=0.1)
+    train(tmp_path / "run", settings, data, data, CpuDevice(), RunOptions(replay=False))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["loss"] == "bce"
+    assert Predictor([tmp_path / "run"], CpuDevice()).task == choose_task(settings, data)
+    with pytest.raises(UsageError, match="cross-entropy, focal, bce"):
+        train(tmp_path / "other", TrainSettings(loss="dice"), data, None, CpuDevice())
+
+
+STEPS = """
+import json, sys
+import torch
+from tpucache.training.device import open_device
+from tpucache.training.tasks.find import make_task
+
+device, found = open_device("xla"), []
+for kind, name, sides in json.loads(sys.argv[1]):
+    task = make_task(kind, 3).with_loss(name)
+    weight = torch.nn.Parameter(device.put(torch.ones(3, 1, 1) if sides else torch.ones(3)))
+    for step in range(5):
+        if step == 2:
+            before = device.counters().compiles
+        outputs = torch.randn(4, 3, *sides)
+        labels = torch.randint(0, 3, (4, *sides)) if kind in ("classes", "mask") else (outputs > 0).float()
+        loss = task.loss(device.put(outputs) * weight, task.targets(device.put(labels)))
+        loss.backward()
+        task.losses(device.put(outputs) * weight, device.put(labels)).sum()
+        device.step_end()
+        value = float(loss)
+        expected = float(task.loss(outputs, task.targets(labels)))
+        assert abs(value - expected) < 1e-5, (kind, name, value, expected)
+    found.append(device.counters().compiles - before)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.xla
+def test_on_xla_each_loss_is_that_of_plain_torch_and_compiles_nothing_after_its_first_steps(python, tmp_path):
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS)
+    done = python(script, json.dumps([(task, name, (4, 6) if task == "mask" else ()) for task, name in NAMED]))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [0] * len(NAMED)

@@ -1,0 +1,437 @@
+"""Weights are found, read without running code, and taken over where they fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import struct
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tpucache import DependencyError, TrainingError, UsageError
+from tpucache.training.model import DENSE_MODELS, MODELS, build_model
+from tpucache.training.settings import TrainSettings
+from tpucache.training.weights import (
+    find_weights,
+    initial_weights,
+    load_checkpoint,
+    load_matching,
+    read_weights,
+    save_checkpoint,
+)
+
+
+def make_model(outputs=3, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, outputs))
+
+
+def test_equal_models_take_over_everything():
+    ours, theirs = make_model(), make_model(seed=1)
+    matched = load_matching(ours, theirs.state_dict(), "file")
+    assert list(matched.matched) == list(ours.state_dict())
+    assert (matched.resized, matched.missing, matched.unused) == ([], [], [])
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, theirs.state_dict()[name])
+
+
+def test_a_head_of_another_size_keeps_its_new_values_and_is_reported():
+    ours, theirs = make_model(), make_model(7, seed=1)
+    head = ours[2].weight.detach().clone()
+    weights = {**theirs.state_dict(), "extra": torch.zeros(2)}
+    del weights["1.bias"]
+    matched = load_matching(ours, weights, "file")
+    assert torch.equal(ours[2].weight, head)
+    assert torch.equal(ours[0].weight, theirs[0].weight)
+    assert matched.resized == [("2.weight", (3, 5), (7, 5)), ("2.bias", (3,), (7,))]
+    assert (matched.missing, matched.unused) == (["1.bias"], ["extra"])
+    text = str(matched)
+    assert text.startswith("6 of the model's 9 tensors are taken over")
+    assert "2.weight (3, 5) where the weights have (7, 5)" in text
+    assert "lack them: 1.bias" in text
+    assert "not in the model: extra" in text
+
+
+class Block(nn.Module):
+    """A block of a ResNet with torchvision's names."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride > 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        """Return what torchvision's BasicBlock does."""
+        past = x if self.downsample is None else self.downsample(x)
+        return torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))) + past)
+
+
+class ResNet18(nn.Module):
+    """A ResNet-18 with torchvision's names, with other running statistics than new ones."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        widths = (64, 64, 128, 256, 512)
+        for layer in range(1, 5):
+            blocks = [Block(widths[layer - 1], widths[layer], 1 + (layer > 1)), Block(widths[layer], widths[layer], 1)]
+            self.add_module(f"layer{layer}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(512, outputs)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2.0)
+
+    def forward(self, x):
+        """Return what torchvision's resnet18 does."""
+        x = nn.functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        for layer in range(1, 5):
+            x = self.get_submodule(f"layer{layer}")(x)
+        return self.fc(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_torchvisions_resnet18_fits_ours_and_gives_the_same(prefix):
+    torch.manual_seed(0)
+    theirs, ours = ResNet18(3).eval(), build_model("resnet18", 3).eval()
+    matched = load_matching(ours, {prefix + name: tensor for name, tensor in theirs.state_dict().items()}, "file")
+    assert (matched.resized, matched.missing, matched.unused) == ([], [], [])
+    assert len(matched.matched) == len(theirs.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images))
+    other = load_matching(build_model("resnet18", 5), theirs.state_dict(), "file")
+    assert [name for name, *_ in other.resized] == ["13.weight", "13.bias"]
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module.model.", "model._orig_mod."])
+def test_names_from_wrappers_match(prefix):
+    ours, theirs = make_model(), make_model(seed=1)
+    weights = {prefix + name: tensor for name, tensor in theirs.state_dict().items()}
+    if prefix == "model.":
+        weights["loss.weight"] = torch.ones(3)  # as in Lightning's checkpoints: not all names have the prefix
+    assert len(load_matching(ours, weights, "file").matched) == 9
+    assert torch.equal(ours[0].weight, theirs[0].weight)
+
+
+def test_weights_of_what_the_model_contains_match():
+    ours, theirs = nn.ModuleDict({"inner": make_model(), "head": nn.Linear(2, 2)}), make_model(seed=1)
+    matched = load_matching(ours, theirs.state_dict(), "file")
+    assert list(matched.missing) == ["head.weight", "head.bias"]
+    assert torch.equal(ours["inner"][0].weight, theirs[0].weight)
+
+
+def test_weights_of_which_no_parameter_matches_are_an_error():
+    weights = {"1.num_batches_tracked": torch.tensor(3), "a.weight": torch.zeros(2)}
+    with pytest.raises(UsageError, match=r"file has no weights for this model: the model has 0\.weight.*a\.weight"):
+        load_matching(make_model(), weights, "file")
+
+
+def test_weights_that_have_diverged_are_an_error():
+    weights = make_model(seed=1).state_dict()
+    weights["0.bias"][2] = torch.nan
+    with pytest.raises(UsageError, match=r"not finite, such as in 0\.bias"):
+        load_matching(make_model(), weights, "file")
+
+
+def test_half_precision_becomes_the_models_own():
+    ours, theirs = make_model(), make_model(seed=1)
+    load_matching(ours, {name: tensor.half() for name, tensor in theirs.state_dict().items()}, "file")
+    assert ours[0].weight.dtype == torch.float32
+    assert torch.equal(ours[0].weight, theirs[0].weight.half().float())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*MODELS, *DENSE_MODELS])
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3)])
+def test_the_first_convolution_is_adapted_to_the_channels(name, before, after):
+    ours, theirs = build_model(name, 2, after), build_model(name, 2, before)
+    matched = load_matching(ours, theirs.state_dict(), "file")
+    (adapted,) = matched.adapted
+    assert (matched.resized, matched.missing, len(matched.matched)) == ([], [], len(ours.state_dict()) - 1)
+    assert adapted[1][1] == after
+    assert adapted[2][1] == before
+    total = len(ours.state_dict())
+    assert str(matched).startswith(f"{total} of the model's {total} tensors are taken over; adapted")
+    assert f"{adapted[0]} {adapted[1]} from {adapted[2]}" in str(matched)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (1, 4), (3, 6)])
+def test_an_adapted_convolution_gives_of_grey_what_it_gave_before(before, after):
+    old, grey = nn.Conv2d(before, 5, 3, bias=False), torch.randn(2, 1, 8, 8)
+    new = nn.Conv2d(after, 5, 3, bias=False)
+    assert load_matching(nn.Sequential(new, nn.PReLU()), nn.Sequential(old, nn.PReLU()).state_dict(), "file").adapted
+    torch.testing.assert_close(
+        new(grey.expand(-1, after, -1, -1)), old(grey.expand(-1, before, -1, -1)), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_other_convolutions_are_not_adapted_to_channels():
+    def make(width):
+        return nn.Sequential(nn.Conv2d(3, width, 3), nn.Conv2d(width, 2, 3), nn.BatchNorm2d(2))
+
+    matched = load_matching(make(4), make(3).state_dict(), "file")
+    assert not matched.adapted
+    assert [name for name, *_ in matched.resized] == ["0.weight", "0.bias", "1.weight"]
+
+
+WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        WEIGHTS,
+        {"state_dict": WEIGHTS, "epoch": 3},
+        {"model": WEIGHTS, "optimizer": {"state": {}, "param_groups": []}},
+        {"net": {"state_dict": WEIGHTS}, "best": 0.5},
+    ],
+)
+def test_a_state_dict_is_found_in_what_torch_saved(tmp_path, content):
+    torch.save(content, tmp_path / "file.pth")
+    found = read_weights(tmp_path / "file.pth")
+    assert found.keys() == WEIGHTS.keys()
+    assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+
+
+def test_a_run_gives_its_best_weights(tmp_path):
+    torch.save({"version": 1, "model": WEIGHTS, "mean": [0.0]}, tmp_path / "best.pt")
+    assert read_weights(tmp_path).keys() == read_weights(tmp_path / "best.pt").keys() == WEIGHTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"weights": 3}, "has no weights by name: save them by"),
+        ([torch.ones(2)], "has no weights by name"),
+        ({"model": torch.nn.Linear(2, 2)}, "objects that are neither tensors nor plain values"),
+        (b"no checkpoint", "cannot be read as weights: its first bytes are not those of a zip archive"),
+        (None, "there are no weights at"),
+    ],
+)
+def test_what_has_no_weights_is_an_error(tmp_path, content, message):
+    path = tmp_path / "file.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(UsageError, match=message):
+        read_weights(path)
+
+
+def test_a_folder_without_a_run_and_the_new_runs_own_folder_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"has no best\.pt"):
+        read_weights(tmp_path)
+    torch.save({"model": WEIGHTS}, tmp_path / "best.pt")
+    for source in (tmp_path, tmp_path / "best.pt"):
+        with pytest.raises(UsageError, match="in the folder of the new run"):
+            initial_weights(tmp_path, TrainSettings(weights=str(source)), 3)
+    assert initial_weights(tmp_path, TrainSettings(), 3) == (TrainSettings(), None)
+
+
+def test_safetensors_are_read_by_their_package_and_missing_it_is_one_clear_error(tmp_path, monkeypatch):
+    header = json.dumps({"b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1.5, 2.5))
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(DependencyError, match=r"pip install safetensors"):
+        read_weights(path)
+    stub = types.ModuleType("safetensors")
+    inner = types.ModuleType("safetensors.torch")
+    inner.load_file = lambda file: {"b": torch.frombuffer(bytearray(file.read_bytes()[-8:]), dtype=torch.float32)}
+    monkeypatch.setitem(sys.modules, "safetensors", stub)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", inner)
+    assert read_weights(path)["b"].tolist() == [1.5, 2.5]
+
+
+def with_two_lists(packed: bytes, where: str) -> bytes:
+    """Return an archive whose list of compressed members torch finds, and Python one of stored members."""
+    end = packed.rindex(b"PK\5\6")
+    count, length, start = struct.unpack_from("<HLL", packed, end + 10)
+    stored = bytearray(packed[start:end])
+    at = 0
+    while at < length:
+        struct.pack_into("<H", stored, at + 10, zipfile.ZIP_STORED)
+        struct.pack_into("<2L", stored, at + 20, 1, 1)
+        at += 46 + sum(struct.unpack_from("<3H", stored, at + 28))
+    if where == "before the end":
+        return packed[:end] + stored + packed[end:]
+
+    def end_of(place: int) -> bytes:
+        return b"PK\6\6" + struct.pack("<Q2H2L4Q", 44, 45, 45, 0, 0, count, count, length, place)
+
+    locator = b"PK\6\7" + struct.pack("<LQL", 0, end, 1)
+    shown = end_of(start) + stored + end_of(end + 56)
+    return packed[:end] + shown + locator + b"PK\5\6" + struct.pack("<4H2LH", 0, 0, count, count, length, end + 56, 0)
+
+
+def test_weights_take_no_more_memory_than_their_file(tmp_path):
+    saved = io.BytesIO()
+    torch.save({"a": torch.zeros(1 << 16)}, saved)
+    with zipfile.ZipFile(saved) as plain, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(UsageError, match=r"packed\.pt cannot be read as weights: it has compressed members"):
+        read_weights(tmp_path / "packed.pt")
+    for where in ("before the end", "in a record of 64 bits"):
+        (tmp_path / "two.pt").write_bytes(with_two_lists((tmp_path / "packed.pt").read_bytes(), where))
+        assert torch.load(tmp_path / "two.pt")["a"].shape == (1 << 16,)  # it follows the other list
+        with pytest.raises(UsageError, match=r"two\.pt cannot be read as weights: its list of members is not where"):
+            read_weights(tmp_path / "two.pt")
+    torch.save({"a": torch.zeros(1).expand(1 << 40)}, tmp_path / "wide.pt")
+    with pytest.raises(UsageError, match=r"wide\.pt: 'a' has more values than the file"):
+        read_weights(tmp_path / "wide.pt")
+
+
+def test_the_format_of_before_archives_is_refused_also_where_an_archive_follows_it(tmp_path):
+    old, archive = tmp_path / "old.pth", io.BytesIO()
+    torch.save(WEIGHTS, old, _use_new_zipfile_serialization=False)
+    torch.save(WEIGHTS, archive)
+    for data in (old.read_bytes(), old.read_bytes() + archive.getvalue()):
+        (tmp_path / "file.pth").write_bytes(data)
+        with pytest.raises(UsageError, match=r"torch before 1\.6, which may run code.* safetensors"):
+            read_weights(tmp_path / "file.pth")
+
+
+def test_a_pipe_has_no_weights_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.pt")
+    keep = os.open(tmp_path / "pipe.pt", os.O_RDWR | os.O_NONBLOCK)
+    os.write(keep, b"no weights")  # a reader that opens it does not wait
+    try:
+        with pytest.raises(UsageError, match="there are no weights at"):
+            read_weights(tmp_path / "pipe.pt")
+    finally:
+        os.close(keep)
+
+
+def test_a_folder_has_the_file_that_the_hub_stores_or_its_only_one(tmp_path):
+    torch.save(WEIGHTS, tmp_path / "swin.pth")
+    assert read_weights(tmp_path).keys() == WEIGHTS.keys()
+    torch.save(WEIGHTS, tmp_path / "other.pth")
+    with pytest.raises(UsageError, match=r"2 other files of weights, other\.pth, swin\.pth"):
+        read_weights(tmp_path)
+    torch.save({"hub": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    assert read_weights(tmp_path).keys() == {"hub"}
+
+
+def test_a_new_run_is_normalised_as_the_run_whose_weights_it_begins_with(tmp_path):
+    torch.save({"model": WEIGHTS, "mean": [1.0, 2.0, 3.0], "std": [4.0, 5.0, 6.0]}, tmp_path / "best.pt")
+    settings = TrainSettings(weights=str(tmp_path))
+
+    def begun(channels=3, **changes):
+        return initial_weights(tmp_path / "new", dataclasses.replace(settings, **changes), channels).settings
+
+    assert (begun().mean, begun().std) == ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    for given in ({"mean": (9.0, 9.0, 9.0)}, {"channels": 1}):
+        assert begun(**given).mean == given.get("mean")
+    for bad in (None, [1.0, 2.0], [1.0, float("nan"), 1.0], [0.0, 1.0, 1.0], "123"):
+        torch.save({"model": WEIGHTS, "mean": [1.0, 2.0, 3.0], "std": bad}, tmp_path / "best.pt")
+        assert begun().mean is None
+
+
+def test_weights_of_a_run_with_as_many_other_classes_are_taken_with_a_warning(tmp_path, caplog):
+    settings = TrainSettings(weights=str(tmp_path))
+    for learned, now, words in (
+        (("a", "b", "c"), ("a", "c", "b"), "in another order: output 1 was 'b' and is now 'c'"),
+        (("a", "b", "c"), ("a", "b", "d"), "classes: output 2 was 'c' and is now 'd'"),
+        (("a", "b", "c"), ("a", "b", "c"), ""),
+        (("a", "b", "c"), ("b", "c"), ""),  # the last layer has another size, and is created anew
+    ):
+        torch.save({"model": WEIGHTS, "classes": list(learned)}, tmp_path / "best.pt")
+        caplog.clear()
+        initial_weights(tmp_path / "new", settings, 3, now)
+        assert words in caplog.text
+        assert bool(words) == bool(caplog.text)
+
+
+def test_pretrained_weights_without_timm_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(DependencyError, match="pip install timm"):
+        find_weights("pretrained", "timm:resnet18")
+
+
+def test_pretrained_weights_are_of_models_of_timm(tmp_path):
+    with pytest.raises(UsageError, match="is for models of timm, and 'cnn' is not one"):
+        find_weights("pretrained", "cnn")
+    assert find_weights(str(tmp_path), "cnn") == tmp_path
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
+    content = {"model": {"w": torch.arange(6.0).view(2, 3)}, "list": [torch.ones(1), {"n": 3}], "name": "x"}
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, content)
+    loaded = load_checkpoint(path)
+    assert torch.equal(loaded["model"]["w"], content["model"]["w"])
+    assert torch.equal(loaded["list"][0], torch.ones(1))
+    assert loaded["list"][1] == {"n": 3}
+    assert loaded["name"] == "x"
+    assert torch.load(path, weights_only=True).keys() == content.keys()
+
+
+def test_a_failed_save_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "last.pt", {"step": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(TrainingError, match="No space left"):
+        save_checkpoint(tmp_path / "last.pt", {"step": 2})
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path / "last.pt") == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize("data", [b"", b"no zip", None])
+def test_what_is_no_checkpoint_is_named(tmp_path, data):
+    if data is not None:
+        (tmp_path / "last.pt").write_bytes(data)
+    with pytest.raises(TrainingError, match=r"last\.pt"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_without_advice_to_run_it(tmp_path):
+    torch.save({"run": Path("anything")}, tmp_path / "last.pt")
+    with pytest.raises(TrainingError, match="objects that are neither tensors") as raised:
+        load_checkpoint(tmp_path / "last.pt")
+    assert "weights_only" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [[1, 2], torch.ones(2), "text", 3, None])
+def test_a_file_that_holds_no_values_by_name_is_named(tmp_path, content):
+    torch.save(content, tmp_path / "last.pt")
+    with pytest.raises(TrainingError, match=r"last\.pt is no checkpoint of a run: it holds a \w+, not a dict"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+def test_a_checkpoint_in_the_old_format_is_refused(tmp_path):
+    torch.save({"model": {}}, tmp_path / "last.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(TrainingError, match=r"torch before 1\.6, which may run code"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+def test_whatever_torch_raises_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "last.pt", {"step": 1})
+
+    def fail(*_):
+        raise RuntimeError("no storage\nfor it")
+
+    monkeypatch.setattr("torch.save", fail)
+    with pytest.raises(TrainingError, match="torch raised RuntimeError: no storage for it"):
+        save_checkpoint(tmp_path / "last.pt", {"step": 2})
+    assert load_checkpoint(tmp_path / "last.pt") == {"step": 1}

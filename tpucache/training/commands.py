@@ -1,0 +1,559 @@
+"""The commands `train` and `predict`, and their options of devices. The table `COMMANDS` in `plugins.py` names them."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tpucache import process, progress
+from tpucache.cli.arguments import (
+    add_cache_or_url,
+    add_command,
+    add_config,
+    add_options,
+    add_reading,
+    at_least,
+    from_options,
+    keeping,
+    listed,
+    local_path,
+    positive,
+    seconds,
+)
+from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
+from tpucache.cli.terminal import note, say_now, show
+from tpucache.errors import UsageError
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.options import options_of
+from tpucache.plugins import call, is_there
+from tpucache.progress import note as show_note
+from tpucache.runs import INFO_NAME
+from tpucache.text import size_text
+from tpucache.training.options import PredictOptions, RunOptions
+from tpucache.training.pace import Account
+from tpucache.training.settings import AUTO, TrainSettings
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+    from tpucache.report.bench import BatchUpload
+    from tpucache.store.manifest import Manifest
+    from tpucache.training.device import Choice
+    from tpucache.training.interrupt import StopRequest
+    from tpucache.training.run.report import FoldsReport, TrainReport
+
+
+def add_device(command: argparse.ArgumentParser) -> None:
+    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES, backend_of
+
+    command.add_argument(
+        "--backend",
+        type=backend_of,
+        choices=BACKENDS.names("auto"),
+        metavar=listed(BACKENDS.names("auto")),
+        default="auto",
+        help=BACKENDS_HELP,
+    )
+    command.add_argument("--device", choices=DEVICES, default="auto", help="device of the backend torch")
+    command.add_argument(
+        "--compile", action="store_true", help="compile the model by torch.compile; for the backend torch"
+    )
+    command.add_argument("--cores", type=positive, metavar="N", help="number of cores: 1, or all, which is the default")
+    command.add_argument(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="use N processes of this host: one for each GPU, or several on a CPU; for the backend torch",
+    )
+
+
+def choose_backend(label: str, options: argparse.Namespace) -> str:
+    """Replace the backend "auto" in the options by the best backend, print the choice, and return the reason for it."""
+    from tpucache.training.device import choose_backend as choose
+
+    choice = choose(options.backend, options.device, compile=options.compile, processes=options.processes)
+    options.backend = choice.backend
+    _announce(label, choice)
+    return choice.why
+
+
+def _announce(label: str, choice: Choice) -> None:
+    """Print a line on standard error that names the chosen backend, and says that torch is being imported.
+
+    Importing torch takes seconds. Print nothing if the user named the backend and torch is imported already.
+    """
+    loading = f"loading torch{' and torch_xla' * (choice.backend == 'xla')}" if "torch" not in sys.modules else ""
+    if (choice.why or loading) and os.environ.get("RANK", "0") == "0":  # torchrun sets RANK
+        progress.note(f"{label}: {'; '.join(filter(None, (choice.line(), loading)))}")
+
+
+def launched(options: argparse.Namespace) -> bool:
+    """Run the whole command in several processes if --processes asks for that; return whether it has been run.
+
+    Each of these processes calls this function, too, and gets False.
+    """
+    from tpucache.training.device.base import is_launched
+
+    if options.processes is None or process.launched() is not None:
+        return False
+    if is_launched():
+        raise UsageError("torchrun has started several processes already: leave --processes out")
+    if options.backend != "torch":
+        raise UsageError(
+            f"--processes is for the backend torch, and {options.backend} uses all cores of a host in one process: "
+            "leave --processes out"
+        )
+    if options.processes == 1:
+        return False
+    from tpucache.training.device.launch import launch
+
+    launch(options.arguments, options.processes, options.began)
+    return True
+
+
+def open_upload() -> tuple[BatchUpload, str]:
+    """Return the way to send batches to this machine's accelerator, or else to XLA's CPU client, and its name."""
+    from tpucache.errors import DependencyError
+    from tpucache.report.bench import BatchUpload
+    from tpucache.training.device import open_device
+    from tpucache.training.feed import send
+
+    device = open_device()
+    place = device.name if device.name == "xla" else device.torch_device.type
+    if place == "cpu":  # batches for torch on a CPU stay where they are
+        try:
+            device, place = open_device("xla"), "XLA's CPU client"
+        except DependencyError as error:
+            raise UsageError(
+                "--upload needs an accelerator, or torch_xla, whose CPU client can stand in for one; this machine has "
+                "neither: leave --upload out"
+            ) from error
+
+    def sent(batch: Any) -> object:
+        found = send(batch, device)
+        device.wait()
+        return found
+
+    where = f"{place}, {device.cores} cores" if device.cores > 1 else place
+    return BatchUpload(sent, device.cores, device.pin_memory), where
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Predict every sample of a cache with the best weights of one run or of several.
+
+    The predictions of several runs are averaged.
+    """
+    choose_backend("predict", options)
+    if launched(options):
+        return 0
+    from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.find import open_cache
+    from tpucache.loading.split import fold_positions
+    from tpucache.runs import OUT_OF_FOLD_NAME
+    from tpucache.training.device import open_device
+    from tpucache.training.prediction import Predictor
+    from tpucache.training.prediction import predict as run_predict
+    from tpucache.training.run.report import read_folds
+
+    device = open_device(options.backend, options.cores, options.device, compile=options.compile)
+    models = options.output.with_name(f"{options.output.stem}_models")
+    if options.export is not None:
+        from tpucache.training.export import check_export
+
+        check_export(models, options.export)  # before hours of predicting
+    wanted = from_options(PredictOptions, options)
+    predictor = Predictor(options.runs, device, options.trust, wanted)
+    processes = device.processes
+    opened = open_cache(options.cache, **keeping(options))
+    size = predictor.settings.sizes.valid
+    chosen = opened.manifest.variants if options.variants == "all" else options.variants
+    datasets = [CachedDataset(opened, variant, resolution=size) for variant in chosen]
+    if options.fold is not None:
+        positions = fold_positions(datasets[0].table, options.fold)
+        datasets = [dataset.select(positions) for dataset in datasets]
+        seen = predictor.may_have_seen(CachedDataset(opened, 0, positions)) if processes.is_main else []
+        for run in options.runs if processes.is_main else ():
+            if run in seen:
+                note(
+                    f"{run} was trained on this cache, and not validated on the samples and labels that fold "
+                    f"{options.fold} has now: it may have learned from some of them"
+                )
+            if read_folds(run) is not None:
+                note(
+                    f"if {run} was trained on this cache, all its models but one have seen fold {options.fold}: "
+                    f"{run / OUT_OF_FOLD_NAME} has the predictions of the model that has not"
+                )
+    shares = device.cores * processes.world_size
+    batch_size = options.batch_size or -(-predictor.settings.part_size // shares) * shares
+    report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
+    if options.export is not None:
+        from tpucache.training.export import export_runs
+
+        processes.on_main(lambda: export_runs(options.runs, opened.manifest, models, options.export, options.trust))
+    if processes.is_main:
+        show(options, report.to_dict(), report.lines())
+    return 0
+
+
+def variants(text: str) -> str | list[int]:
+    """Parse "all", or numbers such as 0,1,2."""
+    return text if text == "all" else [int(number) for number in text.split(",")]
+
+
+def _add_predict(commands: Any) -> None:
+    command = add_command(
+        commands,
+        predict,
+        "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all",
+        ("--json", "--variants", "--fold", "--flip-tta", "--export", "--batch-size"),
+    )
+    command.add_argument(
+        "runs",
+        metavar="RUN",
+        type=local_path,
+        nargs="+",
+        help="folders of runs, whose predictions are averaged; a run of folds counts as all of its folds",
+    )
+    add_cache_or_url(command)
+    command.add_argument("-o", "--output", metavar="FILE", type=local_path, required=True, help="the CSV to write")
+    command.add_argument(
+        "--variants",
+        metavar="0,1,2|all",
+        type=variants,
+        default="0",
+        help="variants of each sample to predict and average",
+    )
+    command.add_argument("--fold", metavar="N", help="predict only the samples of this fold")
+    add_options(command, PredictOptions)
+    command.add_argument(
+        "--export",
+        choices=("onnx", "safetensors"),
+        help="also write the models for other programs, with a description of preprocessing, to a folder next to the "
+        "CSV (out_models for out.csv)",
+    )
+    command.add_argument(
+        "--trust",
+        metavar="module:name",
+        action="append",
+        default=[],
+        help="a run may call this code of yours, which it names as its model or evaluation step; may be given several "
+        "times",
+    )
+    add_device(command)
+    command.add_argument("--batch-size", type=positive, metavar="B", help="samples in one batch, on all cores together")
+    add_reading(command)
+
+
+#: The options of train that --help lists.
+_BASIC: Final = (
+    *("--valid", "--folds", "--resume", "--time-limit", "--config", "--model", "--weights"),
+    *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup"),
+)
+FIND: Final = "find"
+_EXPORTED: Final = "export"  # the folder in a run
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train a model on a cache, or on a source."""
+    from tpucache.errors import UnfinishedError
+    from tpucache.training.device.base import current
+    from tpucache.training.interrupt import StopRequest
+
+    _check_options(options)
+    options.chosen = choose_backend("train", options)
+    if launched(options):
+        return 0
+    account = Account(options.began)
+    report: FoldsReport | TrainReport | None
+    if options.export is not None:
+        from tpucache.training.export import check_export
+
+        check_export(options.run / _EXPORTED, options.export)  # before hours of training
+    from tpucache.training.run import report as run_report
+
+    try:
+        # The time limit is for the whole command, with copying, the range test and compiling.
+        report, manifest = _run(options, StopRequest(options.time_limit), account)
+    except (UnfinishedError, KeyboardInterrupt):
+        if current().world_size > 1:
+            process.ignore_signals()  # torchrun sends SIGTERM when the first process ends
+        report = _stopped_report(options, account) if current().is_main else None
+        if options.json and report is not None:
+            show(options, report.to_dict(), report.lines())
+        raise
+    if current().is_main:
+        # The lines of the epochs were printed already.
+        lines = report.lines(epochs=False) if isinstance(report, run_report.TrainReport) else report.lines()
+        show(options, report.to_dict(), lines)
+        if options.export is not None:
+            _export(options, manifest)
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Raise UsageError for options that exclude each other.
+
+    Set `options.source` to the source, if there is one.
+    """
+    if options.folds and options.valid is not None:
+        raise UsageError("--folds validates on each fold in turn: leave --valid out")
+    options.source = _source(options)
+
+
+def _export(options: argparse.Namespace, manifest: Manifest) -> None:
+    """The code of the user that `--model` and `--eval-step` name is trusted: it may be imported and called."""
+    from tpucache.training.export import export_runs
+
+    trust = [name for name in (options.model, options.eval_step) if name is not None]
+    for path in export_runs([options.run], manifest, options.run / _EXPORTED, options.export, trust):
+        note(f"exported {path}")
+
+
+def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
+    """Return the report of a run that has to stop; None if there is none, or `--folds` does not fit the run."""
+    from tpucache.runs import FOLDS_NAME
+    from tpucache.training.run.report import ensure_report, read_folds_report
+
+    if (options.run / FOLDS_NAME).exists() != options.folds:
+        return None
+    if options.folds:
+        return read_folds_report(options.run)
+    return ensure_report(options.run, options.backend, options.cores or 0, account)
+
+
+def _run(
+    options: argparse.Namespace, stop: StopRequest, account: Account
+) -> tuple[FoldsReport | TrainReport, Manifest]:
+    from tpucache.training.device import open_device
+    from tpucache.training.device.base import ALONE, may_be_several
+
+    open_chosen = functools.partial(
+        open_device, options.backend, options.cores, options.device, compile=options.compile
+    )
+    # The device takes seconds to start, so it is opened last, unless several processes have to find each other by it.
+    opened = open_chosen() if may_be_several(options.backend) else None
+    processes = ALONE if opened is None else opened.processes
+    others: dict[str, Any] = {"lr": None} if options.lr == FIND else {}
+    settings = from_options(TrainSettings, options, **others, augment=from_options(AugmentSettings, options))
+    with account.part("staging"):
+        if options.source is not None and processes.world_size == 1:
+            data = _open_source(options, options.source)  # before the imports below, which take seconds
+        else:
+            from tpucache.loading.dataset import CachedDataset
+
+            cache = processes.on_each_host(lambda: _finished_cache(options) or options.cache)
+            data = CachedDataset(cache, **keeping(options))
+    from tpucache.runs import RANGE_TEST_NAME
+    from tpucache.training.folds import open_all_folds, train_folds
+    from tpucache.training.loop import train as run_training
+    from tpucache.training.lr_finder import find_lr
+
+    is_growing = not data.is_finished
+    train_set, valid_set = _split(data, options)
+    run, folds = options.run, None
+    if options.folds:
+        folds = open_all_folds(run, train_set, data, options.resume)
+        run, train_set = folds.folds[0].run, folds.folds[0].train_set  # the range test runs on the first fold, for all
+        parts = [(f"fold {fold.name}", fold.train_set, fold.valid_set) for fold in folds.folds]
+    else:
+        parts = [] if valid_set is None else [("validation", train_set, valid_set)]
+    if processes.is_main and not is_growing:
+        _warn_of_leaks(parts)
+    device = opened or open_chosen()
+    account.take_out("compiling", lambda: device.counters().compile_seconds)
+    if options.lr == FIND:
+        with account.part("range_test"):
+            settings = find_lr(run, settings, train_set, device, options.resume, stop)
+        if processes.is_main:
+            note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
+    on_epoch = show_note if options.json else say_now
+    shown: dict[str, Any] = {"curves": True, "on_epoch": on_epoch, "chosen": options.chosen}
+    run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, **shown)
+    if folds is not None:
+        return train_folds(folds, settings, device, run_options), data.manifest
+    report = run_training(run, settings, train_set, valid_set, device, run_options)
+    if is_growing and data.is_finished:  # the check reads all records
+        _warn_of_leaks(parts)
+    return report, data.manifest
+
+
+def _source(options: argparse.Namespace) -> SourceArguments | None:
+    """Return the source to train on, and print where its cache is; None for a cache."""
+    if not is_source(options.cache):
+        refuse_without_source(options)
+        return None
+    others = {"--cache-dir": options.cache_dir, "--cache-gb": options.cache_gb}
+    if given := [name for name, value in others.items() if value is not None]:
+        raise UsageError(
+            f"{given[0]} is for a cache at a URL, and {options.cache} is a source: run `tpucache warmup` first, or "
+            f"leave {given[0]} out"
+        )
+    source = SourceArguments(options.cache, options.build, options.size)
+    if not source.names_size:
+        options.size = None  # the cache is built in this size
+    options.kept = options.cache_of_source or source.default_cache(options.run.absolute().parent)
+    if os.environ.get("RANK", "0") == "0":  # which torchrun sets
+        note(f"{options.cache} is a source: its cache is {options.kept}, which is built while it is read")
+    return source
+
+
+def _open_source(options: argparse.Namespace, source: SourceArguments) -> CachedDataset:
+    data = source.open(options.kept, is_named=options.cache_of_source is not None)
+    if data.cache.is_growing:
+        note(f"the first epoch builds the cache of {len(data):,} samples")
+    else:
+        note(f"{options.kept} is finished: {len(data):,} samples, {size_text(data.manifest.total_bytes)}")
+    if not options.folds and options.lr != FIND:
+        return data
+    if data.cache.is_growing:
+        note("--folds and --lr find begin when the whole cache is built")
+    data.cache.wait()
+    return type(data)(options.kept)
+
+
+def _finished_cache(options: argparse.Namespace) -> Path | None:
+    """Return the path of a source's cache, after building it if necessary; None if the command has no source."""
+    if options.source is None:
+        return None
+    data = _open_source(options, options.source)
+    if not data.is_finished:
+        note("several processes begin when the whole cache is built")
+        data.cache.wait()
+    kept: Path = options.kept
+    return kept
+
+
+def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
+    if parts and not is_there("leak"):
+        note("validation samples are not compared with training samples: tpucache.insight is missing")
+        return
+    for name, train_set, valid_set in parts:
+        leak = call("leak", train_set, valid_set)
+        if leak is not None and leak.samples:
+            how = "found by comparing details" if leak.compared == "hashes" else "found by comparing records only"
+            note(
+                f"{name}: {leak.samples:,} of {len(valid_set):,} samples are copies of training samples ({how}), such "
+                f"as {leak.path!r}: scores will be too good. `relabel CACHE --make-folds N --groups duplicates` makes "
+                "folds that keep copies together"
+            )
+        if leak is not None and leak.closest is not None:
+            validates, trains, bits = leak.closest
+            note(
+                f"{name}: {leak.alike:,} of {len(valid_set):,} samples look like training samples, such as "
+                f"{validates!r} like {trains!r} ({bits} of 256 bits of their hashes differ). If they show the same "
+                "object, scores will be too good: `report CACHE --findings -o PAGE.html` shows such pictures side by "
+                "side"
+            )
+
+
+def rate(text: str) -> float | str:
+    return text if text == FIND else float(text)
+
+
+def epochs(text: str) -> int | str:
+    """Parse "auto" or a number of at least 1."""
+    return text if text == AUTO else at_least(1)(text)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"separate numbers by commas, such as 120,110,100, not {text!r}") from error
+
+
+def _split(data: CachedDataset, options: argparse.Namespace) -> tuple[CachedDataset, CachedDataset | None]:
+    """Return the training data and the validation data; None without validation.
+
+    Training data change the variant in each epoch if the cache has augmented variants. Validation data are not
+    augmented.
+    """
+    from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.split import fold_split, stratified_split
+    from tpucache.store.files import is_url
+
+    valid = options.valid
+    augmented = data.in_variant("epoch") if data.manifest.augmented else data
+    if valid is None:
+        return augmented, None
+    if valid.startswith("fold="):
+        fold = fold_split(data.table, valid.removeprefix("fold="))
+        return augmented.select(fold.train), data.select(fold.valid)
+    try:
+        fraction = float(valid)
+    except ValueError:
+        # Where only one of the two caches is at a URL, --cache-dir is for that one.
+        kept = keeping(options) if is_url(valid) or isinstance(options.cache, Path) else {}
+        return augmented, CachedDataset(valid, **kept)
+    split = stratified_split(data.labels.numpy(), fraction, options.seed)
+    return augmented.select(split.train), data.select(split.valid)
+
+
+def _kept_settings(run: Path) -> dict[str, Any]:
+    from tpucache.store.files import read_file
+    from tpucache.training.settings import settings_from, unusual_settings
+
+    try:
+        settings = settings_from(json.loads(read_file(run / INFO_NAME))["settings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the folder has no {INFO_NAME} with settings: give the folder of one run") from error
+    options = {**options_of(TrainSettings), **options_of(AugmentSettings)}
+    return {name: value for name, value in unusual_settings(settings).items() if name in options}
+
+
+def _add_train(commands: Any) -> None:
+    command = add_command(commands, train, "photos/train --run runs/first --valid 0.2", _BASIC)
+    add_cache_or_url(
+        command,
+        "CACHE",
+        "a cache: its folder, kaggle:slug or URL; or a SOURCE as warmup takes it, whose cache the first epoch builds",
+        keeps=True,
+        limits=True,
+    )
+    command.add_argument(
+        "--run",
+        "--run-dir",  # torchrun takes --run for its own option
+        dest="run",
+        type=local_path,
+        required=True,
+        metavar="RUN",
+        help="the folder that the run writes to",
+    )
+    command.add_argument(
+        "--valid",
+        metavar="CACHE|FRACTION|fold=N",
+        help="what to validate on after each epoch: another cache, a fraction of this one, or one of its folds",
+    )
+    command.add_argument(
+        "--export",
+        choices=("onnx", "safetensors"),
+        help=f"when the run has ended, write its best weights for other programs to RUN/{_EXPORTED}, with a "
+        "description of preprocessing",
+    )
+    command.add_argument("--folds", action="store_true", help="train one run in RUN for each fold of the cache")
+    add_config(command, "RUN", _kept_settings)
+    add_device(command)
+    add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
+    group = command.add_argument_group("model, task and optimisation")
+    add_options(
+        group,
+        TrainSettings,
+        without=["threads"],
+        parsers={"epochs": epochs, "lr": rate, "mean": numbers, "std": numbers},
+        can_be_off=True,
+    )
+    group = command.add_argument_group("augmentation", "computed on the device, anew for each batch")
+    add_options(group, AugmentSettings, can_be_off=True)
+    add_source(command, "a folder next to RUN")
+    add_reading(command)
+
+
+def add(commands: Any) -> None:
+    """Add the commands train and predict."""
+    _add_train(commands)
+    _add_predict(commands)
