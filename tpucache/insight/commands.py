@@ -153,10 +153,7 @@ def _pair_lines(pairs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], list[str]]:
-    """Divide the samples of a cache into folds, and write them to its column `fold`.
-
-    Return the cache's new manifest, and the result as JSON values and as lines of text.
-    """
+    """Write the column `fold` of a cache; return its manifest, and the result as JSON values and as lines."""
     from tpucache.insight.comparison import confirm_copies
     from tpucache.insight.matching import groups as join
     from tpucache.insight.matching import pairs

@@ -36,8 +36,8 @@ _QUICK_PAIRS: Final = 2048
 class Exact:
     """Samples of two caches whose clean records are equal byte for byte.
 
-    `first` and `second` are the samples' positions in the two caches or datasets, int64 (m,). `reason` says why nothing
-    was compared, and is "" if records were compared.
+    `first` and `second` are the samples' positions in the two sets, int64 (m,). `reason` says why nothing was compared;
+    "" if records were compared.
     """
 
     first: Positions
@@ -52,8 +52,8 @@ class Exact:
 class Comparison:
     """The result of `compare`.
 
-    `exact` are the samples with equal records. `near` are the pairs of pictures that look alike; it has no pair that is
-    in `exact`. `is_copy`, bool (m,), says for each pair in `near` whether a second test confirms that it is a copy.
+    `exact` are the samples with equal records, and `near` all other pairs of pictures that look alike. `is_copy`, bool
+    (m,), says for each pair in `near` whether a second test confirms that it is a copy.
     """
 
     exact: Exact
@@ -62,19 +62,17 @@ class Comparison:
 
     @property
     def has_copies(self) -> bool:
-        """Whether any picture of one cache is also in the other cache, or looks like a picture in it."""
+        """Whether any picture of one cache is also in the other cache, or looks like one."""
         return bool(len(self.exact) or len(self.near))
 
 
 @dataclass(frozen=True)
 class Leak:
-    """How many validation samples are copies of training samples, and how many others only look like training samples.
+    """How many validation `samples` are copies of training samples, and how many others only look `alike`.
 
-    `samples` is the number of validation samples that are copies, and `path` is the path of one of them, or "".
-    `compared` is "hashes" if hashes and then details of pictures were compared, and "records" if only records were
-    compared. `alike` is the number of other validation samples that look like a training sample. `closest` is the
-    closest pair of these: the path of the validation sample, the path of the training sample, and the number of bits,
-    of 256, in which their hashes differ. `closest` is None if `alike` is 0.
+    `path` is the path of one of the copies. `compared` is "hashes" if hashes and then details of pictures were
+    compared, and "records" if only records were. `closest` is the closest pair that only looks alike: the path of the
+    validation sample, that of the training sample, and the number of bits, of 256, in which their hashes differ.
     """
 
     samples: int
@@ -85,10 +83,9 @@ class Leak:
 
 
 def findings(dataset: Samples) -> facts.Findings:
-    """Return possible problems of a cache. `dataset` is a dataset of the cache, the opened cache, or its folder or URL.
+    """Return possible problems of a whole cache, given by a dataset, the opened cache, or its folder or URL.
 
-    All samples of the cache are considered, also those that a dataset leaves out. No record is read. Raises the errors
-    of opening a cache.
+    No record is read. Raises the errors of opening a cache.
     """
     return facts.findings(opened(dataset)[0])
 
@@ -96,11 +93,9 @@ def findings(dataset: Samples) -> facts.Findings:
 def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
     """Return the pairs of samples of two caches, or of one cache, that have the same clean record.
 
-    Lengths and checksums of all records are compared, then the bytes of those records for which both are equal. If
-    several records of `one` are equal, each equal record is paired with the first of them. If the two caches were made
-    with different settings or libraries, their records of one picture differ, so nothing is compared.
-
-    Raises DamageError or FormatError for records that cannot be read, and the errors of opening a cache.
+    Lengths and checksums are compared, then bytes. If several records of `one` are equal, each equal record is paired
+    with the first of them. If the caches were made with different settings or libraries, their records of one picture
+    differ, so nothing is compared. Raises DamageError or FormatError for records that cannot be read.
     """
     caches, keys, rows = [], [], []
     for dataset in (one, one if two is None else two):
@@ -129,7 +124,6 @@ def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
 
 
 def _difference(one: Cache, two: Cache) -> str:
-    """Return why the records of one picture may differ between two caches; "" if there is no reason."""
     if one.manifest.fields != two.manifest.fields:
         return "the two caches have records of different fields, sizes or codecs"
     if one.manifest.variants[0] != two.manifest.variants[0]:
@@ -149,8 +143,7 @@ def compare(
 ) -> Comparison:
     """Return the pictures of two caches that are copies or look alike.
 
-    `threshold` and `search` are those of `pairs`. `hashed` has the hashes of both caches; without it they are computed.
-    Raises the errors of `hashes`, `pairs` and `exact_copies`.
+    `threshold` and `search` are those of `pairs`. `hashed` has the hashes of both caches, if they are known.
     """
     first, second = hashed or (hashes(one), hashes(two))
     exact = exact_copies(one, two)
@@ -161,11 +154,10 @@ def compare(
 
 
 def confirm_copies(alike: Pairs, one: Samples, two: Samples | None = None) -> npt.NDArray[np.bool_]:
-    """Return which of the pairs that look alike are copies, by details that hashes do not have: bool (m,).
+    """Return which pairs of images that look alike are copies, by details that hashes do not have: bool (m,).
 
-    `alike` are pairs of images of `one` and `two`, or of `one` alone. Copies that were encoded again, made smaller or
-    brighter, or mirrored are confirmed. Copies that were cropped, rotated or drawn on may stay unconfirmed. Raises
-    DamageError or FormatError for records that cannot be read, and the errors of opening a cache.
+    Copies that were encoded again, made smaller or brighter, or mirrored are confirmed. Copies that were cropped,
+    rotated or drawn on may stay unconfirmed. Raises DamageError or FormatError for records that cannot be read.
     """
     sets = [opened(each) for each in (one, one if two is None else two)]
     found = np.zeros(len(alike), np.bool_)
@@ -184,8 +176,7 @@ def find_leak(train: Samples, valid: Samples) -> Leak | None:
     """Return how many validation samples are copies of training samples; None if that cannot be found out.
 
     If both caches have stored hashes, and are not too large for a quick search, hashes are compared, then the details
-    of the closest pairs. Otherwise the records are compared. If the caches were made with different settings or
-    libraries, records cannot be compared either, and None is returned.
+    of the closest pairs. Otherwise records are compared, if the caches were made with the same settings.
     """
     sets = []
     for cache, at in map(opened, (train, valid)):

@@ -43,10 +43,7 @@ _AHEAD: Final = 2  # batches for each thread that are started at once
 
 
 def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
-    """Return the cache of a dataset, and the positions of the dataset's samples in that cache.
-
-    The positions are None if the dataset has all samples of the cache, in the cache's order.
-    """
+    """Return the cache of a dataset, and its samples' positions there; None for all samples in the cache's order."""
     if isinstance(dataset, (str, Path)):
         return open_cache(dataset), None
     if isinstance(dataset, Cache):
@@ -65,18 +62,15 @@ def hashes(
 ) -> Hashes:
     """Return a perceptual hash of each clean image of a dataset, an opened cache, or a cache's folder or URL.
 
-    If the cache's folder has stored hashes, they are read. Otherwise `threads` threads (default: one for each core)
-    compute them from the records. With `keep`, they are then stored in the folder, if it can be written and all samples
-    were hashed. `on_progress` is called with the number of images done and of all images.
+    Hashes that the cache's folder has are read. Otherwise `threads` threads (default: one for each core) compute them
+    from the records; with `keep`, they are then stored in the folder, if it can be written and all samples were hashed.
 
     The hash is pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010) with 256
-    bits. The image is averaged to 32x32 grey values and cosine-transformed; each bit says whether one of the lowest
-    16x16 frequencies is above their median. The decoder and the codec change a few bits, so that a hash compares
-    pictures and does not identify a file. Images may have any number of channels and any depth. Without a clean
-    variant, the first variant is hashed.
+    bits: the image is averaged to 32x32 grey values and cosine-transformed; each bit says whether one of the lowest
+    16x16 frequencies is above their median. Decoder and codec change a few bits. Images may have any number of channels
+    and any depth.
 
-    Raises UsageError for records without images, DamageError or FormatError for damaged records, and the errors of
-    opening a cache.
+    Raises UsageError for records without images, and DamageError or FormatError for damaged records.
     """
     cache, positions = opened(dataset)
     kept = kept_hashes(cache)
@@ -128,10 +122,9 @@ def _read_grids(cache: Cache, rows: Positions) -> npt.NDArray[np.float64]:
 
 
 def details(cache: Cache, positions: Positions) -> npt.NDArray[np.float64]:
-    """Return the fine structure of the clean images at `positions`, float64 (n, 32, 32), each with a norm of 1.
+    """Return the fine structure of the clean images at `positions`, float64 (n, 32, 32), each with a norm of 1 or 0.
 
-    An image without fine structure has norm 0. The fine structure consists of an image's 32x32 grey averages, each
-    minus the mean of itself and its eight neighbours; the mean of these differences is then subtracted. Hashes lack it,
+    It consists of an image's grey averages, each minus the mean of itself and its eight neighbours. Hashes lack it,
     because they have only the lowest frequencies.
     """
     grids = _read_grids(cache, cache.rows(cache.manifest.variants[0], positions))
@@ -160,10 +153,9 @@ def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iter
 
 
 def grey_grids(images: Array) -> npt.NDArray[np.float64]:
-    """Return images (n, height, width, channels) averaged to 32x32 grey values, float64 (n, 32, 32).
+    """Return images (n, height, width, channels) averaged to 32x32 grey values in their scale, float64 (n, 32, 32).
 
-    The values are in the images' scale. Three channels of 8 bits are red, green and blue, and grey is their luma. In
-    other images, the channels are averaged.
+    Three channels of 8 bits are red, green and blue, and grey is their luma. Other channels are averaged.
     """
     levels, unit, low = images, np.ones(1), np.zeros(1)
     if images.dtype not in (np.uint8, np.uint16):
@@ -179,7 +171,7 @@ def grey_grids(images: Array) -> npt.NDArray[np.float64]:
 
 
 def phash(grids: npt.NDArray[np.float64]) -> tuple[Words, Words]:
-    """Return the hashes of grey grids (n, 32, 32), and the hashes of their mirror images: uint64 (n, 4) each."""
+    """Return the hashes of grey grids (n, 32, 32), and those of their mirror images: uint64 (n, 4) each."""
     low = grids.min((1, 2), keepdims=True)
     contrast = np.maximum(grids.max((1, 2), keepdims=True) - low, np.finfo(np.float64).tiny)
     steps = np.rint((grids - low) / contrast * _GRID_STEPS)
@@ -191,10 +183,10 @@ def phash(grids: npt.NDArray[np.float64]) -> tuple[Words, Words]:
 
 
 def _averages(values: Array) -> npt.NDArray[np.float64]:
-    """Return the means of `values` (n, length, m) over 32 equal parts of the length: float64 (n, 32, m).
+    """Return the means of `values` (n, length, m) over 32 equal parts of the length, times 256 and rounded.
 
-    The means are multiplied by 256 and rounded. A value that lies in two parts counts for both, each with its share. To
-    be fast, neighbouring values are first summed in runs.
+    A value that lies in two parts counts for both, each with its share. To be fast, neighbours are first summed in
+    runs.
     """
     count, length, width = values.shape
     run = length // _GRID if length % _GRID == 0 else max(1, length // (4 * _GRID))
@@ -229,7 +221,7 @@ def _cosines() -> npt.NDArray[np.float64]:
 
 
 def _above_median(found: npt.NDArray[np.float64]) -> Words:
-    """Return whether each value is above the median of its row (n, 256), as bits: uint64 (n, 4)."""
+    """Return whether each value is above the median of its row (n, 256), as uint64 (n, 4)."""
     middle = np.partition(found, (BITS // 2 - 1, BITS // 2), axis=1)[:, BITS // 2 - 1 : BITS // 2 + 1]
     packed = np.packbits(2 * found > middle.sum(1, keepdims=True), axis=1)
     words: Words = packed.view("<u8").astype(np.uint64)
@@ -237,10 +229,7 @@ def _above_median(found: npt.NDArray[np.float64]) -> Words:
 
 
 def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], Array, Array]:
-    """Return images as integers from 0, uint16, and two numbers for each image: its step and its lowest value.
-
-    An image's values are about step * integer + lowest value. Values that are not finite count as 0.
-    """
+    """Return images as uint16 from 0, and each image's step and lowest value. Values that are not finite count as 0."""
     values = np.nan_to_num(images.astype(np.float64), posinf=0.0, neginf=0.0)
     low = values.min((1, 2, 3), keepdims=True)
     contrast = values.max((1, 2, 3), keepdims=True) - low

@@ -29,11 +29,9 @@ _ONE: Final = 1e-3  # rounded probabilities may miss a sum of 1 by this much
 class Suspects:
     """Samples ranked by how improbable their labels are, the most improbable first. A person should check them.
 
-    `positions` are the samples' rows in the predictions, int64 (m,); samples without a label are left out. `scores`,
-    float64 (m,), are 1 minus the probability of the label, and `classes`, int64 (m,), are the most probable classes.
-
-    If a sample can have several classes, its label is a 0 or 1 for each class. Then the score is 1 minus the
-    probability of the least probable 0 or 1, and `classes` has the class of this 0 or 1.
+    `positions` are rows of the predictions, int64 (m,), without samples that have no label. `scores`, float64 (m,), are
+    1 minus the probability of the label, and `classes`, int64 (m,), the most probable classes. If a sample can have
+    several classes, its label is a 0 or 1 for each, and both are those of the least probable 0 or 1.
     """
 
     positions: Integers
@@ -47,9 +45,8 @@ class Suspects:
 def suspects(predictions: Array, labels: Array) -> Suspects:
     """Rank samples by how improbable their labels are to models that were trained without these samples.
 
-    `predictions` are probabilities (n, classes), such as the `probabilities` of `read_predictions`. `labels` are class
-    numbers (n,), -1 for none, or 0 and 1 for each class (n, classes). Do not use a model's predictions of its own
-    training samples: it has learned their labels.
+    `predictions` are probabilities (n, classes). `labels` are class numbers (n,), -1 for none, or 0 and 1 for each
+    class (n, classes). Do not use a model's predictions of its own training samples: it has learned their labels.
 
     The score is 1 - p(label), "self-confidence" in Kuan and Mueller, "Model-agnostic label quality scoring to detect
     real-world label errors" (2022). Raises UsageError for shapes that do not fit, and for values that are no
@@ -84,9 +81,8 @@ def suspects(predictions: Array, labels: Array) -> Suspects:
 class Predictions:
     """A table of predictions, as `predict` and `train --folds` write it, with n rows, one for each sample.
 
-    `path` is the table's file. `numbers` are the samples' numbers, uint64 (n,), and `paths` the paths of their files.
-    `labels` and `predictions` are the texts in the table. `probabilities`, float64 (n, classes), has a column for each
-    of `classes`.
+    `path` is the table's file. `numbers` and `paths` are the samples'. `labels` and `predictions` are the texts in the
+    table. `probabilities`, float64 (n, classes), has a column for each of `classes`.
     """
 
     path: Path
@@ -103,9 +99,8 @@ class Predictions:
     def label_numbers(self) -> Array:
         """Return the labels in the form that `suspects` takes: int64 (n,) or bool (n, classes).
 
-        If each sample's probabilities add up to 1, each sample has one class, and the result has class numbers, -1 for
-        none. Otherwise the result says for each class whether the sample has it. Raises UsageError for labels that are
-        no classes, and for predictions that are no probabilities.
+        They are class numbers if each sample's probabilities add up to 1. Raises UsageError for labels that are no
+        classes, and for predictions that are no probabilities.
         """
         _check_probabilities(self.probabilities)
         numbers = {name: number for number, name in enumerate(self.classes)}
@@ -134,7 +129,7 @@ def _check_probabilities(values: Array) -> None:
 def read_predictions(table: str | Path) -> Predictions:
     """Return the predictions in a CSV file, or in the out-of-fold table of a folder that `train --folds` has filled.
 
-    Raises UsageError for a file that is no table of predictions or cannot be read.
+    Raises UsageError.
     """
     path = Path(table)
     path = path / OUT_OF_FOLD_NAME if path.is_dir() else path
@@ -169,8 +164,5 @@ def read_predictions(table: str | Path) -> Predictions:
 
 
 def suspects_table(rows: Iterable[tuple[int, str, str, str, object]]) -> bytes:
-    """Return a CSV of samples to correct, with a row for each: number, path, label, proposed label, and a score.
-
-    `relabel` knows a table with these columns, and changes the labels in it only.
-    """
+    """Return a CSV that `relabel` takes for corrections: number, path, label, proposed label, score."""
     return to_csv([SUSPECTS_COLUMNS, *([to_cell(str(value)) for value in row] for row in rows)])

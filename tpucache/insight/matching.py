@@ -44,16 +44,13 @@ class Pairs:
     """Pairs of images that look alike, the closest first.
 
     `first` and `second` are positions in the hashes, int64 (m,), with first < second; for two sets, each is a position
-    in its own set. `distance` is the number of bits, of 256, in which the hashes differ: int64 (m,). If `is_mirrored`,
-    bool (m,), is True, the first image is like the mirrored second image. `samples` has the number of images in each
-    set, and `threshold` is the largest distance.
-
-    Several images with equal hashes are each paired with the first of them: a thousand images with equal hashes are 999
-    pairs.
+    in its own set. `distance` is the number of bits, of 256, in which the hashes differ. If `is_mirrored`, the first
+    image is like the mirrored second image. `samples` has the number of images in each set, and `threshold` is the
+    largest distance. Several images with equal hashes are each paired with the first of them.
 
     `search` is "exact" if all images were compared, or "bands" (see `pairs`). `share` is the share of the pairs at the
-    distance `threshold` that such a search finds, if bits differ at random; of closer pairs it finds more. `blank` is
-    the number of images that were left out because they have almost no contrast.
+    distance `threshold` that such a search finds; of closer pairs it finds more. `blank` is the number of images that
+    were left out because they have almost no contrast.
     """
 
     first: Positions
@@ -91,13 +88,11 @@ def pairs(
     """Return which images of a set look alike, or which images of a set look like images of the set `other`.
 
     Two images look alike if their hashes differ in at most `threshold` of 256 bits, 0 to 96; an image is also compared
-    with mirror images. Images with almost no contrast are left out. With `search` "exact", all images are compared.
-    With "bands", the bits of a hash are divided into bands, and only images are compared that differ in at most two
-    bits of at least one band, as most copies do. "auto" is exact up to about 10^5 images. `on_progress` is called with
-    the share that is done, 0 to 1.
+    with mirror images. Images with almost no contrast are left out. With `search` "exact", all images are compared;
+    with "bands", only images that differ in at most two bits of at least one band of bits, as most copies do. "auto" is
+    exact up to about 10^5 images. `on_progress` is called with the share that is done.
 
-    Raises UsageError for a threshold or a search that is not possible, and for too many pairs. The limit is between 10
-    and 20 million pairs.
+    Raises UsageError for too many pairs (10 to 20 million), and for a threshold or a search that is not possible.
     """
     if not 0 <= threshold <= _LARGEST_THRESHOLD:
         raise UsageError(f"a threshold is 0 to {_LARGEST_THRESHOLD} bits of {BITS}, not {threshold}")
@@ -142,9 +137,8 @@ def pairs(
 class _Distinct:
     """The distinct images of a set, without blank images, in the order of their positions.
 
-    Images whose hashes are equal, and whose mirror images' hashes are equal, too, are one distinct image. `words` and
-    `mirrored` are their hashes, uint64 (n, 4), and `firsts` the positions of the first image of each. `others` are the
-    positions of all other images, ordered by the number of their distinct image, which `owners` has.
+    Images whose hashes, and those of their mirror images, are equal are one. `firsts` are the positions of the first
+    image of each, and `others` those of all other images, ordered by `owners`, the numbers of their distinct images.
     """
 
     def __init__(self, hashes: Hashes) -> None:
@@ -177,10 +171,7 @@ def _ranges(starts: Positions, counts: Positions) -> Positions:
 
 
 def _closest(parts: Sequence[Array]) -> Array:
-    """Return each pair once, with its smallest distance: int64 (m, 4).
-
-    The columns are the numbers of the two hashes, their distance, and whether it is the distance to a mirror image.
-    """
+    """Return each pair once, with its smallest distance: both numbers, distance, whether it is mirrored."""
     whole = np.concatenate([np.empty((0, 4), np.int64), *parts])
     whole = whole[np.lexsort(whole.T[[3, 2, 1, 0]])]
     is_new = np.ones(len(whole), np.bool_)
@@ -189,10 +180,7 @@ def _closest(parts: Sequence[Array]) -> Array:
 
 
 def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
-    """Return pairs of images, int64 (m, 4), given pairs of distinct hashes; add the pairs of images with equal hashes.
-
-    The columns are the positions of the two images, and the last two columns of `found`.
-    """
+    """Return pairs of images, given pairs of distinct hashes; add the pairs of images with equal hashes."""
     rows, columns = found[:, 0], found[:, 1]
     near = np.stack([one.firsts[rows], (two or one).firsts[columns], *found[:, 2:].T], 1)
     if two is None:
@@ -208,7 +196,7 @@ def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
 
 
 def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
-    """Yield the share that is done, and pairs of hashes that differ in at most `threshold` bits.
+    """Yield pairs of hashes that differ in at most `threshold` bits.
 
     Half of the 256 bits are compared first: most pairs differ in more than `threshold` of them.
     """
@@ -232,10 +220,7 @@ def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
 def _close(
     one: Words, two: Words, rows: Positions, columns: Positions, threshold: int, is_one_set: bool
 ) -> tuple[Positions, Positions, Array]:
-    """Return the pairs (`rows`, `columns`) whose hashes differ in at most `threshold` bits, and their distances.
-
-    Within one set, a pair is kept only if the row is smaller than the column.
-    """
+    """Return the pairs (`rows`, `columns`) that are close; within one set, only those whose row is smaller."""
     if is_one_set:
         is_first = rows < columns
         rows, columns = rows[is_first], columns[is_first]
@@ -248,7 +233,7 @@ def _close(
 
 
 def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
-    """Write the number of set bits of each word to `out`, an array of the same shape."""
+    """Write the number of set bits of each word to `out`."""
     if hasattr(np, "bitwise_count"):  # numpy 2
         np.bitwise_count(words, out=out)
         return
@@ -261,9 +246,8 @@ def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
 
 
 def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
-    """Yield the share that is done, and pairs of hashes that differ in at most `threshold` bits.
+    """Yield pairs of hashes that differ in at most `threshold` bits, and in at most two bits of at least one band.
 
-    The bits are divided into bands. A pair is only found if the hashes differ in at most two bits of at least one band.
     For each band a table has the images by the values of the band's bits. Each value is looked up with none, one and
     two of its bits changed (multi-index hashing: Norouzi, Punjani and Fleet, 2012).
     """
@@ -302,16 +286,13 @@ def _parts(counts: Positions) -> Iterator[slice]:
 
 
 def _band_bits(images: int) -> tuple[int, int]:
-    """Return the number of bits in a band, and the number of bands, for a set of this many images.
-
-    A band has enough bits that few images have equal bits by chance.
-    """
+    """Return how many bits a band has, so that few images have equal bits by chance, and the number of bands."""
     width = min(max(int(images).bit_length() + 2, 16), 24)
     return width, BITS // width
 
 
 def _values(words: Words, places: Positions) -> Positions:
-    """Return the bits of hashes at the bit positions `places`, as one number for each hash: int64 (n,)."""
+    """Return the bits of hashes at the bit positions `places`, as one number for each hash."""
     values = np.zeros(len(words), np.int64)
     for bit, place in enumerate(places.tolist()):
         values |= ((words[:, place // 64] >> np.uint64(place % 64)) & np.uint64(1)).astype(np.int64) << bit
@@ -322,10 +303,7 @@ _SEARCHES: Final[dict[str, Callable[[Words, Words, int, bool], Iterator[Task]]]]
 
 
 def found_share(threshold: int, images: int) -> float:
-    """Return the share of pairs that a search by bands finds, if `threshold` random bits differ.
-
-    `images` is the number of images in the set that is searched.
-    """
+    """Return the share of pairs that a search of `images` by bands finds, if `threshold` random bits differ."""
     width, bands = _band_bits(images)
     ways = sum(math.comb(threshold, flips) * math.comb(BITS - threshold, width - flips) for flips in range(_FLIPS + 1))
     return 1 - (1 - ways / math.comb(BITS, width)) ** bands
@@ -334,7 +312,7 @@ def found_share(threshold: int, images: int) -> float:
 def groups(pairs: Pairs) -> Positions:
     """Return the group of each image, as the position of the group's first member: int64 (n,).
 
-    A group consists of all images that pairs connect, directly or through other images. For pairs between two sets, the
+    A group consists of all images that pairs connect, directly or through others. For pairs between two sets, the
     positions of the second set follow those of the first.
     """
     first, second = pairs.first, pairs.second + (pairs.samples[0] if len(pairs.samples) > 1 else 0)

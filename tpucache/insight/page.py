@@ -44,19 +44,19 @@ def report_findings(
     threshold: int = THRESHOLD,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Page:
-    """Return a page of findings about a cache's images, shown side by side, with a table to correct labels.
+    """Return a page of findings about a cache's images, with a table to correct labels.
 
     The page shows pictures that look alike, with different labels or with the same label; pictures that look like a
     picture of the cache `against`; samples whose labels are least probable by `predictions` (the table of a run of all
-    folds, or the run's folder); and unusual images, such as the darkest and the largest. Two pictures look alike if
-    their hashes differ in at most `threshold` of 256 bits (see `tpucache.insight.hashes`).
+    folds, or the run's folder); and unusual images. Two pictures look alike if their hashes differ in at most
+    `threshold` of 256 bits (see `tpucache.insight.hashes`).
 
-    At most 72 findings of each kind are shown, and the samples of at most 2,000 are in the page's table, which is
-    written beside the page: correct its column `label`, then give it to the command `relabel`. `on_progress` is called
-    with the name of the current work, the amount done and the whole amount.
+    At most 72 findings of each kind are shown. The samples of at most 2,000 are in the page's table, which is written
+    beside the page: correct its column `label`, then give it to the command `relabel`. `on_progress` is called with the
+    name of the current work, the amount done and the whole amount.
 
-    Raises UsageError for records without images and predictions of other samples, the errors of opening a cache, and
-    DependencyError without jinja2 or Pillow.
+    Raises UsageError for records without images and predictions of other samples, and DependencyError without jinja2 or
+    Pillow.
     """
     table = None if predictions is None else read_predictions(predictions)  # first, to raise its errors at once
     own = _Set(cache, on_progress)
@@ -88,7 +88,7 @@ def report_findings(
 
 
 class _Set:
-    """A cache whose samples are on the page, and their images' hashes. Methods take a sample's position in the set."""
+    """A cache whose samples are on the page. Methods take a sample's position in the set."""
 
     def __init__(self, cache: str | Path | CachedDataset, on_progress: Callable[[str, int, int], None]) -> None:
         """Raises UsageError if the cache has no images."""
@@ -234,7 +234,7 @@ def _extremes(own: _Set) -> _Kind:
 
 
 def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
-    """Yield the position of each sample whose file has the suffix of another file type, and a text with both types."""
+    """Yield each sample whose file has the suffix of another file type, and a text with both types."""
     kinds = own.records.table.get(TYPE)
     if not isinstance(kinds, Strings):
         return
@@ -245,10 +245,7 @@ def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
 
 
 def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float], str]]]:
-    """Yield the known scales of images: the names of both ends, each sample's value, and the format of a value.
-
-    A value that is not known is NaN.
-    """
+    """Yield scales of images: the names of both ends, each sample's value or NaN, and the format of a value."""
     width, height = own.column(WIDTH), own.column(HEIGHT)
     if width is not None and height is not None:
         known = np.where((width > 0) & (height > 0), width / np.maximum(height, 1), np.nan)

@@ -37,16 +37,14 @@ def folds(
 ) -> Integers:
     """Return the fold of each sample of a dataset, an opened cache, or a cache's folder or URL: int64 (n,), from 0.
 
-    There are `count` folds. All samples of a group are in one fold. `groups` is a column of the samples table, or an
-    array (n,) with a value for each sample, such as `tpucache.insight.groups` returns; samples with the same value are
-    a group, and a sample whose value is missing (empty, or NaN) is a group of its own.
+    All samples of a group are in one fold. `groups` is a column of the samples table, or an array (n,) such as
+    `tpucache.insight.groups` returns; samples with the same value are a group, and a sample whose value is missing
+    (empty, or NaN) is a group of its own.
 
-    As far as groups allow, the folds have equally many samples with each value of `stratify`, which is a column or an
-    array (n,). Without groups, counts differ by at most one. If a sample can have several classes, (n, m), the classes
-    are balanced one by one. Numbers that are not classes are divided into ten bins, which are balanced. If `stratify`
-    is None, or "label" for a cache without labels, only the sizes of the folds are balanced.
-
-    The same samples, groups, values and seed give the same folds on every machine.
+    As far as groups allow, the folds have equally many samples with each value of `stratify`, a column or an array
+    (n,); without groups, counts differ by at most one. Several classes a sample, (n, m), are balanced one by one, and
+    numbers that are not classes in ten bins. If `stratify` is None, or "label" for a cache without labels, only the
+    sizes of the folds are balanced. The same samples, groups, values and seed give the same folds on every machine.
 
     Raises UsageError for fewer than two folds, for more folds than groups, for missing columns, and for arrays of
     another length.
@@ -71,23 +69,14 @@ def folds(
 
 
 def column_groups(dataset: Samples, name: str) -> Integers:
-    """Return the number of each sample's group, from 0: int64 (n,).
-
-    Samples with the same value in a column are a group. `name` is the column of the samples table. A sample with a
-    missing value is a group of its own, as in `folds`. Raises UsageError unless there is such a column with one value
-    for each sample.
-    """
+    """Return the number of each sample's group in a column of the samples table, as in `folds`: int64 (n,)."""
     cache, positions = opened(dataset)
     total = cache.manifest.samples if positions is None else len(positions)
     return _units(_values(cache, positions, total, name, _GROUPS))
 
 
 def _values(cache: Cache, positions: Integers | None, total: int, given: str | Array, what: str) -> Array:
-    """Return a value for each of `total` samples: a column of the samples table, or the given array.
-
-    `given` is the column's name or the array, and `what` is what errors call it. Raises UsageError for a missing
-    column, and for an array of another length.
-    """
+    """Return a value for each of `total` samples: a column of the samples table, or the given array."""
     if not isinstance(given, str):
         values = np.asarray(given)
         if not values.ndim or len(values) != total:
@@ -106,7 +95,7 @@ def _values(cache: Cache, positions: Integers | None, total: int, given: str | A
 
 
 def _warn_of_alike(column: str, names: set[str]) -> None:
-    """Warn of two groups whose names differ only in white space or case: folds may divide what is one group."""
+    """Warn of two groups whose names differ only in white space or case: they may be one group."""
     alike: dict[str, str] = {}
     for name in sorted(names):
         if (other := alike.setdefault(" ".join(name.split()).casefold(), name)) != name:
@@ -118,10 +107,7 @@ def _warn_of_alike(column: str, names: set[str]) -> None:
 
 
 def _units(values: Array) -> Integers:
-    """Return the number of each sample's group: int64 (n,), from 0 in the order of the groups' first samples.
-
-    Samples with the same value are a group; a sample with a missing value is a group of its own.
-    """
+    """Return the number of each sample's group: int64 (n,), from 0 in the order of the groups' first samples."""
     if values.ndim != 1:
         raise UsageError(f"groups have shape {values.shape}: give an array (n,) with one value for each sample")
     is_missing = values == "" if values.dtype.kind == "U" else values != values  # noqa: PLR0124  # only NaN differs from itself
@@ -133,10 +119,7 @@ def _units(values: Array) -> Integers:
 
 @dataclass(frozen=True)
 class _Marks:
-    """The classes of samples: the sample `samples[i]` has the class `classes[i]`.
-
-    A sample may have several classes, or none. `count` is the number of classes.
-    """
+    """The sample `samples[i]` has the class `classes[i]`; it may have several classes, or none."""
 
     samples: Integers
     classes: Integers
@@ -146,9 +129,8 @@ class _Marks:
 def _marks(values: Array, has_classes: bool) -> _Marks:
     """Return the classes of samples, given one value (n,) or several values (n, m) for each sample.
 
-    Values (n,) that are not floats are the classes themselves. If `has_classes`, or if all values (n, m) are 0 or 1,
-    each column is a class, and a sample has the classes whose values are above 0. Otherwise the numbers of each column
-    are divided into bins, and each bin is used as a class. Missing numbers (NaN) have a bin of their own.
+    Values (n,) that are not floats are classes. If `has_classes`, or if all values (n, m) are 0 or 1, a sample has the
+    classes whose values are above 0. Otherwise each column is divided into bins, which are classes; NaN has its own.
     """
     if values.ndim == 1 and values.dtype.kind != "f":
         names, found = np.unique(values, return_inverse=True)
@@ -168,11 +150,9 @@ def _marks(values: Array, has_classes: bool) -> _Marks:
 
 
 def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Integers:
-    """Return the fold of each sample, int64 (n,).
+    """Return the fold of each sample, int64 (n,). `units` are the numbers of the samples' groups.
 
-    `units` are the numbers of the samples' groups, and `count` is the number of folds. Larger groups are placed first,
-    and among them those with rarer classes; between groups that are equal in both, `order` decides, a permutation of
-    the samples.
+    Larger groups are placed first, and among them those with rarer classes; then `order` decides, a permutation.
     """
     sizes = np.bincount(units)
     rank = np.empty(len(units), np.int64)
@@ -211,10 +191,7 @@ def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Inte
 
 
 def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers, Integers]]:
-    """Return two arrays for each of `count` groups: its classes, and how many of its samples each of them has.
-
-    `units` has the number of each sample's group, and `marks` has the samples' classes.
-    """
+    """Return two arrays for each of `count` groups: its classes, and how many of its samples have each."""
     keys, counts = np.unique(units[marks.samples] * max(1, marks.count) + marks.classes, return_counts=True)
     owners, classes = np.divmod(keys, max(1, marks.count))
     ends = np.searchsorted(owners, np.arange(count + 1))
@@ -231,10 +208,9 @@ def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
 
 
 def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
-    """Return how many of `more` samples each fold gets.
+    """Return how many of `more` samples each fold gets, so that `levels` plus the result are as equal as possible.
 
-    `levels` has a number for each fold, such as its samples of one class. These numbers plus the result are as equal as
-    possible. A remainder goes to the folds with the fewest samples in all, by `sizes`.
+    A remainder goes to the folds with the fewest samples in all, by `sizes`.
     """
     low, high = int(levels.min()), int(levels.max()) + more
     while low < high:  # search for the highest level to which all folds can be filled

@@ -77,9 +77,8 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
     """Return a page about a run: curves, seconds, idle time, confusion, wrong samples and settings.
 
     The page of a run of all folds shows the scores, curves and seconds of all folds, then a part for each fold. The run
-    may be unfinished. At most `samples` wrong samples are shown. They are read from the cache at `cache`, or else from
-    the cache that the run has used; if this cache is gone, the page says so and has no pictures. The page has no script
-    and loads no other file.
+    may be unfinished. The wrong samples are read from `cache`, or else from the cache that the run has used; if it is
+    gone, the page says so. The page has no script and loads no other file.
 
     Raises UsageError for a folder without a run, TrainingError for files that cannot be read, DependencyError without
     jinja2.

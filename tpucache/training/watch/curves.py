@@ -30,11 +30,7 @@ _MOST: Final = 20  # a curve of more points has no markers, which would hide the
 
 
 def save_figure(path: Path, paint: Callable[[Figure], None]) -> None:
-    """Write a PNG of the drawing that `paint` makes on a figure, atomically.
-
-    If matplotlib is missing or fails, nothing is written, and a warning says so once. Raises TrainingError when the
-    file cannot be written.
-    """
+    """Write a PNG of the drawing that `paint` makes on a figure, if matplotlib is there. Raises TrainingError."""
     picture = try_png(path.name, paint)
     if picture is not None:
         try:
@@ -87,7 +83,7 @@ def warn_once(message: str) -> None:
 
 @contextlib.contextmanager
 def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunState) -> Iterator[None]:
-    """Return a context that writes the run's curves to its folder, if there is one, at the end, also after an error."""
+    """Return a context that writes the run's curves at the end, also after an error, if there is a folder."""
     try:
         yield
     finally:
@@ -96,17 +92,14 @@ def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunS
 
 
 def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows: Sequence[Row]) -> None:
-    """Write `curves.png`: the loss and learning rate of each step, and the loss and metrics of each epoch.
-
-    Raises TrainingError when the file cannot be written.
-    """
+    """Write `curves.png`: the loss and learning rate of each step, and the loss and metrics of each epoch."""
     save_figure(run / CURVES_NAME, lambda figure: paint_curves(figure, losses, rows, rates))
 
 
 def paint_curves(
     figure: Figure, losses: Sequence[float], rows: Sequence[Row], rates: Sequence[float] = (), first: int = 0
 ) -> None:
-    """Draw the losses from step `first` on, the epochs' metrics, and the learning rates of all steps, if given."""
+    """Draw the losses from step `first` on, the epochs' metrics, and the rates of all steps, if given."""
     names = dict.fromkeys(itertools.chain.from_iterable(rows))
     metrics = [name for name in names if name.startswith(_VALID) and name not in (_LOSS, _SAMPLES)]
     heights = {"loss": 3, **({"validation": 2} if metrics else {}), **({"learning rate": 1} if rates else {})}
@@ -140,11 +133,7 @@ def _paint_epochs(axes: Any, rows: Sequence[Row], name: str, label: str, color: 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of a learning-rate range test.
-
-    `rates`, `losses` and `smoothed` are the learning rate, the loss and the smoothed loss of each step. `suggestion` is
-    the rate to use.
-    """
+    """The learning rate, loss and smoothed loss of each step of a learning-rate range test, and the rate to use."""
 
     rates: Sequence[float]
     losses: Sequence[float]
@@ -153,7 +142,7 @@ class RangeTest:
 
 
 def save_range_test(path: Path, found: RangeTest) -> None:
-    """Write a PNG with the losses by rate, and the rate to use. Raises TrainingError when it cannot be written."""
+    """Write a PNG with the losses by rate, and the rate to use."""
     save_figure(path, lambda figure: _paint(figure, found))
 
 

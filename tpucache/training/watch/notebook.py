@@ -20,10 +20,9 @@ Show = Callable[[bytes], None]
 
 
 class NotebookCurves:
-    """Watches a run and shows its losses and metrics: after each epoch, and within epochs at most every ten seconds."""
+    """Shows a run's losses and metrics by `show`: after each epoch, and within epochs at most every ten seconds."""
 
     def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take `show`, which shows a picture in place of the earlier picture, and `clock`, which returns seconds."""
         self._show, self._clock = show, clock
         self._first: int | None = None
         self._losses: list[float] = []
@@ -31,10 +30,7 @@ class NotebookCurves:
         self._drawn = clock()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Take the losses of the steps from number `first` on, and show the curves if ten seconds have passed.
-
-        Steps are counted from 0. Losses from before a resume are not shown.
-        """
+        """Take the losses of the steps from `first` on, counted from 0."""
         if self._first is None:
             self._first = first
         self._losses += values
@@ -42,7 +38,6 @@ class NotebookCurves:
             self._draw()
 
     def epoch(self, row: Row) -> None:
-        """Take the row of an epoch that has ended, and show the curves."""
         self._rows.append(row)
         self._draw()
 
@@ -58,10 +53,7 @@ class NotebookCurves:
 
 
 def notebook_watchers() -> Sequence[Watcher]:
-    """Return a list with the watcher that shows the curves in this notebook.
-
-    The list is empty outside of notebooks and without matplotlib.
-    """
+    """Return the watcher that shows the curves in this notebook; none outside of notebooks and without matplotlib."""
     show = _find_display()
     if show is None or importlib.util.find_spec("matplotlib") is None:
         return ()
