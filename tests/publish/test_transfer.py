@@ -29,7 +29,7 @@ from tpucache.insight import hashes
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.hashes import hashes_name
 from tpucache.store.remote import objects, retry
-from tpucache.store.remote import url_folder as remote
+from tpucache.store.remote import url as remote
 from tpucache.store.verify import verify_cache
 
 
@@ -148,7 +148,7 @@ def test_a_fetch_that_was_cut_off_continues_in_the_middle_of_a_file(scheme, cach
 def test_a_fetch_continues_after_its_process_was_killed(cache, tmp_path, served):
     code = (
         "import pathlib, sys, time\n"
-        "from tpucache.publish import transfer\nfrom tpucache.store.remote import url_folder as remote\n"
+        "from tpucache.publish import transfer\nfrom tpucache.store.remote import url as remote\n"
         "remote._CHUNK = 10_000\n"
         "second = pathlib.Path(sys.argv[2], 'v00-00001.lmdb')\n"
         "transfer.fetch_cache(sys.argv[1], sys.argv[2], lambda *done: second.exists() and time.sleep(600))"

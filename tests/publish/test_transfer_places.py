@@ -28,7 +28,7 @@ from tpucache.publish import transfer
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.remote import retry
-from tpucache.store.remote import url_folder as remote
+from tpucache.store.remote import url as remote
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.table import TableOptions

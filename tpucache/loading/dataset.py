@@ -40,7 +40,7 @@ from tpucache.store.samples import NO_LABEL, SampleTable
 if TYPE_CHECKING:
     import torch
 
-    from tpucache.store.arriving import NetworkUse
+    from tpucache.store.reader import NetworkUse
 
 Item = Any  # (image, label), or a dict of tensors if a record has more fields than an image
 

@@ -13,7 +13,7 @@ import numpy as np
 from tpucache.loading.reading.record_reader import WaysRead
 
 if TYPE_CHECKING:
-    from tpucache.store.arriving import NetworkUse
+    from tpucache.store.reader import NetworkUse
 
 _KEPT_WAITS: Final = 1024
 _QUANTILES: Final = (50, 95, 99)

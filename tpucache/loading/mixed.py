@@ -27,7 +27,7 @@ from tpucache.store.fields import MASK, Field
 from tpucache.store.manifest import differ_in_values, label_options, mask_difference
 
 if TYPE_CHECKING:
-    from tpucache.store.arriving import NetworkUse
+    from tpucache.store.reader import NetworkUse
 
 _LONGEST: Final = 1_000_000
 

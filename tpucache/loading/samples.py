@@ -26,7 +26,7 @@ from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
 
 if TYPE_CHECKING:
-    from tpucache.store.arriving import NetworkUse
+    from tpucache.store.reader import NetworkUse
 
 Variant = int | Literal["epoch"]
 #: A function that returns an iterator over the samples that a loader will read next, in order. Each item has an array

@@ -49,7 +49,7 @@ from tpucache.store.history import (
     versions_before,
 )
 from tpucache.store.manifest import FileEntry, Manifest
-from tpucache.store.remote.url_folder import OF_REPOSITORIES, Remote
+from tpucache.store.remote.url import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
 
 _log: Final = logging.getLogger("tpucache")

@@ -23,7 +23,7 @@ from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader, Finish
 from tpucache.native import gather
-from tpucache.store.arriving import NetworkUse
+from tpucache.store.reader import NetworkUse
 
 _COPIED_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2

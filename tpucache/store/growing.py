@@ -34,14 +34,13 @@ import numpy.typing as npt
 from tpucache import machine, process
 from tpucache.errors import BuildError, NoRoomError, StoreError
 from tpucache.store import lock
-from tpucache.store.arriving import Arriving, NetworkUse, Windows
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, WORK_NAME
 from tpucache.store.index import Numbers, RecordIndex, Rows
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.reader import ShardReader
+from tpucache.store.reader import Arriving, NetworkUse, ShardReader, Windows
 from tpucache.store.samples import Column, SampleTable
 
 ARRIVED_NAME: Final = "arrived.bin"

@@ -17,7 +17,7 @@ from scripts.checks.fuzz.tables import prepare as prepare_cache
 from scripts.checks.fuzz.target import Target
 from tpucache import verify_cache
 from tpucache.publish.transfer import fetch_cache
-from tpucache.store.remote import http, retry, url_folder
+from tpucache.store.remote import http, retry, url
 
 _MOST: Final = 32 << 20  # bytes of an answer without an end
 _STATUS: Final = (
@@ -78,7 +78,7 @@ def prepare(folder: Path) -> _State:
     http._SILENCE_SECONDS = 0.3  # type: ignore[misc]
     retry._FIRST_PAUSE = 0.0  # type: ignore[misc]
     retry._RETRIES = 2  # type: ignore[misc]
-    url_folder._CHUNK = 3000  # type: ignore[misc]
+    url._CHUNK = 3000  # type: ignore[misc]
     listening = socket.create_server(("127.0.0.1", 0))
     state = _State(files, listening.getsockname()[1], [])
     threading.Thread(target=_serve, args=(listening, state), daemon=True).start()

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))  # for servers.py
 from servers import Server
 
 from tpucache import CachedDataset
-from tpucache.store.remote import pieces, retry
+from tpucache.store.remote import local, retry
 
 __all__ = ["disk"]
 
@@ -36,7 +36,7 @@ def forkserver() -> str:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut caches into pieces of a few records."""
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 5 << 10)
+    monkeypatch.setattr(local, "PIECE_BYTES", 5 << 10)
     monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.005)
 
 

@@ -13,7 +13,7 @@ from servers import Server
 
 from tpucache import CachedDataset, CachedLoader, DamageError, StoreError
 from tpucache.store.cache import Cache
-from tpucache.store.remote.pieces import Pieces
+from tpucache.store.remote.local import Pieces
 
 Opened = Callable[..., CachedDataset]
 

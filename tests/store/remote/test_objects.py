@@ -20,7 +20,7 @@ from tpucache import CachedDataset, CachedLoader, StoreError, UsageError
 from tpucache.errors import NotACacheError
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.remote import objects, retry
-from tpucache.store.remote.url_folder import Remote
+from tpucache.store.remote.url import Remote
 from tpucache.store.verify import verify_cache
 
 
@@ -213,9 +213,9 @@ def test_a_forked_process_is_refused_and_does_not_hang(served: Server) -> None:
     """The client has threads, which a forked process has not."""
     program = (
         "import os, sys\n"
-        "import tpucache.store.remote.url_folder\n"
+        "import tpucache.store.remote.url\n"
         "from tpucache.errors import UsageError\n"
-        "remote = tpucache.store.remote.url_folder.Remote('s3://bucket/cache')\n"
+        "remote = tpucache.store.remote.url.Remote('s3://bucket/cache')\n"
         "remote.read('manifest.json', 1 << 20)\n"
         "child = os.fork()\n"
         "if not child:\n"

@@ -422,8 +422,8 @@ def test_workers_of_a_dataloader_read_it(opened: Opened, cache: Path, forkserver
 SHARING = """
 import json, os, sys
 from tpucache import CachedDataset, CachedLoader
-from tpucache.store.remote import pieces
-pieces.PIECE_BYTES = 5 << 10
+from tpucache.store.remote import local
+local.PIECE_BYTES = 5 << 10
 url, folder, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ends = []
 for rank in range(count):
@@ -458,8 +458,8 @@ def test_processes_that_share_a_folder_fetch_each_piece_once(
 FORKED = """
 import os, sys
 from tpucache import CachedDataset, CachedLoader, UsageError
-from tpucache.store.remote import pieces
-pieces.PIECE_BYTES = 5 << 10
+from tpucache.store.remote import local
+local.PIECE_BYTES = 5 << 10
 dataset = CachedDataset(sys.argv[1], cache_dir=sys.argv[2], in_memory=False)
 own = CachedDataset(sys.argv[3], in_memory=False)
 if not os.fork():
@@ -489,8 +489,8 @@ def test_a_forked_process_fetches_by_itself(
 KILLED = """
 import os, signal, sys
 from tpucache import CachedDataset
-from tpucache.store.remote import local, pieces
-pieces.PIECE_BYTES = 5 << 10
+from tpucache.store.remote import local
+local.PIECE_BYTES = 5 << 10
 write, count = local.LocalCopy.write, 0
 def dying(self, number, piece, data):
     global count
@@ -638,8 +638,8 @@ def test_threads_are_woken_for_work_alone(opened: Opened, server: Server, monkey
 FILLED = """
 import json, logging, os, sys
 from tpucache import CachedDataset, CachedLoader
-from tpucache.store.remote import pieces
-pieces.PIECE_BYTES = 5 << 10
+from tpucache.store.remote import local
+local.PIECE_BYTES = 5 << 10
 logging.basicConfig()
 url, folder, filled = sys.argv[1:]
 dataset = CachedDataset(url, cache_dir=folder, cache_bytes=1 << 30, in_memory=False)
@@ -677,7 +677,7 @@ def test_a_server_that_never_answers_is_given_up_when_opening(
     """Each of seven tries would wait for as long as the server may be silent."""
     monkeypatch.setattr("tpucache.store.remote.cache.SILENCE_SECONDS", 0.1)
     monkeypatch.setattr("tpucache.store.remote.retry._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("tpucache.store.remote.url_folder.PATIENT_SECONDS", 0.25)
+    monkeypatch.setattr("tpucache.store.remote.url.PATIENT_SECONDS", 0.25)
     error = pytest.raises(StoreError, match="Check the URL and the network")
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "tpucache"), error:
         CachedDataset(f"http://127.0.0.1:{silent.getsockname()[1]}/cache", cache_dir=tmp_path)

@@ -24,7 +24,7 @@ from tpucache.cli import main
 from tpucache.errors import SampleError
 from tpucache.store.remote import retry
 from tpucache.store.remote.cache import clear_kept, list_kept
-from tpucache.store.remote.url_folder import Remote
+from tpucache.store.remote.url import Remote
 from tpucache.warmup.sources import cloud, open_source
 
 _RECIPE = Recipe(size=16)

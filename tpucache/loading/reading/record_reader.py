@@ -30,7 +30,7 @@ from tpucache.store.manifest import ShardEntry
 from tpucache.text import size_text
 
 if TYPE_CHECKING:
-    from tpucache.store.arriving import Arriving, NetworkUse
+    from tpucache.store.reader import Arriving, NetworkUse
 
 _LEAST_PREPARED: Final = 128 << 20  # bytes; the first epoch reads fewer in a moment anyway
 _MOST_PREPARED: Final = 4 << 30  # bytes; more cannot be copied in PREPARE_SECONDS

@@ -29,11 +29,10 @@ import numpy as np
 from tpucache import process
 from tpucache.errors import DamageError, StoreError
 from tpucache.machine import available_memory
-from tpucache.store.arriving import NetworkUse
 from tpucache.store.index import Numbers, Rows
+from tpucache.store.reader import NetworkUse
 from tpucache.store.remote.http import ChangedError
-from tpucache.store.remote.local import LocalCopy
-from tpucache.store.remote.pieces import PIECE_BYTES, Piece, Pieces
+from tpucache.store.remote.local import PIECE_BYTES, LocalCopy, Piece, Pieces
 from tpucache.store.remote.retry import PATIENT_SECONDS, Tries
 
 _CHECKS: Final = 3  # times that bytes with a wrong checksum are read

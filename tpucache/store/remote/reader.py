@@ -11,14 +11,12 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DamageError, StoreError
-from tpucache.store.arriving import NetworkUse, Windows
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.index import Numbers, Rows
-from tpucache.store.reader import MAX_OPEN, OpenFiles, ShardReader
+from tpucache.store.reader import MAX_OPEN, NetworkUse, OpenFiles, ShardReader, Windows
 from tpucache.store.remote.fetch import Fetcher
-from tpucache.store.remote.local import Moment
-from tpucache.store.remote.pieces import Pieces
+from tpucache.store.remote.local import Moment, Pieces
 
 _TRIES: Final = 5  # attempts to read a file that another program keeps changing
 _LAST_SECONDS: Final = 0.5  # how long `close` waits for the fetcher's threads

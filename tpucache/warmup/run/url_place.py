@@ -20,7 +20,7 @@ from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, version_
 from tpucache.store.history import load_earlier, read_times, refuse_version, to_times
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache
-from tpucache.store.remote.url_folder import OF_REPOSITORIES, Remote
+from tpucache.store.remote.url import OF_REPOSITORIES, Remote
 from tpucache.text import shown
 from tpucache.warmup.run.chunks import RECEIPT_NAME, load_receipt, receipt_path, sent_path, sent_shards
 from tpucache.warmup.run.plan_file import PLAN_FILES, has_plan

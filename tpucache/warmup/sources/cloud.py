@@ -38,8 +38,8 @@ from tpucache.warmup.sources.source import (
 from tpucache.warmup.sources.table import OPTIONS, TableOptions
 
 if TYPE_CHECKING:
-    from tpucache.store.remote.copies import Copies
-    from tpucache.store.remote.url_folder import Remote
+    from tpucache.store.remote.cache import Copies
+    from tpucache.store.remote.url import Remote
 
 _SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
 _WEB: Final = ("http", "https")
@@ -141,7 +141,7 @@ def copy_parquet(url: str) -> Copies:
     Return the copies. Raises SourceError if there are no such files, StoreError if the network or the disk fails, and
     DependencyError on a system without file locks.
     """
-    from tpucache.store.remote.copies import copy_files
+    from tpucache.store.remote.cache import copy_files
 
     folder, name = _split(url)
     if not name.lower().endswith(_PARQUET):
@@ -172,7 +172,7 @@ def _files(url: str) -> Files:
 
 @cached_for_threads(4)
 def _open(url: str) -> Remote:
-    from tpucache.store.remote.url_folder import Remote
+    from tpucache.store.remote.url import Remote
 
     return Remote(url)
 
