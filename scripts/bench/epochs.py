@@ -48,7 +48,7 @@ def _environment(name: str, package: str) -> Environment:
 CONTENDERS: Final = (
     Contender(_REFERENCE, "torchvision", "epochs", environment=_environment("torchvision", VISION)),
     Contender("tpucache, ImageFolder", "tpucache", "epochs"),
-    Contender("tpucache, warmup before", "tpucache", "epochs", ({"way": "warmup"},)),
+    Contender("tpucache, warmup before", "tpucache", "epochs", {"way": "warmup"}),
     Contender("FFCV raw", "ffcv", "epochs", environment=FFCV),
     Contender("efficio", "efficio", "epochs", environment=_environment("efficio", "efficio==0.1.1")),
 )
@@ -72,7 +72,7 @@ class Field:
         with tempfile.TemporaryDirectory(dir=options.work) as folder:
             task = {name: getattr(options, name) for name in ("side", "size", "batch")}
             task |= {"photographs": str(photographs), "folder": f"{folder}/cache", "epochs": epochs}
-            task |= {"workers": len(os.sched_getaffinity(0)), **contender.settings[0]}
+            task |= {"workers": len(os.sched_getaffinity(0)), **contender.setting}
             runs = {}
             for name in names:
                 runs[name] = self._track.ask_once(contender, {**task, "began": time.monotonic()}, PATIENCE)

@@ -1,39 +1,32 @@
-"""CachedLoader from its first epoch on, by the way it reads, and its costs: start, ten million records, a cold disk.
+"""CachedLoader from its first epoch on, its first batch, and what ten million records cost.
 
     python -m scripts.bench loader CACHE
 
-Each way of reading has a process of its own, whose private memory is then that of this way. A read-only mount and a
-cold page cache need root; where that is not allowed they are left out.
+Each way of reading has a process of its own, whose private memory is then that of this way.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import gc
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from scripts.bench.huge import write_huge
-from scripts.bench.rounds import race, ratio
+from scripts.bench.rounds import race
 from scripts.bench.table import Rows, add_race_options, parse_options, show
 from tpucache import CachedDataset, CachedLoader
 from tpucache.store.fields import Field
 
 _MILLIONS: Final = 10
-_READ_BYTES: Final = 1 << 20
-_FRONT_TO_BACK: Final = "front to back"
 _SHOWN: Final = (1, 2, 3, 6)  # epochs
-_MOUNTED: Final = "mounted read-only"
 
 _EPOCHS: Final = """
 import json, sys, time
@@ -63,33 +56,21 @@ def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
     options.work.mkdir(parents=True, exist_ok=True)
-    epochs = epoch_figures(options)
+    ways = {"default": "auto", "in_memory=False": False}
+    turns = race({name: functools.partial(_epochs, way, options) for name, way in ways.items()}, options.rounds)
+    epochs = {name: {figure: _median(found, figure) for figure in found[0]} for name, found in turns.items()}
     first = epochs["default"]["first_batch_seconds"]
     seconds, megabytes = open_huge(_MILLIONS * 1_000_000, options.work)
-    rates = cold_rates(options)
-    figures = {"epochs": epochs, "first_batch_seconds": first, "cold_mb_per_second": rates}
-    figures["huge"] = {"seconds": seconds, "resident_mb": megabytes}
     notes = [
-        *(cold_notes(rates) if rates else ()),
         f"first batch: {first:.3f} s",
         f"{_MILLIONS} million records: opened in {seconds:.2f} s, {megabytes:.0f} MB more resident",
     ]
-    show(options, figures, [("", epoch_rows(epochs))], notes)
+    show(options, {"epochs": epochs, "huge": [seconds, megabytes]}, [("", epoch_rows(epochs))], notes)
 
 
-def epoch_figures(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return for each way of reading the medians of the rates of the epochs, and of the private memory at the end."""
-    with read_only(options.cache) as mount:
-        ways = {"default": (options.cache, "auto"), "in_memory=False": (options.cache, False)}
-        if mount is not None:
-            ways[_MOUNTED] = (mount, "auto")
-        turns = race({name: functools.partial(_epochs, *way, options) for name, way in ways.items()}, options.rounds)
-    return {name: {figure: _median(found, figure) for figure in found[0]} for name, found in turns.items()}
-
-
-def _epochs(place: Path, in_memory: Any, options: argparse.Namespace) -> dict[str, Any]:
+def _epochs(in_memory: Any, options: argparse.Namespace) -> dict[str, Any]:
     asked = {"in_memory": in_memory, "batch": options.batch_size, "threads": options.threads, "epochs": max(_SHOWN)}
-    command = [sys.executable, "-c", _EPOCHS, str(place), json.dumps({**asked, "finish": options.finish})]
+    command = [sys.executable, "-c", _EPOCHS, str(options.cache), json.dumps({**asked, "finish": options.finish})]
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
 
 
@@ -110,22 +91,6 @@ def epoch_rows(epochs: dict[str, dict[str, Any]]) -> Rows:
     return table
 
 
-@contextlib.contextmanager
-def read_only(folder: Path) -> Iterator[Path | None]:
-    """Give a read-only mount of a folder; None where this user may not mount."""
-    place = tempfile.mkdtemp()  # not a TemporaryDirectory, which would remove what is mounted there
-    bind = ["mount", "--bind", str(folder.resolve()), place]
-    is_mounted = subprocess.run(bind, check=False, capture_output=True).returncode == 0
-    try:
-        remount = ["mount", "-o", "remount,bind,ro", place]
-        is_read_only = is_mounted and subprocess.run(remount, check=False, capture_output=True).returncode == 0
-        yield Path(place) if is_read_only else None
-    finally:
-        if is_mounted:
-            subprocess.run(["umount", "--lazy", place], check=True)
-        Path(place).rmdir()
-
-
 def resident_mb() -> float:
     """Return this process's resident memory, mapped files included, in MB."""
     status = Path("/proc/self/status").read_text()
@@ -144,51 +109,6 @@ def open_huge(records: int, work: Path) -> tuple[float, float]:
         grown = resident_mb() - before
         del opened
         return seconds, grown
-
-
-def cold_rates(options: argparse.Namespace) -> dict[str, list[float]] | None:
-    """Return MB/s from the disk: front to back in 1 MB reads, and each kind of shuffle; None if not allowed."""
-    drop = Path("/proc/sys/vm/drop_caches")
-    if not os.access(drop, os.W_OK):
-        return None
-    dataset, batch = CachedDataset(options.cache), options.batch_size
-    ways: dict[str, Callable[[], int]] = {
-        _FRONT_TO_BACK: lambda: read_files(dataset),
-        'shuffle="block"': lambda: read_batches(dataset, batch, "block"),
-        'shuffle="full"': lambda: read_batches(dataset, batch, "full"),
-    }
-
-    def rate(read: Callable[[], int]) -> float:
-        os.sync()
-        drop.write_text("3")
-        start = time.perf_counter()
-        return read() / (time.perf_counter() - start) / 1e6
-
-    return race({name: functools.partial(rate, read) for name, read in ways.items()}, options.rounds)
-
-
-def cold_notes(rates: dict[str, list[float]]) -> list[str]:
-    """Return lines of what `cold_rates` found."""
-    shares = {name: ratio(each, rates[_FRONT_TO_BACK]) for name, each in rates.items()}
-    medians = {name: f"{statistics.median(each):,.0f} MB/s" for name, each in rates.items()}
-    return [f"cold, {name}: {median}, {shares[name]:.2f} of {_FRONT_TO_BACK}" for name, median in medians.items()]
-
-
-def read_files(dataset: CachedDataset) -> int:
-    """Read the clean shards with plain reads; return the bytes."""
-    buffer, total = bytearray(_READ_BYTES), 0
-    for entry in dataset.manifest.shards:
-        if entry.variant == 0:
-            with (dataset.directory / entry.name).open("rb", buffering=0) as file:
-                while count := file.readinto(buffer):
-                    total += count
-    return total
-
-
-def read_batches(dataset: CachedDataset, batch: int, shuffle: Any) -> int:
-    """Read an epoch of the clean variant; return the bytes."""
-    loader = CachedLoader(CachedDataset(dataset.directory), batch, shuffle=shuffle, window=1024)
-    return sum(len(batch) for batch, _ in loader) * dataset.manifest.layout.nbytes
 
 
 def _parse() -> argparse.Namespace:

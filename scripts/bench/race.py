@@ -36,9 +36,7 @@ def _contender(name: str, peer: str, *packages: str) -> Contender:
 _TPUCACHE: Final = Environment("race-tpucache", (("timm", VISION),), constraints=TORCH, inherits=True)
 CONTENDERS: Final = (
     Contender("tpucache", "tpucache", "race", environment=_TPUCACHE),
-    _contender("plain loop", "torchvision", "pillow"),
     _contender("fastai", "fastai", "fastai"),
-    _contender("timm's script", "timm"),
     _contender("Lightning", "lightning", "lightning"),
 )
 

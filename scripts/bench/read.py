@@ -38,8 +38,8 @@ from scripts.bench.rounds import (
     spread_cell,
 )
 from scripts.bench.table import add_race_options, parse_options, peer_notes, show
-from scripts.bench.worker import Setting, Worker
-from scripts.commands import ROOT, CommandError, say
+from scripts.bench.worker import Worker
+from scripts.commands import ROOT, say
 from scripts.environments import Environment
 
 BATCH: Final = 256
@@ -61,39 +61,30 @@ FFCV: Final = Environment(
     debian=("g++", "pkg-config", "libopencv-dev", "libturbojpeg0-dev"),
     pkg_config=("opencv4", "libturbojpeg"),
 )
-_GRAIN: Final = Environment("grain", ((_NUMPY, "grain==0.2.18", "array-record==0.8.6"),))
 _LITDATA: Final = Environment("litdata", ((_TORCH, _NUMPY, "litdata==0.2.76"),))
 _MOSAICML: Final = Environment("mds", ((_TORCH, "numpy==2.1.3", "mosaicml-streaming==0.13.0"),))
 _WEBDATASET: Final = Environment("webdataset", ((_TORCH, _NUMPY, "webdataset==1.0.2"),))
 _FOLDER: Final = Environment("torch", ((_TORCH, _NUMPY, _PILLOW),))
-_WORKERS: Final = ({"workers": 0}, {"workers": 2})
 
 
 def _ours(name: str, **setting: Any) -> Contender:
-    return Contender(f"tpucache {name}", "tpucache", "read", (setting,))
+    return Contender(f"tpucache {name}", "tpucache", "read", setting)
 
 
 def _ffcv(kind: str, threads: int) -> Contender:
-    orders = ({"kind": kind, "threads": threads, "order": order} for order in ("RANDOM", "QUASI_RANDOM"))
-    return Contender(f"ffcv {kind} {threads}", "ffcv", "read", tuple(orders), FFCV)
-
-
-def _grain(threads: int) -> Contender:
-    places = ({"threads": threads, "batch": place} for place in ("in the threads", "after the threads"))
-    return Contender(f"grain {threads}", "grain", "read", tuple(places), _GRAIN)
+    return Contender(f"ffcv {kind} {threads}", "ffcv", "read", {"kind": kind, "threads": threads}, FFCV)
 
 
 CONTENDERS: Final = (
-    *(Contender(f"{LIMIT} {n}", "limits", "read", ({"threads": n},)) for n in (1, 2)),
+    *(Contender(f"{LIMIT} {n}", "limits", "read", {"threads": n}) for n in (1, 2)),
     *(_ours(f"in memory {n}", kind="raw", threads=n, memory=True) for n in (1, 2)),
     *(_ours(f"{kind} {n}", kind=kind, threads=n) for kind in ("raw", "jpeg") for n in (1, 2)),
     *(_ours(f"{kind} {n}", kind=kind, threads=n, finish="device") for kind in PACKED for n in (1, 2)),
     *(_ffcv(kind, n) for kind in ("raw", "jpeg") for n in (1, 2)),
-    _grain(2),
-    Contender("litdata", "litdata", "read", _WORKERS, _LITDATA),
-    Contender("mds", "mosaicml", "read", _WORKERS, _MOSAICML),
-    Contender("webdataset", "webdataset", "read", _WORKERS, _WEBDATASET),
-    Contender("jpeg folder", "torchvision", "read", ({"workers": 2},), _FOLDER),
+    Contender("litdata", "litdata", "read", {"workers": 2}, _LITDATA),
+    Contender("mds", "mosaicml", "read", {"workers": 2}, _MOSAICML),
+    Contender("webdataset", "webdataset", "read", {"workers": 2}, _WEBDATASET),
+    Contender("jpeg folder", "torchvision", "read", {"workers": 2}, _FOLDER),
 )
 
 
@@ -133,30 +124,25 @@ class Field:
     def __init__(self, track: Track, data: Path, seconds: float, left_out: LeftOut) -> None:
         self._track, self._data, self._seconds, self._left_out = track, data, seconds, left_out
         self._workers: dict[str, Worker] = {}
-        self._trials: dict[str, list[dict[str, Any]]] = {}
         #: The files that hold the images that a contender reads, where its format is one of those that are known.
         self.files: dict[str, list[Path]] = {}
         self._psnr: dict[str, float | None] = {}
 
     def enter(self, contender: Contender, stack: contextlib.ExitStack) -> None:
-        """Start the process of a contender, with the fastest of its settings, and let it warm up."""
+        """Start the process of a contender, and let it warm up."""
         say(f"{contender.name}: warming up")
         with leaving_out(contender.name, self._left_out):
             self._write(contender)
-            trials = [self._try(contender, setting) for setting in contender.settings]
-            trials.sort(key=lambda trial: -trial.get("images_per_second", -1))
-            if "reason" in trials[0]:
-                raise CommandError(trials[0]["reason"])
-            worker = stack.enter_context(contextlib.closing(self._start(contender, trials[0]["setting"])))
+            worker = stack.enter_context(contextlib.closing(self._start(contender)))
             worker.rate(self._seconds / 2)
-            self._workers[contender.name], self._trials[contender.name] = worker, trials
+            self._workers[contender.name] = worker
             self.files[contender.name] = files_of(contender, self._data)
 
     def race(self, rounds: int) -> list[dict[str, Any]]:
         """Let everyone read once a round, and return their rows, the fastest first."""
         turns = {name: functools.partial(self._turn, name) for name in self._workers}
         rates = race(turns, rounds, self._left_out)
-        rows = [summarise(name, self._trials[name], rates) | {"psnr": self._psnr[name]} for name in rates]
+        rows = [summarise(name, rates) | {"psnr": self._psnr[name]} for name in rates]
         return sorted(rows, key=lambda row: -row["images_per_second"])
 
     def _turn(self, name: str) -> float:
@@ -164,22 +150,11 @@ class Field:
         read_whole(self.files[name])
         return self._workers[name].rate(self._seconds)
 
-    def _try(self, contender: Contender, setting: Setting) -> dict[str, Any]:
-        """Return the rate of a setting, or the reason why it has none; one that is alone needs no trial."""
-        if len(contender.settings) == 1:
-            return {"setting": setting}
-        try:
-            with contextlib.closing(self._start(contender, setting)) as worker:
-                worker.rate(self._seconds / 2)
-                return {"setting": setting, "images_per_second": worker.rate(self._seconds)}
-        except CommandError as error:
-            return {"setting": setting, "reason": str(error)}
-
-    def _start(self, contender: Contender, setting: Setting) -> Worker:
-        """Start the process that reads with a setting. Raises CommandError when its first batch is not right."""
+    def _start(self, contender: Contender) -> Worker:
+        """Start the process that reads. Raises CommandError when its first batch is not right."""
         folder = self._data / "peer" / contender.peer
         read_whole([folder])
-        worker = self._track.start(contender, {**setting, "data": str(self._data), "folder": str(folder)})
+        worker = self._track.start(contender, {**contender.setting, "data": str(self._data), "folder": str(folder)})
         try:
             self._psnr[contender.name] = worker.ask("check")["psnr"]
         except BaseException:
@@ -207,38 +182,31 @@ class Field:
 
 def files_of(contender: Contender, data: Path) -> list[Path]:
     """Return the files of a contender's images, none where its format is not one of these."""
-    kind = contender.settings[0].get("kind")
+    kind = contender.setting.get("kind")
     folder = data / f"cache-{kind}" if contender.is_ours else data / "peer" / contender.peer
     patterns = {"tpucache": "*.lmdb", "ffcv": f"{kind}.beton"}
     return list(folder.glob(patterns[contender.peer])) if contender.peer in patterns else []
 
 
-def summarise(name: str, trials: list[dict[str, Any]], rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Return a contender's row."""
-    setting = trials[0]["setting"]
-    threads = max(1, setting.get("threads") or setting.get("workers", 2))  # one without either takes both
+def summarise(name: str, rates: dict[str, list[float]]) -> dict[str, Any]:
+    """Return a contender's row; the name of one ends with the number of its threads, and others have two workers."""
     figures = spread(rates[name])
     return {
         "name": name,
-        "setting": setting,
         "images_per_second": figures["median"],
         **figures,
-        "rates": rates[name],
-        "of_gather": ratio(rates[name], rates.get(f"{LIMIT} {threads}")),
+        "of_gather": ratio(rates[name], rates.get(f"{LIMIT} {1 if name.endswith(' 1') else 2}")),
         "times_slower": ratio(rates.get(REFERENCE), rates[name]),
-        "trials": trials,
     }
 
 
 def to_rows(readers: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the rows of the table, its heading first."""
-    rows = [["reader", "images/s", "min - max", "of the gather", "times slower", "kB an image", "PSNR, dB", "setting"]]
+    rows = [["reader", "images/s", "min - max", "of the gather", "times slower", "kB an image", "PSNR, dB"]]
     for row in readers:
-        shown = {name: value for name, value in row["setting"].items() if name not in ("kind", "memory")}
         figures = (row["of_gather"], ".2f"), (row["times_slower"], ".1f"), (row["bytes_per_image"] / 1000, ".1f")
         cells = [f"{value:{digits}}" if value else "" for value, digits in (*figures, (row["psnr"], ".1f"))]
-        setting = ", ".join(f"{name} {value}" for name, value in shown.items())
-        rows.append([row["name"], f"{row['images_per_second']:,.0f}", spread_cell(row), *cells, setting])
+        rows.append([row["name"], f"{row['images_per_second']:,.0f}", spread_cell(row), *cells])
     return rows
 
 

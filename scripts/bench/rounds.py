@@ -11,7 +11,7 @@ import contextlib
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,7 +30,7 @@ OWN_PACKAGES: Final = ("tpucache", "torch", "numpy", "simplejpeg", "cykooz-resiz
 
 @dataclass(frozen=True)
 class Contender:
-    """A row of a table: a module of `scripts.bench.peers`, its role, and its settings, of which the fastest is taken.
+    """A row of a table: a module of `scripts.bench.peers`, its role, and its setting.
 
     Without an environment it runs in the one that this process runs in.
     """
@@ -38,7 +38,7 @@ class Contender:
     name: str
     peer: str
     role: str
-    settings: tuple[Setting, ...] = ({},)
+    setting: Setting = field(default_factory=dict)
     environment: Environment | None = None
 
     @property

@@ -1,9 +1,8 @@
 """How fast a data set is read from a URL, compared with LitData, MosaicML Streaming and WebDataset.
 
 A server on this machine sends no faster than a link of a given bandwidth, and answers after its latency. In each round
-everyone reads in a new process with an empty folder: an epoch, a second epoch, and, again from nothing, an epoch for a
-device that takes five sixths of what the link brings. The peers get the records of our dct-zstd cache as plain bytes
-and decode nothing. `the link` asks for parts of a file and throws them away; `local` caches are read from a folder.
+everyone reads two epochs in a new process with an empty folder. The peers get the records of our dct-zstd cache as
+plain bytes and decode nothing. `the link` asks for parts of a file and throws them away.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from tpucache.store.cache import Cache
 
 LINKS: Final = ((150, 20), (1000, 5))  # MB/s and milliseconds an answer
 LINK: Final = "the link"
-_SPARE: Final = 1.2  # of the link's rate over that of the device
 _RECORDS: Final = "dct-zstd"  # whose records the peers get
 _FORMATS: Final = (".jpg", ".jpeg", ".png")
 # Torch is the one of this process, in which nothing computes here: each release is large.
@@ -50,22 +48,20 @@ class Entry(Contender):
 
     role: str = "stream"
     place: str
-    is_local: bool = False
 
 
 def _peer(peer: str, *packages: str) -> Entry:
     environment = Environment(f"stream-{peer}", (packages,), constraints=_PINS, inherits=True)
-    return Entry(name=peer, peer=peer, settings=({"workers": 2},), environment=environment, place=peer)
+    return Entry(name=peer, peer=peer, setting={"workers": 2}, environment=environment, place=peer)
 
 
-def _ours(kind: str, is_local: bool) -> Entry:
-    name = f"{'local' if is_local else 'tpucache'} {kind}"
-    return Entry(name=name, peer="tpucache", settings=({"threads": 2},), place=f"cache-{kind}", is_local=is_local)
+def _ours(kind: str) -> Entry:
+    return Entry(name=f"tpucache {kind}", peer="tpucache", setting={"threads": 2}, place=f"cache-{kind}")
 
 
 CONTENDERS: Final = (
     Entry(name=LINK, peer="limits", place="records.bin"),
-    *(_ours(kind, is_local) for kind in ("raw", "dct-lz4", "dct-zstd") for is_local in (False, True)),
+    *map(_ours, ("raw", "dct-lz4", "dct-zstd")),
     _peer("litdata", "litdata==0.2.76", "boto3"),
     _peer("mosaicml", "mosaicml-streaming==0.13.0"),
     _peer("webdataset", "webdataset==1.0.2"),
@@ -142,11 +138,11 @@ def _race_on_a_link(
 ) -> list[dict[str, Any]]:
     """Return a row for each contender."""
     with _serving(data, *link) as url:
-        turns = {entry.name: _Turn(track, data, entry, url, link[0]) for entry in entries}
+        turns = {entry.name: _Turn(track, data, entry, url) for entry in entries}
         results = race(turns, rounds, left_out)
     if not results.get(LINK):
         raise CommandError("the link itself was not measured: see the log")
-    return [_summarise(each.name, results) for each in entries if not each.is_local and results.get(each.name)]
+    return [_summarise(each.name, results) for each in entries if results.get(each.name)]
 
 
 @contextlib.contextmanager
@@ -163,11 +159,11 @@ def _serving(folder: Path, rate: float, latency: float) -> Iterator[str]:
 class _Turn:
     """What a contender does in a round."""
 
-    def __init__(self, track: Track, data: Path, entry: Entry, url: str, rate: float) -> None:
+    def __init__(self, track: Track, data: Path, entry: Entry, url: str) -> None:
         self._track, self._data, self._entry, self._url = track, data, entry, url
         starts = np.load(data / "starts.npy")
         self._samples, self._needed = len(starts) - 1, int(starts[-1])  # bytes of an epoch
-        self._setting = dict(entry.settings[0])
+        self._setting = dict(entry.setting)
         if entry.name == LINK:
             self._setting["bytes"] = self._needed
         elif entry.peer == "tpucache":
@@ -176,33 +172,25 @@ class _Turn:
             self._needed = int(cache.index.read_all()["length"].astype(np.int64).sum())
         elif (shards := data / entry.place / "shards").exists():
             self._setting["shards"] = int(shards.read_text())
-        self._device = rate * 1e6 / _SPARE / self._needed * self._samples
 
     def __call__(self) -> dict[str, Any]:
         with self._opened() as ask:
-            first = ask("epoch")
-            second = ask("epoch") if self._entry.name != LINK else first
-        if self._entry.name == LINK or self._entry.is_local:
-            return {"first": first, "second": second, "paced": first}
-        with self._opened() as ask:
-            return {"first": first, "second": second, "paced": ask(f"paced {self._device}")}
+            return {"first": ask(), "second": {} if self._entry.name == LINK else ask()}
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Callable[[str], dict[str, Any]]]:
+    def _opened(self) -> Iterator[Callable[[], dict[str, Any]]]:
         kept, source = self._data / "kept", self._data / self._entry.place
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir()
         os.sync()
         read_whole([source])
-        place = str(source) if self._entry.is_local else f"{self._url}/{self._entry.place}"
-        setting = {**self._setting, "url": place, "folder": str(kept)}
+        setting = {**self._setting, "url": f"{self._url}/{self._entry.place}", "folder": str(kept)}
         with contextlib.closing(self._track.start(self._entry, setting)) as worker:
             worker.ask("memory")
 
-            def ask(command: str) -> dict[str, Any]:
+            def ask() -> dict[str, Any]:
                 before = _sent(self._url)
-                words, _, argument = command.partition(" ")
-                answer = worker.ask(words, argument, patience=_PATIENCE)
+                answer = worker.ask("epoch", patience=_PATIENCE)
                 read, seconds = _sent(self._url) - before, answer["seconds"]
                 images = self._samples if self._entry.name == LINK else answer["images"]
                 rates = {"rate": read / seconds / 1e6, "images_per_second": images / seconds}
@@ -218,42 +206,29 @@ def _sent(url: str) -> int:
 
 
 def _summarise(name: str, results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return the medians of a contender's rounds; shares are those within a round."""
+    """Return the medians of a contender's rounds; the share of the link is that within a round."""
     turns = results[name]
-
-    def figures(reader: str, epoch: str, figure: str) -> list[float]:
-        return [turn[epoch][figure] for turn in results.get(reader, ())]
-
     row: dict[str, Any] = {"name": name}
     for epoch, found in turns[0].items():
-        row[epoch] = {figure: statistics.median(figures(name, epoch, figure)) for figure in found}
-    row["share"] = ratio(figures(name, "first", "rate"), figures(LINK, "first", "rate"))
-    local = figures(name.replace("tpucache", "local"), "second", "images_per_second")
-    row["of_local"] = ratio(figures(name, "second", "images_per_second"), local) if "tpucache" in name else None
-    row["waited"] = statistics.median(turn["paced"]["waited_seconds"] / turn["paced"]["seconds"] for turn in turns)
+        row[epoch] = {figure: statistics.median(turn[epoch][figure] for turn in turns) for figure in found}
+    row["share"] = ratio(*([turn["first"]["rate"] for turn in each] for each in (turns, results[LINK])))
     return row
 
 
 def to_rows(rows: Sequence[dict[str, Any]]) -> Rows:
     """Return the rows of a link's table, its heading first."""
-    heading = [
-        "reader",
-        "first batch, s",
-        "after the loader was made",
-        "share of the link",
-        "read for each byte needed",
-    ]
-    table = [[*heading, "images/s", "2nd epoch, images/s", "of a local cache", "read in the 2nd", "waited"]]
+    heading = ["reader", "first batch, s", "MB/s", "share of the link", "read for each byte needed", "images/s"]
+    table = [[*heading, "2nd epoch, images/s", "read in the 2nd"]]
     for row in rows:
         first, second = row["first"], row["second"]
-        if row["name"] == LINK:
-            table.append([LINK, "", "", f"{first['rate']:,.0f} MB/s", *[""] * 6])
-            continue
-        delays = first["first_seconds"], first["first_seconds"] - first["loader_seconds"], row["share"], first["needed"]
-        rates = (f"{epoch['images_per_second']:,.0f}" for epoch in (first, second))
-        local = f"{row['of_local']:.2f}" if row["of_local"] else ""
-        rest = [local, f"{second['needed']:.2f}", f"{row['waited']:.1%}"]
-        table.append([row["name"], *(f"{each:.2f}" for each in delays), *rates, *rest])
+        cells = (
+            f"{first['first_seconds']:.2f}",
+            f"{first['rate']:,.0f}",
+            f"{row['share']:.2f}",
+            f"{first['needed']:.2f}",
+        )
+        rates = f"{first['images_per_second']:,.0f}", f"{second.get('images_per_second', 0):,.0f}"
+        table.append([row["name"], *cells, *rates, f"{second.get('needed', 0):.2f}"])
     return table
 
 

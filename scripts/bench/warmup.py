@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -32,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from PIL import Image
 
 from scripts.bench.photos import link_photographs
@@ -41,7 +39,6 @@ from scripts.bench.rounds import Contender, LeftOut, Track, leaving_out, race, r
 from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
 from scripts.bench.worker import Worker
 from scripts.commands import say
-from tpucache import CachedDataset, Recipe, build_cache
 
 _FIRST_TURN: Final = 32  # photographs, to see how many a longer one takes
 _CLOSE: Final = 0.5  # a turn of this share of the wanted time is enough to estimate how many photographs fill it
@@ -60,14 +57,14 @@ def contest(jobs: int) -> list[Contender]:
     """Return who takes part."""
 
     def bare(name: str, role: str, processes: int = jobs) -> Contender:
-        return Contender(name, "bare", role, ({"jobs": processes, "variants": 0},))
+        return Contender(name, "bare", role, {"jobs": processes, "variants": 0})
 
     def ours(name: str, processes: int, variants: int = 0) -> Contender:
-        return Contender(f"tpucache, {name}", "tpucache", "warmup", ({"jobs": processes, "variants": variants},))
+        return Contender(f"tpucache, {name}", "tpucache", "warmup", {"jobs": processes, "variants": variants})
 
     return [
         bare("seed", "seed", 1),
-        Contender("FFCV's writer", "ffcv", "warmup", ({"jobs": jobs, "variants": 0},), FFCV),
+        Contender("FFCV's writer", "ffcv", "warmup", {"jobs": jobs, "variants": 0}, FFCV),
         bare("Pillow alone", "pillow"),
         bare("presize alone", "presize"),
         ours("1 job", 1),
@@ -115,7 +112,7 @@ class Field:
 
     def _start(self, contender: Contender) -> Worker:
         folder = self._work / "written" / contender.name.translate({ord(mark): "-" for mark in " ,'"})
-        setting = {**contender.settings[0], "folder": str(folder), "size": self._options.size}
+        setting = {**contender.setting, "folder": str(folder), "size": self._options.size}
         return self._track.start(contender, setting, "warmup", contender.name)
 
 
@@ -134,7 +131,6 @@ def measure(source: Path, contenders: Sequence[Contender], track: Track, options
                 field.enter(contender, stack)
                 ready.append(contender)
         turns = race({each.name: functools.partial(field.turn, each) for each in ready}, options.rounds, left_out)
-        psnr = fidelity(link_photographs(files, min(len(files), 64), work / "compared"), work, options)
     return {
         "source": source.name,
         "images": len(files),
@@ -145,7 +141,6 @@ def measure(source: Path, contenders: Sequence[Contender], track: Track, options
             for each in ready
             if each.name in turns
         ],
-        "psnr": psnr,
     }
 
 
@@ -158,23 +153,10 @@ def summarise(contender: Contender, turns: Sequence[Turn], ours: Sequence[Turn] 
         "images_per_second": whole["median"],
         **whole,
         "steady": statistics.median(turn.steady for turn in turns),
-        "records_per_second": whole["median"] * (1 + contender.settings[0]["variants"]),
+        "records_per_second": whole["median"] * (1 + contender.setting["variants"]),
         "times_slower": ratio(pairs[0][0], pairs[1][0]),
         "steadily_slower": ratio(pairs[0][1], pairs[1][1]),
     }
-
-
-def fidelity(photographs: Path, work: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Return how far records are from those of whole decodes, in dB."""
-    caches = []
-    for exact in (False, True):
-        cache = work / f"cache-{exact}"
-        build_cache(photographs, cache, Recipe(size=options.size, exact=exact), jobs=options.jobs)
-        caches.append(CachedDataset(cache))
-    figures = [_psnr(*(cache[at][0].numpy() for cache in caches)) for at in range(len(caches[0]))]
-    for dataset in caches:
-        shutil.rmtree(dataset.directory)
-    return {"min": min(figures), "median": statistics.median(figures)}
 
 
 def to_rows(figures: dict[str, Any], jobs: int) -> Rows:
@@ -197,10 +179,10 @@ def main() -> None:
     sources = [measure(source, ready, track, options) for source in options.sources]
     tables, notes = [], [f"to {options.size}x{options.size} pixels; median of {options.rounds} rounds."]
     for figures in sources:
-        name, psnr = figures["source"], figures["psnr"]
-        title = f"{name}: {figures['images']:,} images of {figures['megapixels']:.1f} megapixels on average:"
+        title = (
+            f"{figures['source']}: {figures['images']:,} images of {figures['megapixels']:.1f} megapixels on average:"
+        )
         tables.append((title, to_rows(figures, options.jobs)))
-        notes.append(f"{name}, PSNR against whole decodes: median {psnr['median']:.1f} dB, min {psnr['min']:.1f} dB.")
         left_out += figures["left_out"]
     notes += peer_notes(track.versions, left_out)
     show(options, {"sources": sources, "versions": track.versions}, tables, notes)
@@ -224,8 +206,3 @@ def _short(rate: float) -> str:
 def _pixels(file: Path) -> int:
     with Image.open(file) as image:
         return int(image.width * image.height)
-
-
-def _psnr(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
-    error = float(np.mean((one.astype(np.float64) - other) ** 2))
-    return 10 * float(np.log10(255**2 / error)) if error else float("inf")

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,9 +41,8 @@ _SIDE: Final = 32
 _SEEDS: Final = (0, 1)
 _WITHIN: Final = 0.03
 _SHARE: Final = 0.1  # of the best rmse
-_DEFAULT: Final = (1.0, 1.0)
 #: The grid, the default first: what the batch and the rate of the default are multiplied by.
-_GRID: Final = (_DEFAULT, (1.0, 3.0), (1.0, 0.3), (2.0, 1.0), (0.5, 1.0))
+_GRID: Final = ((1.0, 1.0), (1.0, 3.0), (1.0, 0.3), (2.0, 1.0), (0.5, 1.0))
 
 _Item = dict[str, Any]
 
@@ -138,38 +136,14 @@ TASKS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """One run: the task, the model, the seed, and what the default batch and rate are multiplied by."""
 
     task: str
     model: str
     seed: int
-    batch: float
-    rate: float
-
-    @property
-    def default(self) -> Trial:
-        """The run with the defaults, whose batch and rate this one multiplies."""
-        return replace(self, batch=_DEFAULT[0], rate=_DEFAULT[1])
-
-    @property
-    def is_default(self) -> bool:
-        """Whether this is the run with the defaults."""
-        return self == self.default
-
-
-def to_trial(values: dict[str, Any]) -> Trial:
-    """Return the trial of a line."""
-    return Trial(*(values[field.name] for field in fields(Trial)))
-
-
-def trials() -> Iterator[Trial]:
-    """Yield all runs, those with the defaults first."""
-    for batch, rate in _GRID:
-        for task, about in TASKS.items():
-            for model, seed in itertools.product(about.models, _SEEDS):
-                yield Trial(task, model, seed, batch, rate)
+    batch: float = 1.0
+    rate: float = 1.0
 
 
 def open_task(folder: Path, name: str) -> tuple[CachedDataset, CachedDataset]:
@@ -182,11 +156,12 @@ def open_task(folder: Path, name: str) -> tuple[CachedDataset, CachedDataset]:
     return data.select(np.arange(about.train)), data.select(np.arange(about.train, len(data)))
 
 
-def run(trial: Trial, caches: Path, device: str, base: TrainSettings | None) -> dict[str, Any]:
+def run(caches: Path, device: str, trial: Trial, defaults: dict[str, Any] | None) -> dict[str, Any]:
     """Train, and return what the run has decided and the metric of its last epoch, NaN where it diverged.
 
-    `base` has what a run with the defaults decides, whose batch and rate are multiplied; None: by the defaults.
+    `defaults` has what a run with the defaults decided, whose batch and rate are multiplied; None: by the defaults.
     """
+    base = settings_from(defaults) if defaults else None
     plain = TrainSettings(model=trial.model, mask_classes=TASKS[trial.task].mask_classes)
     settings = replace(base or plain, seed=trial.seed)
     if base is not None:
@@ -195,7 +170,7 @@ def run(trial: Trial, caches: Path, device: str, base: TrainSettings | None) -> 
         settings = replace(settings, batch_size=batch, lr=(base.lr or 0.0) * trial.rate)
     with tempfile.TemporaryDirectory() as work:
         folder, data = Path(work, "run"), open_task(caches, trial.task)
-        options = RunOptions(replay=False, on_epoch=_silent)
+        options = RunOptions(replay=False, on_epoch=lambda _line: None)
         value = math.nan
         try:
             result = train(trial.model, *data, settings, run=folder, device=device, options=options)
@@ -203,20 +178,7 @@ def run(trial: Trial, caches: Path, device: str, base: TrainSettings | None) -> 
         except TrainingError as error:
             say(f"{trial.task}, {trial.model}: {error}")
         decided = json.loads((folder / INFO_NAME).read_text())["settings"]  # written before the first step
-    return {**asdict(trial), "value": value, "settings": decided}
-
-
-def _silent(_line: str) -> None:
-    """Show no epoch."""
-
-
-def read_runs(path: Path) -> dict[Trial, dict[str, Any]]:
-    """Return the runs that have ended, from their lines."""
-    found = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        values = json.loads(line)
-        found[to_trial(values)] = values
-    return found
+    return {"trial": trial, "value": value, "settings": decided}
 
 
 def table(runs: dict[Trial, dict[str, Any]]) -> tuple[list[list[str]], bool]:
@@ -229,18 +191,18 @@ def table(runs: dict[Trial, dict[str, Any]]) -> tuple[list[list[str]], bool]:
             for trial, values in of_model.items():
                 points.setdefault((trial.batch, trial.rate), []).append(values["value"])
             means = {point: statistics.fmean(each) for point, each in points.items() if len(each) == len(_SEEDS)}
-            if _DEFAULT not in means:
+            if _GRID[0] not in means:
                 continue
             sign = -1 if about.is_error else 1
-            default = means[_DEFAULT]
+            default = means[_GRID[0]]
             where = max(means, key=lambda point: -math.inf if math.isnan(means[point]) else sign * means[point])
             allowed = _SHARE * means[where] if about.is_error else _WITHIN
             good = math.isfinite(default) and abs(means[where] - default) <= allowed
             is_whole = len(means) == len(_GRID)
             all_good &= good or not is_whole
             verdict = ("yes" if good else "NO") if is_whole else "grid unfinished"
-            made = settings_from(of_model[Trial(task, model, _SEEDS[0], *_DEFAULT)]["settings"])
-            place = "default" if where == _DEFAULT else f"{where[0]:g} x batch, {where[1]:g} x rate"
+            made = settings_from(of_model[Trial(task, model, _SEEDS[0])]["settings"])
+            place = "default" if where == _GRID[0] else f"{where[0]:g} x batch, {where[1]:g} x rate"
             optimizer = f"{made.optimizer} {made.peak_lr:.2g}"
             figures = [f"{default:.3f}", f"{means[where]:.3f} of {len(means)}", place, verdict]
             rows.append([task, f"`{model}`", str(made.batch), optimizer, *figures])
@@ -250,33 +212,26 @@ def table(runs: dict[Trial, dict[str, Any]]) -> tuple[list[list[str]], bool]:
 def run_all(folder: Path, tasks: list[str], device: str, jobs: int) -> dict[Trial, dict[str, Any]]:
     """Run what is missing in processes of one thread each, add its lines, and return all runs.
 
-    The grid of a task, a model and a seed is started when the run with the defaults, which it multiplies, has ended.
+    The grid comes after the runs with the defaults, which it multiplies.
     """
     path = folder / "runs.jsonl"
-    done = read_runs(path)
-    missing = [trial for trial in trials() if trial not in done and trial.task in tasks]
-    for task in {trial.task for trial in missing}:
+    lines = path.read_text().splitlines() if path.exists() else ()
+    done = {Trial(*values["trial"]): values for values in map(json.loads, lines)}
+    defaults = [Trial(task, model, seed) for task in tasks for model in TASKS[task].models for seed in _SEEDS]
+    grid = [trial._replace(batch=batch, rate=rate) for batch, rate in _GRID[1:] for trial in defaults]
+    for task in tasks:
         open_task(folder, task)  # builds its cache before processes read it
     start = functools.partial(torch.set_num_threads, 1)
-    with ProcessPoolExecutor(jobs, get_context("spawn"), start) as pool, path.open("a", buffering=1) as lines:
-
-        def submit(trial: Trial) -> Future[dict[str, Any]]:
-            base = None if trial.is_default else settings_from(done[trial.default]["settings"])
-            return pool.submit(run, trial, folder, device, base)
-
-        running = {submit(trial) for trial in missing if trial.is_default or trial.default in done}
-        later = {trial for trial in missing if not trial.is_default and trial.default not in done}
-        while running:
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for values in (future.result() for future in ended):
-                trial = to_trial(values)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), start) as pool, path.open("a", buffering=1) as file:
+        for trials in (defaults, grid):
+            missing = [trial for trial in trials if trial not in done]
+            bases = [done.get(trial._replace(batch=1.0, rate=1.0), {}).get("settings") for trial in missing]
+            for trial, values in zip(
+                missing, pool.map(functools.partial(run, folder, device), missing, bases), strict=True
+            ):
                 done[trial] = values
-                lines.write(json.dumps(values) + "\n")
-                name = f"{trial.task}, {trial.model}, seed {trial.seed}, {trial.batch:g} x batch, {trial.rate:g} x rate"
-                say(f"{name}: {values['value']:.3f}")
-                ready = {waiting for waiting in later if waiting.default == trial}
-                running |= {submit(waiting) for waiting in ready}
-                later -= ready
+                file.write(json.dumps(values) + "\n")
+                say(f"{', '.join(map(str, trial))}: {values['value']:.3f}")
     return done
 
 

@@ -2,8 +2,7 @@
 
 The environments have numpy alone; numpy and torch; numpy and JAX; and everything. Their libraries are links to those
 installed here, so that nothing is downloaded but the build's own tools. With --from-index each is installed anew as its
-user would, libraries included, which takes minutes and gigabytes. nrtk, which is --from-index alone, compares the
-variants of each preset by nrtk-albumentations. What README installs is the subject of `page_blocks`.
+user would, libraries included, which takes minutes and gigabytes. What README installs is the subject of `page_blocks`.
 
     python -m scripts.checks install
     python -m scripts.checks install numpy all
@@ -13,7 +12,6 @@ variants of each preset by nrtk-albumentations. What README installs is the subj
 from __future__ import annotations
 
 import argparse
-import filecmp
 import os
 import subprocess
 import sys
@@ -25,7 +23,6 @@ from typing import Final, NamedTuple
 from scripts.checks.offline import make_cache
 from scripts.commands import CommandError
 from scripts.environments import Environment, Environments
-from tpucache.warmup.records.augment import PRESETS
 
 READ: Final = """
 import importlib.util, sys
@@ -72,7 +69,6 @@ KINDS: Final = {
     "torch": Kind(("numpy", "torch"), ("numpy", "torch"), ("jax", "torch_xla", *WARMUP)),
     "jax": Kind(("numpy", "jax"), ("numpy", "jax"), ("torch", *WARMUP)),
     "all": Kind((), ("{wheel}[augment,xla,train,fast,zstd,lz4,jax,remote,report]",), ()),
-    "nrtk": Kind((), ("{wheel}[fast]", "nrtk-albumentations", "opencv-python-headless"), ()),
 }
 
 
@@ -93,25 +89,10 @@ def try_in(name: str, python: Path, cache: Path, place: Path) -> None:
     if name == "torch":
         run(*command, "train", cache, "--run", place / "run", *TRAIN)
         run(*command, "predict", place / "run", cache, "-o", place / "predictions.csv", "--backend", "torch")
-    if name == "nrtk":
-        compare_presets(command, place)
     if name == "all":
         run(*command, "warmup", place / "photos", place / "again", "--size", "32", "--jobs", "1")
         run(*command, "publish", place / "again", *PUBLISH, "--out", place / "published")
     print(f"install: {name}: as it should be", flush=True)
-
-
-def compare_presets(command: Sequence[str | Path], place: Path) -> None:
-    """Build variants by each preset there and here, with albumentations itself. Raises CommandError for other bytes."""
-    here = [sys.executable, "-m", "tpucache"]
-    for name in PRESETS:
-        for words, cache in ((command, place / "there" / name), (here, place / "here" / name)):
-            options = ["--size", "48", "--variants", "2", "--augment", name, "--jobs", "1"]
-            subprocess.run([*words, "warmup", place / "photos", cache, *options], check=True, timeout=600)
-        shards = [path.name for path in (place / "here" / name).glob("*.lmdb")]
-        same, *others = filecmp.cmpfiles(place / "here" / name, place / "there" / name, shards, shallow=False)
-        if len(same) < len(shards) or not shards:
-            raise CommandError(f"the preset {name} makes other bytes by nrtk-albumentations: {others}")
 
 
 def check(place: Path, kinds: Sequence[str], *, from_index: bool) -> None:
@@ -151,8 +132,7 @@ def main() -> None:
     )
     parser.add_argument("--from-index", action="store_true", help="install the libraries, too, as a user would")
     options = parser.parse_args()
-    # Two libraries of one module are in no environment: the fork comes from the index.
-    kinds = options.kinds or [name for name in KINDS if options.from_index or name != "nrtk"]
+    kinds = options.kinds or [*KINDS]
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"there is no environment {', '.join(sorted(unknown))}: it is one of {', '.join(KINDS)}")
     with tempfile.TemporaryDirectory() as name:

@@ -157,7 +157,17 @@ def check(place: Path, cache: Path) -> None:
         "TPUCACHE_PATH": str(place / "input"),
     }
 
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", place / "wheels", ROOT]
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        place / "wheels",
+        ROOT,
+    ]
     subprocess.run(pip, check=True)
     (wheel,) = (place / "wheels").glob("tpucache-*.whl")
 

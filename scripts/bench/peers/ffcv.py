@@ -55,10 +55,8 @@ def write(data: Path, folder: Path) -> None:
     _write(folder / "jpeg.beton", samples, 2, write_mode="jpg", max_resolution=SIZE, jpeg_quality=90)
 
 
-def batches(data: Path, folder: Path, kind: str, threads: int, order: str) -> Batches:
-    # The quasi-random order takes each sample once.
-    indices = repeated(len(load(data)[1])) if order == "RANDOM" else None
-    options = {"order": OrderOption[order], "drop_last": True, "indices": indices}
+def batches(data: Path, folder: Path, kind: str, threads: int) -> Batches:
+    options = {"order": OrderOption.RANDOM, "drop_last": True, "indices": repeated(len(load(data)[1]))}
     loader = _open(folder / f"{kind}.beton", BATCH, threads, [SimpleRGBImageDecoder()], **options)
     while True:
         yield from loader

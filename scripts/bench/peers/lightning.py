@@ -8,9 +8,10 @@ from typing import Any
 
 import lightning
 import torch
+from torch.utils.data import DataLoader
 
 from scripts.bench.peers.protocol import serve
-from scripts.bench.peers.training import Task, accuracy, folders, learner, network
+from scripts.bench.peers.training import Task, accuracy, learner, network
 
 
 class Classifier(lightning.LightningModule):
@@ -27,14 +28,15 @@ class Classifier(lightning.LightningModule):
 
 
 def learn(task: Task, epochs: int) -> dict[str, Any]:
-    from torchvision import transforms
+    from torchvision import datasets, transforms
 
     whole = transforms.Compose([transforms.Resize(task.size), transforms.CenterCrop(task.size), transforms.ToTensor()])
-    loader, valid = folders(task, 64, whole, whole)
+    train_set, valid_set = (datasets.ImageFolder(folder, whole) for folder in (task.train, task.valid))
+    loader: Any = DataLoader(train_set, 64, shuffle=True, num_workers=2)
     module = Classifier(task)
     off: dict[str, Any] = {f"enable_{name}": False for name in ("checkpointing", "progress_bar", "model_summary")}
     lightning.Trainer(max_epochs=epochs, accelerator="cpu", logger=False, **off).fit(module, loader)
-    return {"accuracy": accuracy(module.model, valid), "images": epochs * len(loader.dataset)}
+    return {"accuracy": accuracy(module.model, DataLoader(valid_set, 64)), "images": epochs * len(train_set)}
 
 
 if __name__ == "__main__":

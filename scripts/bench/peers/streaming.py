@@ -1,11 +1,9 @@
 """What the contenders of the streaming benchmark share: epochs from a URL, on the clock. Needs numpy alone.
 
-Four commands. `write` makes the contender's own format out of `records.bin`, for the server to serve. `memory` takes
+Three commands. `write` makes the contender's own format out of `records.bin`, for the server to serve. `memory` takes
 memory and gives it back: a virtual machine gets what it has not used for a while page by page from its host, which
 takes up to twenty times as long as other new memory, whoever happens to come first. `epoch` reads an epoch and answers
-with the samples, the seconds, and those to the first batch; the first epoch's begin before anything is opened, and
-`loader_seconds` are those until the loader was made. `paced RATE` does the same for a device that takes RATE samples
-a second. `waited_seconds` are those in which no batch was there, after the first one.
+with the samples, the seconds, and those to the first batch; the first epoch's begin before anything is opened.
 """
 
 from __future__ import annotations
@@ -55,11 +53,14 @@ def streamer(
             write(Path(data), Path(folder))
             return {"written": folder}
 
+        def epoch(_: str) -> dict[str, Any]:
+            began = time.perf_counter()
+            return _take(opened(), began)
+
         return {
             "write": make,
             "memory": _use_memory,
-            "epoch": lambda _: read(opened, None),
-            "paced": lambda rate: read(opened, float(rate)),
+            "epoch": epoch,
         }
 
     return start
@@ -72,23 +73,10 @@ def _use_memory(_: str) -> dict[str, Any]:
     return {"bytes": _MEMORY_BYTES}
 
 
-def read(opened: Callable[[], Callable[[], Epoch]], rate: float | None) -> dict[str, Any]:
-    """Read an epoch, for a device that takes `rate` samples a second, None: any number of them."""
-    began = asked = time.perf_counter()
-    samples, first, waited = 0, None, 0.0
-    begin = opened()
-    made = time.perf_counter()
+def _take(begin: Callable[[], Epoch], began: float) -> dict[str, Any]:
+    """Read an epoch."""
+    samples, first = 0, None
     for size in begin():
-        now = time.perf_counter()
-        if first is None:
-            first = now - began
-        else:
-            waited += now - asked
+        first = first or time.perf_counter() - began
         samples += size
-        if rate:
-            # The device is busy until then, however late the batch came.
-            time.sleep(max(0.0, now + size / rate - time.perf_counter()))
-        asked = time.perf_counter()
-    seconds = time.perf_counter() - began
-    times = {"seconds": seconds, "loader_seconds": made - began, "first_seconds": first, "waited_seconds": waited}
-    return {"images": samples, **times}
+    return {"images": samples, "seconds": time.perf_counter() - began, "first_seconds": first}

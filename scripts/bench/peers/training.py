@@ -70,15 +70,6 @@ def network(task: Task) -> Any:
     return build_model(task.model, task.classes)
 
 
-def folders(task: Task, batch: int, *transforms: Any) -> list[Any]:
-    """Return torchvision's loaders, as its examples make them, of the two folders, each with its transform."""
-    from torch.utils.data import DataLoader
-    from torchvision import datasets
-
-    sets = [datasets.ImageFolder(path, each) for path, each in zip((task.train, task.valid), transforms, strict=True)]
-    return [DataLoader(each, batch, shuffle=each is sets[0], num_workers=2) for each in sets]
-
-
 def accuracy(model: Any, loader: Any) -> float:
     """Return the share of a loader's images whose class a model finds."""
     import torch

@@ -10,6 +10,7 @@ of a fault makes the same input again: `--only NAME --first NUMBER --inputs 1`.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -48,14 +49,9 @@ def main() -> int:
         return 0
     began, shares = time.monotonic(), sum(target.share for target in targets.values())
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, ThreadPoolExecutor(options.jobs) as threads:
-        results = list(
-            threads.map(
-                lambda target: run_target(
-                    target, options.first, max(1, round(options.inputs * target.share / shares)), Path(folder)
-                ),
-                targets.values(),
-            )
-        )
+        counts = [max(1, round(options.inputs * target.share / shares)) for target in targets.values()]
+        run = functools.partial(run_target, Path(folder), options.first)
+        results = list(threads.map(run, targets.values(), counts))
     print("| target | inputs | refused | read | faults | s | MB |\n|---|---|---|---|---|---|---|")
     for result in results:
         print("| " + " | ".join(str(result[key]) for key in ("name", *KEYS)) + " |")
@@ -86,7 +82,7 @@ def work(target: Target, numbers: range, folder: Path) -> None:
         print(json.dumps({"found": tries.run(number), "peak": peak_bytes()}), flush=True)
 
 
-def run_target(target: Target, first: int, inputs: int, folder: Path) -> dict[str, Any]:
+def run_target(folder: Path, first: int, target: Target, inputs: int) -> dict[str, Any]:
     """Try inputs in processes, a new one after each that ends, and return what became of them."""
     began = time.monotonic()
     found: dict[str, Any] = {"name": target.name, **dict.fromkeys(KEYS, 0), "texts": []}

@@ -20,29 +20,7 @@ from tpucache.publish.transfer import fetch_cache
 from tpucache.store.remote import http, retry, url
 
 _MOST: Final = 32 << 20  # bytes of an answer without an end
-_STATUS: Final = (
-    100,
-    101,
-    200,
-    201,
-    204,
-    206,
-    206,
-    301,
-    302,
-    304,
-    307,
-    308,
-    400,
-    401,
-    404,
-    408,
-    416,
-    429,
-    500,
-    503,
-    999,
-)
+_STATUS: Final = (100, 101, 200, 204, 206, 301, 302, 304, 307, 400, 401, 404, 416, 429, 500, 503, 999)
 _HEADERS: Final = (
     "Content-Encoding: gzip",
     "Content-Encoding: identity",
