@@ -68,7 +68,6 @@ def shown(cache: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MIN_BLOCK_SAMPLES", 5)
-    monkeypatch.setattr(blocks, "MIN_CHUNKS", 4)
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_a_killed_build_counts_nothing_twice(tmp_path: Path, failing_rename: Any
     recipe = Recipe(size=20, max_boxes=5)
     with pytest.raises(UnfinishedError):
         build_cache(Wide(), tmp_path, recipe, jobs=1, time_limit=0)
-    for name, after in (("chunk-*.json", 2), ("shard-*.npz", 1), ("manifest.json", 0)):
+    for name, after in (("shard-*.npz", 1), ("manifest.json", 0)):
         with failing_rename(name, KeyboardInterrupt(), after), pytest.raises(KeyboardInterrupt):
             build_cache(Wide(), tmp_path, recipe, jobs=1)
     assert describe(build_cache(Wide(), tmp_path, recipe, jobs=1))["annotations"] == shown(tmp_path)

@@ -33,7 +33,6 @@ from tpucache.warmup.plan import resolve
 from tpucache.warmup.records import presize as presizing
 from tpucache.warmup.records.augment import augment
 from tpucache.warmup.records.presize import presize, resizer_versions
-from tpucache.warmup.run import scheduler
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.source import Item, Listing
 
@@ -189,7 +188,7 @@ def test_a_bad_sample_stops_the_run_and_a_corrected_source_finishes_it(
     bad.write_bytes(whole)
     reports: list[int] = []
     build_cache(source, cache, _CLEAN, jobs=1, on_progress=lambda progress: reports.append(progress.samples))
-    assert 100 <= reports[0] <= 120, "what was finished was built again"
+    assert reports[0] == 100, "what was finished was built again"
     assert existing.items() <= {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}.items()
     assert digests(cache) == digests(clean)
 
@@ -489,8 +488,7 @@ def test_a_second_warmup_of_the_same_cache_is_refused(
         *thorough(("*.lmdb", 0)),
         ("*.lmdb", 2),
         ("shard-*.npz", 1),
-        ("chunk-*.bin", 1),
-        *thorough(("chunk-*.json", 4), ("listing.npz", 0), ("plan.json", 0), ("index.npy", 0), ("samples.npz", 0)),
+        *thorough(("listing.npz", 0), ("plan.json", 0), ("index.npy", 0), ("samples.npz", 0)),
         ("manifest.json", 0),
     ],
 )
@@ -502,12 +500,9 @@ def test_a_full_disk_is_a_build_error_and_the_next_run_finishes(
     digests: Digests,
     file: str,
     after: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache = tmp_path / "cache"
     full = OSError(errno.ENOSPC, "No space left on device")
-    if file.startswith("chunk"):
-        monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
     with failing_rename(file, full, after):
         with pytest.raises(BuildError, match="No space left on device"):
             build_cache(photos, cache, _CLEAN, jobs=1)

@@ -210,7 +210,7 @@ def test_a_repair_reads_labels_as_they_were_read(folder: Path, tmp_path: Path, d
     cache = tmp_path / "cache"
     build_cache(table(folder, "age"), cache, _RECIPE, jobs=1, labels="numbers")
     before = digests(cache)
-    (cache / "samples.npz").unlink()
+    (cache / "index.npy").unlink()
     repair_cache(table(folder, "age"), cache, jobs=1)
     assert digests(cache) == before
 

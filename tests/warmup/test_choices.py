@@ -52,7 +52,7 @@ def test_a_validation_set_that_lacks_a_class_numbers_the_others_as_training_does
     assert build_cache(valid, tmp_path / "cache", SMALL, classes=["cat", "dog", "emu"], jobs=1) == manifest
     with pytest.raises(SourceError, match="made with --classes"):
         build_cache(valid, tmp_path / "cache", SMALL, jobs=1)
-    (tmp_path / "cache" / manifest.table.name).unlink()
+    (tmp_path / "cache" / manifest.index.name).unlink()
     repair_cache(valid, tmp_path / "cache", jobs=1)
     assert verify_cache(tmp_path / "cache") == []
 
@@ -232,7 +232,7 @@ def test_patterns_choose_samples_and_their_classes(photos: Path, tmp_path: Path)
     dataset = CachedDataset(tmp_path / "cache")
     assert dataset.classes == ("cat", "dog")
     assert len(dataset) == sum(not path.name.endswith("0.jpg") for path in photos.glob("[cd]*/*.jpg"))
-    (tmp_path / "cache" / dataset.manifest.table.name).unlink()
+    (tmp_path / "cache" / dataset.manifest.index.name).unlink()
     repair_cache(photos, tmp_path / "cache", jobs=1)
     assert main(["verify", str(tmp_path / "cache")]) == 0
     with pytest.raises(SourceError, match=r"none of the 150 samples .* such as 'cat/0000.jpg'"):

@@ -184,9 +184,8 @@ class Pictures:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of three samples and chunks of two."""
+    """Blocks of three samples."""
     monkeypatch.setattr(blocks, "MIN_BLOCK_SAMPLES", 3)
-    monkeypatch.setattr(blocks, "MIN_CHUNKS", 3)
 
 
 @contextlib.contextmanager
@@ -222,7 +221,7 @@ def _nothing(jitter: str, cache: Path) -> None:
 
 def _damaged(jitter: str, cache: Path) -> None:
     _build(jitter, cache)
-    for name in ("v00-00000.lmdb", "v01-00001.lmdb", "index.npy", "samples.npz"):
+    for name in ("v00-00000.lmdb", "v01-00001.lmdb", "index.npy"):
         (cache / name).write_bytes((cache / name).read_bytes()[:-1] + b"x")
 
 

@@ -33,7 +33,8 @@ from tpucache.warmup.build import build_cache
 from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.growing import Maker, build_for_readers
 from tpucache.warmup.plan import make_encoder, plan_build
-from tpucache.warmup.run import growing
+from tpucache.warmup.run import scheduler, tasks
+from tpucache.warmup.run.folder import disk_failure
 from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
@@ -127,9 +128,9 @@ def grown(source: Any, cache: Path, recipe: Recipe, variant: Any = 0) -> Iterato
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks of four samples, also where a busy machine makes storage seem late."""
-    monkeypatch.setattr(growing, "_TASK_SAMPLES", 4)
-    monkeypatch.setattr(growing, "_MOST_SAMPLES", 4)
-    monkeypatch.setattr(growing, "_MOST_LATE_SAMPLES", 4)
+    monkeypatch.setattr(scheduler, "_TASK_SAMPLES", 4)
+    monkeypatch.setattr(scheduler, "_MOST_SAMPLES", 4)
+    monkeypatch.setattr(scheduler, "_MOST_LATE_SAMPLES", 4)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +189,7 @@ def test_batches_and_bytes_are_those_of_the_finished_cache(
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a reader has asked for samples; the builder may have removed the file that says so by then."""
-    monkeypatch.setattr("tpucache.warmup.run.growing.is_late", lambda _: False)  # then no task is planned ahead
+    monkeypatch.setattr("tpucache.warmup.run.scheduler.is_late", lambda _: False)  # then no task is planned ahead
     monkeypatch.setattr(Lateness, "samples_a_task", 1)
     found, ask_for = threading.Event(), reading.ask_for
     monkeypatch.setattr(reading, "ask_for", lambda *what: (ask_for(*what), found.set()))
@@ -290,9 +291,9 @@ def test_records_that_a_power_cut_has_torn_are_made_again(
     with (work / "arrived.bin").open("ab") as log:
         log.write(b"torn")
     with (work / "arrived.jsonl").open("a") as infos:
-        infos.write('{"block": 0, "in')
+        infos.write('00000000 {"block": 0, "in')
     asked.clear()
-    source = Gated(lambda _: len(source.loaded) < len(PLANNED) or asked.is_set())
+    source = Gated(lambda number: number or source.loaded.count(0) < len(PLANNED) or asked.is_set())
     with grown(source, cache, recipe) as (dataset, building):
         assert np.array_equal(dataset[0][0], CachedDataset(finished(recipe))[0][0])  # not read where the log lists it
         assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
@@ -367,16 +368,16 @@ def test_a_record_is_compared_with_its_checksum_when_it_is_first_read(tmp_path: 
 
 def test_tasks_are_larger_where_storage_answers_late(tmp_path: Path, monkeypatch: Any, finished: Any) -> None:
     sizes: dict[str, list[int]] = {"at once": [], "late": []}
-    run = growing._run_samples
+    run = scheduler.build_samples
 
     def noting(context: Any, chunks: Any, *others: Any) -> Any:
         sizes[context.work.parent.name].append(sum(len(chunk.samples) for chunk in chunks))
         return run(context, chunks, *others)
 
-    monkeypatch.setattr(growing, "_run_samples", noting)
+    monkeypatch.setattr(scheduler, "build_samples", noting)
     for name, samples_a_task in (("at once", 1), ("late", 40)):
         monkeypatch.setattr(Lateness, "samples_a_task", property(lambda _, most=samples_a_task: most))
-        monkeypatch.setattr(growing, "_MOST_LATE_SAMPLES", 32)
+        monkeypatch.setattr(scheduler, "_MOST_LATE_SAMPLES", 32)
         with grown(Gated(), tmp_path / name, Recipe(size=SIZE)) as (dataset, building):
             assert_same_batches(dataset, CachedDataset(finished(Recipe(size=SIZE))), shuffle=True)
             building.join()
@@ -388,17 +389,13 @@ def test_tasks_are_larger_where_storage_answers_late(tmp_path: Path, monkeypatch
 
 def test_a_task_writes_the_records_of_all_its_blocks_at_once(tmp_path: Path, monkeypatch: Any) -> None:
     written: list[int] = []
-    append = growing._append
-    monkeypatch.setattr(growing, "_append", lambda *all: (written.append(len(all[1])), append(*all)))
-    checked: list[int] = []
-    check = growing.check_run
-    monkeypatch.setattr(growing, "check_run", lambda context: (checked.append(len(written)), check(context)))
+    write = tasks.write_spool
+    monkeypatch.setattr(tasks, "write_spool", lambda *all, **more: (written.append(1), write(*all, **more))[1])
     with grown(Gated(), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
         for _ in CachedLoader(dataset, 24, shuffle=True):
             pass
         building.join()
-    assert written.count(RECORD) == SAMPLES  # the others are rows of the log
-    assert len(checked) <= -(-SAMPLES // 4) + 2 * 3 + 1  # one for each task of four samples, two for each of 3 shards
+    assert len(written) <= -(-SAMPLES // 4) + 1
 
 
 def test_workers_know_from_the_first_sample_that_storage_answers_late(tmp_path: Path) -> None:
@@ -458,16 +455,17 @@ def test_where_the_disk_is_full_records_are_made_when_they_are_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     room = [40 * RECORD]
-    append = growing._append
+    write = tasks.write_spool
 
-    def append_where_there_is_room(descriptor: int, data: memoryview) -> None:
-        room[0] -= len(data)
+    def write_where_there_is_room(work: Path, run: str, made: Any, **others: Any) -> Any:
+        room[0] -= sum(each.bytes for each in made)
         if room[0] < 0:
-            os.write(descriptor, data[: len(data) // 2])  # as a disk does that is full
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(descriptor, data)
+            with next(work.glob("spool-*")).open("ab") as spool:  # as on a disk that is full
+                spool.write(bytes(RECORD // 2))
+            raise disk_failure(work, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        return write(work, run, made, **others)
 
-    monkeypatch.setattr(growing, "_append", append_where_there_is_room)
+    monkeypatch.setattr(tasks, "write_spool", write_where_there_is_room)
     source, cache = Gated(), tmp_path / "cache"
     with grown(source, cache, recipe, variant) as (dataset, building):
         expected = CachedDataset(finished(recipe), variant)
@@ -479,7 +477,7 @@ def test_where_the_disk_is_full_records_are_made_when_they_are_read(
         building.join()
         with pytest.raises(NoRoomError):
             dataset.digest  # noqa: B018  # it is a property that waits for the end
-    monkeypatch.setattr(growing, "_append", append)  # somebody made room
+    monkeypatch.setattr(tasks, "write_spool", write)  # somebody made room
     then = Gated()
     with grown(then, cache, recipe, variant) as (dataset, building):
         building.join()

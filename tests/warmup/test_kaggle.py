@@ -56,7 +56,6 @@ def server(running: KaggleServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(draft, "_FIRST_POLL", 0.001)
     monkeypatch.setattr(draft, "_LONGEST_POLL", 0.001)
     monkeypatch.setattr(kaggle, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
     running.reset()
     return running
 

@@ -63,10 +63,9 @@ import json, mmap, os, processes, signal, sys
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
 from tpucache.store import files
-from tpucache.warmup import blocks, listing
+from tpucache.warmup import listing
 from tpucache.warmup.run import tasks
 import slow_by_test
-blocks.MIN_CHUNKS = 16
 listing._COMPARE_SECONDS = 1e9  # a slow machine would compare fewer samples, in fewer steps
 tasks._CHECK_SECONDS = 1e9  # and look at its lock more often
 tasks.keep_freed_memory()  # which a fork need not do again

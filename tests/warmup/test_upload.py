@@ -56,7 +56,6 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty folder in the memory of this process."""
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
-    monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
     url = "memory://caches/one"
     yield url
     fsspec.filesystem("memory").rm("/caches", recursive=True) if fsspec.filesystem("memory").exists("/caches") else None
@@ -274,7 +273,7 @@ def test_a_build_whose_time_is_up_has_sent_what_is_finished(
     monkeypatch.setattr(Deadline, "is_past", property(lambda self: is_late.is_set()))
 
     def look(progress: BuildProgress) -> None:
-        if progress.samples > 70:
+        if progress.samples > 30:
             is_late.set()
 
     with pytest.raises(UnfinishedError):

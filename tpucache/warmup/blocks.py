@@ -1,4 +1,4 @@
-"""Divides samples into blocks, which become shards, and blocks into chunks, which become tasks.
+"""Divides samples into blocks, which become shards.
 
 The division into blocks does not depend on the number of workers.
 """
@@ -22,9 +22,9 @@ from tpucache.warmup.sources.source import Listing, Sample, Source
 # A small cache is divided, too, so that several workers write its shards at the same time.
 _MIN_BLOCKS: Final = 8
 MIN_BLOCK_SAMPLES: Final = 64
-# The most bytes that one task writes or reads: a second or two of work, so that a kill loses little.
-_CHUNK_BYTES: Final = 16 << 20
-MIN_CHUNKS: Final = 64
+#: The most bytes that one task reads or writes: a second or two of work, so that a kill loses little.
+TASK_BYTES: Final = 16 << 20
+_LEAST_TASKS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive samples of the block with the number `block`.
-
-    One task decodes each of these samples once, and builds its records for all `variants`. `number` is the chunk's
-    position in the block, from 0. `variants` and `clean` are as in `Block`, but `clean` has only these samples.
-    """
+    """Some samples of the block with the number `block`, for one task. The other attributes are the block's."""
 
     block: int
-    number: int
     samples: tuple[Sample, ...]
     variants: tuple[int, ...]
     clean: Mapping[int, int] = field(default_factory=dict)
@@ -59,6 +54,11 @@ class Chunk:
 def record_bytes(fields: Sequence[Field]) -> int:
     """Return the expected bytes of a record: exact for raw fields, typical for other codecs."""
     return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in fields)))
+
+
+def samples_a_task(block: Block, fields: Sequence[Field], samples: int) -> int:
+    """Return how many samples of a block a task builds, in a build of `samples` samples that nobody reads meanwhile."""
+    return max(1, min(TASK_BYTES // (record_bytes(fields) * max(1, len(block.variants))), -(-samples // _LEAST_TASKS)))
 
 
 def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Recipe, first: int = 0) -> list[Block]:
@@ -106,31 +106,6 @@ def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> lis
             clean = {} if entry.variant else dict(zip(some, cache.index_of(entry)["crc32"].tolist(), strict=True))
             blocks.append(Block(entry.block, samples, variants, clean))
     return blocks
-
-
-def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk]:
-    """Divide a block into chunks for workers. `samples` is the number of samples in all blocks.
-
-    The bytes of shards do not depend on this division.
-    """
-    size = record_bytes(fields) * len(block.variants)
-    most = max(1, min(_CHUNK_BYTES // size, -(-samples // MIN_CHUNKS)))
-    parts: list[list[Sample]] = []
-    weight = 0
-    for sample in block.samples:
-        if not parts or len(parts[-1]) == most or weight + sample.bytes > _CHUNK_BYTES:
-            parts.append([])
-            weight = 0
-        parts[-1].append(sample)
-        weight += sample.bytes
-    return [
-        Chunk(block.number, number, tuple(part), block.variants, _of_samples(block.clean, part))
-        for number, part in enumerate(parts)
-    ]
-
-
-def _of_samples(clean: Mapping[int, int], samples: Sequence[Sample]) -> dict[int, int]:
-    return {sample.number: clean[sample.number] for sample in samples if sample.number in clean}
 
 
 def listing_sha256(listing: Listing) -> str:

@@ -49,9 +49,9 @@ from tpucache.warmup.run.folder import (
     remove_leftovers,
     remove_old_files,
 )
-from tpucache.warmup.run.growing import GrowingScheduler, can_grow, has_arrivals
 from tpucache.warmup.run.plan_file import compare_plan, has_plan, is_adding_to, save_listing, save_or_compare_plan
 from tpucache.warmup.run.scheduler import Scheduler
+from tpucache.warmup.run.spool import Log
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.run.upload import CacheUpload, Companions, local_folder, open_place
 from tpucache.warmup.sources import to_source
@@ -269,7 +269,7 @@ class _Build:
         SourceError or BuildError if that process builds a different cache.
         """
         plan, work = self.plan, self.context.work
-        is_done = not self._can_grow()
+        is_done = not self._can_be_followed()
         while is_worked_on(work):
             with contextlib.suppress(FileNotFoundError):  # the process has just begun or ended
                 if not is_done and has_plan(work):
@@ -278,9 +278,15 @@ class _Build:
                     is_done = True
             time.sleep(_WAIT_SECONDS)
 
-    def _can_grow(self) -> bool:
-        is_followed = self.options.on_prospect is not None
-        return is_followed and self.upload is None and can_grow(self.context, self.plan)
+    def _can_be_followed(self) -> bool:
+        """Return whether readers can follow the build: all samples, labels and classes of the cache are known already.
+
+        A build that began without readers is continued without them, and the other way round.
+        """
+        rule, work = self.plan.label_rule, self.context.work
+        is_known = self.plan.existing is None and not self.context.skip_errors and (rule is None or rule.like is None)
+        is_asked = self.options.on_prospect is not None and self.upload is None and not Log(work, False).path.exists()
+        return is_known and (is_asked or Log(work, True).path.exists())
 
     def _build(self) -> Manifest:
         plan, work = self.plan, self.context.work
@@ -311,7 +317,8 @@ class _Build:
                 check_records(context, plan.listing.samples, scheduler.known)
             if resumed:
                 self._announce(scheduler, _ADVICE_RESUMING)
-            if self.options.on_prospect is not None and self._can_grow():
+            scheduler.prepare()
+            if self.options.on_prospect is not None and self._can_be_followed():
                 self.options.on_prospect(make_prospect(plan))
             shards = scheduler.build(self.executor)
             try:
@@ -321,10 +328,9 @@ class _Build:
                 raise _RefusedError(error) from error
             return finish_cache(context.shards, plan, shards)
 
-    def _scheduler(self, context: BuildContext) -> Scheduler | GrowingScheduler:
-        if self._can_grow() or (has_arrivals(context.work) and can_grow(context, self.plan)):
-            return GrowingScheduler(context, self.plan.blocks, self.options.on_progress)
+    def _scheduler(self, context: BuildContext) -> Scheduler:
         on_shard = self.upload.add if self.upload else ignore
+        context = dataclasses.replace(context, is_followed=self._can_be_followed())
         return Scheduler(context, self.plan.blocks, self.options.on_progress, on_shard)
 
     def _check_limits(self) -> None:
@@ -346,7 +352,7 @@ class _Build:
             check_records(context, self.plan.listing.samples, known_records(existing))
         return context
 
-    def _announce(self, scheduler: Scheduler | GrowingScheduler, advice: str) -> None:
+    def _announce(self, scheduler: Scheduler, advice: str) -> None:
         """Estimate the remaining work, and pass the estimate to the option `announce`.
 
         Nothing is estimated if neither `announce` nor `on_prospect` is given. Raises BuildError if the disk has too

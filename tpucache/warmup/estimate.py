@@ -18,7 +18,6 @@ from tpucache.recipe import Recipe
 from tpucache.store.ahead import Lateness
 from tpucache.store.fields import RecordLayout
 from tpucache.store.pages import PAGE_HEADER_BYTES
-from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.sources.ahead import LoadAhead
@@ -40,16 +39,16 @@ _MEGABYTE: Final = 1e6
 class Remaining:
     """The remaining work of a build.
 
-    `chunks` are the chunks to build, and `spooled` is the number of bytes of finished chunks on disk. `unsealed` has a
-    pair for each block with unfinished shards: the number of their records, and the largest number of records in one of
-    the block's chunks. If readers follow the build (`is_read`), the chunks of all blocks stay on the disk until the
-    end.
+    `samples` are the samples to build, with their variants. `unsealed` has the number of records of each block with
+    unfinished shards, and `spooled` the bytes of their records that are built already. `most` is the largest number of
+    records that one task builds. If readers follow the build (`is_followed`), spool files stay until the end.
     """
 
-    chunks: Sequence[Chunk]
-    unsealed: Sequence[tuple[int, int]]
-    spooled: int
-    is_read: bool = False
+    samples: Sequence[tuple[Sample, Sequence[int]]]
+    unsealed: Sequence[int]
+    most: int
+    spooled: int = 0
+    is_followed: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,18 +97,18 @@ def estimate(
     deadline: Deadline = NEVER,
     trials: Trials = Trials(),  # it is frozen
 ) -> Estimate:
-    """Encode a few samples, spread over the chunks, in this process, and estimate the remaining work from them.
+    """Encode a few samples, evenly spread, in this process, and estimate the remaining work from them.
 
     Samples that fail are ignored. `folder` is a folder on the cache's disk. `jobs` is the number of workers, which
-    decides how many files of chunks exist at once; None: one for each core.
+    decides how many spool files exist at once; None: one for each core.
     """
-    samples = [(sample, chunk.variants) for chunk in remaining.chunks for sample in chunk.samples]
+    samples = remaining.samples
     done = _try_samples(encoder, samples, deadline, trials)
     timed = [trial.seconds for trial in done[1:] or done]  # the first one also includes imports
     to_build = sum(len(variants) for _, variants in samples)
-    to_write = sum(records for records, _ in remaining.unsealed)
+    to_write = sum(remaining.unsealed)
     sizes, on_disk = [trial.bytes for trial in done], [trial.on_disk for trial in done]
-    if not done:  # use the mean size in finished chunks, or else the largest possible size
+    if not done:  # use the mean size of finished records, or else the largest possible size
         mean = remaining.spooled / max(1, to_write - to_build) or RecordLayout(encoder.fields).nbytes
         sizes, on_disk = [mean], [on_disk_bytes(round(mean))]
     return Estimate(
@@ -169,21 +168,19 @@ def on_disk_bytes(length: int) -> float:
 
 
 def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    """Return the most bytes that chunk files will take at once, beyond those that exist already.
+    """Return the most bytes that spool files will take at once, beyond those that exist already.
 
-    A block has chunk files until its shards are written. Meanwhile the next block is built, and tasks of the block
-    after it may run. If readers follow the build (`remaining.is_read`), the files of all blocks are kept. `size` is the
-    size of a record in bytes.
+    A block has spool files until its shards are written. Meanwhile the next block is built, and tasks of the block
+    after it may run. `size` is the size of a record in bytes.
     """
-    blocks = sorted((records for records, _ in remaining.unsealed), reverse=True)
-    ahead = _TASKS_PER_WORKER * jobs * max((most for _, most in remaining.unsealed), default=0)
-    records = sum(blocks) if remaining.is_read else min(sum(blocks), sum(blocks[:2]) + ahead)
-    return max(0, round(records * size) - remaining.spooled)
+    blocks = sorted(remaining.unsealed, reverse=True)
+    ahead = sum(blocks) if remaining.is_followed else _TASKS_PER_WORKER * jobs * remaining.most
+    return max(0, round(min(sum(blocks), sum(blocks[:2]) + ahead) * size) - remaining.spooled)
 
 
 def _table_bytes(remaining: Remaining) -> int:
-    paths = sum(2 * len(sample.path) + _SAMPLE_BYTES for chunk in remaining.chunks for sample in chunk.samples)
-    return paths + _RECORD_BYTES * sum(records for records, _ in remaining.unsealed)
+    paths = sum(2 * len(sample.path) + _SAMPLE_BYTES for sample, _ in remaining.samples)
+    return paths + _RECORD_BYTES * sum(remaining.unsealed)
 
 
 def check_room(expected: Estimate, cache: Path, advice: str) -> None:

@@ -87,7 +87,7 @@ def main() -> None:
     engine = None
     try:
         if workers > 1:  # before this process has threads, and with the modules that workers need
-            importlib.import_module("tpucache.warmup.run.growing")
+            importlib.import_module("tpucache.warmup.run.tasks")
             engine = ForkedWorkers(workers, answers.close)
         data = pickle.load(sys.stdin.buffer)  # noqa: S301  # all of it, before the thread reads the same pipe
         threading.Thread(target=_end_with_parent, args=(is_over,), name="watch-parent", daemon=True).start()

@@ -192,7 +192,9 @@ def _repair(
     encoder = SampleEncoder(source, recipe, augmentation, manifest.fields)
     context = BuildContext(encoder, work, work, skip_errors=False, run=run)
     try:
-        shards = Scheduler(context, case.blocks, on_progress).build(executor)
+        scheduler = Scheduler(context, case.blocks, on_progress)
+        scheduler.prepare()
+        shards = scheduler.build(executor)
     except SampleError as error:
         gone = {each.path for each in case.cache.manifest.deleted}
         advice = "bring it back as it was"

@@ -36,7 +36,7 @@ from tpucache.warmup.library_versions import versions
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.records.arrays import SEVERAL_FRAMES
-from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
+from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations
 from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
 
@@ -185,7 +185,7 @@ def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest 
     """
     parts = [new.annotations] if new.numbers else []
     if before is not None and before.samples:
-        added = join_infos([shard.info for shard in _old_blocks(shards, before).values()]).annotations
+        added = ChunkInfo.join([shard.info for shard in _old_blocks(shards, before).values()]).annotations
         old = annotation_counts(before)
         parts.append({name: {**added.get(name, {}), **places} for name, places in old.items()})
     return add_annotations(parts)
@@ -227,7 +227,7 @@ def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInf
     """
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
-    return join_infos([infos[block] for block in sorted(infos)])
+    return ChunkInfo.join([infos[block] for block in sorted(infos)])
 
 
 def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[int, BuiltShard]:
@@ -350,7 +350,7 @@ def _statistics(
     old = (
         ChunkInfo(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else ChunkInfo()
     )
-    whole = join_infos([old, new])
+    whole = ChunkInfo.join([old, new])
     mean, std = mean_and_std(whole.sums, whole.squares, pixels, fields[0].dtype)
     return Statistics(
         mean=mean,

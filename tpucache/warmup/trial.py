@@ -13,7 +13,7 @@ from typing import Any, Final
 from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.blocks import cut_block
+from tpucache.warmup.blocks import samples_a_task
 from tpucache.warmup.build_options import BuildOptions, options_by_name
 from tpucache.warmup.estimate import Estimate, Remaining, Trials, estimate
 from tpucache.warmup.plan import BuildPlan, make_encoder, meant_source, plan_build
@@ -173,13 +173,10 @@ def _listed(plan: BuildPlan, encoder: SampleEncoder) -> list[Tried]:
 
 
 def _all_of(plan: BuildPlan) -> Remaining:
-    samples = sum(len(block.samples) for block in plan.blocks)
-    cut = [cut_block(block, plan.fields, samples) for block in plan.blocks]
-    unsealed = [
-        (len(block.samples) * len(block.variants), max(len(chunk.samples) for chunk in chunks) * len(block.variants))
-        for block, chunks in zip(plan.blocks, cut, strict=True)
-    ]
-    return Remaining([chunk for chunks in cut for chunk in chunks], unsealed, 0)
+    blocks = plan.blocks
+    samples = [(sample, block.variants) for block in blocks for sample in block.samples]
+    most = max((samples_a_task(block, plan.fields, len(samples)) for block in blocks), default=0)
+    return Remaining(samples, [len(block.samples) * len(block.variants) for block in blocks], most)
 
 
 def _labels(plan: BuildPlan, tried: Sequence[Tried]) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:

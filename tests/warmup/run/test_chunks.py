@@ -10,7 +10,7 @@ import pytest
 from tpucache import Recipe, build_cache
 from tpucache.store.cache import Cache
 from tpucache.store.samples import Strings
-from tpucache.warmup.run.chunks import ChunkInfo, KeptSample, join_infos
+from tpucache.warmup.run.chunks import ChunkInfo, KeptSample
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
@@ -50,4 +50,4 @@ def test_metadata_of_parts_is_the_metadata_of_all(cut: int) -> None:
     whole.add(kept[2:])
     for part, some in zip(parts, (kept[:cut], kept[cut:]), strict=True):
         part.add(some)
-    assert join_infos(parts) == join_infos([whole]) == whole
+    assert ChunkInfo.join(parts) == ChunkInfo.join([whole]) == whole

@@ -113,13 +113,13 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_finished_work_i
     cache, reports = tmp_path / "cache", list[BuildProgress]()
     engine = Executor("dask", scheduler=cluster.scheduler_address)
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", allowed_failures)
-    slow.with_suffix(".kept").write_text(str(cache / ".warmup" / "chunk-*.json"))
+    slow.with_suffix(".kept").write_text(str(cache / ".warmup" / "arrived.jsonl"))
     slow.touch()
     killed: list[int] = []
 
     def kill() -> None:
         try:
-            wait_for(lambda: list(cache.glob(".warmup/chunk-*.json")))
+            wait_for(lambda: list(cache.glob(".warmup/arrived.jsonl")))
             with distributed.Client(cluster.scheduler_address) as client:
                 busy = list[str]()
 

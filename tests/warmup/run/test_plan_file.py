@@ -58,13 +58,13 @@ def test_a_plan_by_which_nothing_was_made_gives_way_to_another(
     assert not (cache / WORK_NAME).exists()
 
 
-def test_a_plan_by_which_a_chunk_was_made_does_not(tmp_path: Path) -> None:
+def test_a_plan_by_which_samples_were_made_does_not(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    for number in range(64):
+    for number in range(150):
         Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"{number:02}.png")
-    (tmp_path / "images" / "63.png").write_bytes(b"no image")
+    (tmp_path / "images" / "149.png").write_bytes(b"no image")
     with pytest.raises(SampleError):
         build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
-    assert list((tmp_path / "cache" / WORK_NAME).glob("chunk-*.json"))
+    assert list((tmp_path / "cache" / WORK_NAME).glob("shard-*.npz"))
     with pytest.raises(RecipeError, match=r"another recipe: .*Give the same options to continue"):
         build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=16), jobs=1)

@@ -46,7 +46,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))  # Ray writes there
     monkeypatch.setenv("RAY_WORKERS_BY_TEST", str(tmp_path / "workers"))
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setenv("KEPT_BY_TEST", str(tmp_path / "cache" / ".warmup" / "chunk-*.json"))
+    monkeypatch.setenv("KEPT_BY_TEST", str(tmp_path / "cache" / ".warmup" / "arrived.jsonl"))
     monkeypatch.setenv("DRIVER_BY_TEST", str(os.getpid()))
     # Ray gives a node 30 seconds to start, on any machine: here its clock is slower.
     clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() * 30 / PATIENCE})

@@ -1,15 +1,4 @@
-"""Chunks and receipts: the finished work of a build on disk, so that the next run does not repeat it.
-
-A chunk has one file of records for each variant and, written last, a JSON file of
-metadata. If a time limit cuts a chunk short, its metadata get another name, so that it is never mistaken for a complete
-chunk.
-
-When a shard is finished, its receipt is written: a file that says so. When all shards of a block are finished, the
-chunks of the block are removed.
-
-The files of chunks are not synced, so a power cut may damage them. A chunk is built again if its metadata are damaged,
-a file has another size, or a record has another CRC when the shard is written.
-"""
+"""What is known of the samples of a build, and receipts: files that say that a shard is finished, and describe it."""
 
 from __future__ import annotations
 
@@ -20,10 +9,9 @@ import json
 import operator
 import re
 import struct
-import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -44,9 +32,6 @@ IN_SOURCE: Final = "source"
 RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4})\.npz")
 
 
-#: The key of a chunk's metadata with the CRC-32 of all else in it. Version 0.2 wrote none.
-_CHECKSUM: Final = "crc32"
-_OF_02: Final = {"note", "lengths", "crcs"}
 #: The errors of reading a receipt that does not exist or is damaged: zipfile raises RuntimeError for some headers.
 _DAMAGED: Final = (
     *(FileNotFoundError, EOFError, KeyError, TypeError, ValueError, RuntimeError, OverflowError),
@@ -106,10 +91,44 @@ class ChunkInfo:
             places = self.annotations.setdefault(name, {})
             places[place] = places.get(place, 0) + count
 
+    @property
+    def every_number(self) -> list[int]:
+        """The numbers of all samples, kept and skipped."""
+        return [*self.numbers, *(skip.number for skip in self.skipped)]
+
     def covers(self, samples: Sequence[Sample]) -> bool:
         """Return whether the info has exactly these samples, kept or skipped."""
-        numbers = sorted([*self.numbers, *(skip.number for skip in self.skipped)])
-        return numbers == [sample.number for sample in samples]
+        return sorted(self.every_number) == [sample.number for sample in samples]
+
+    @classmethod
+    def join(cls, infos: Sequence[ChunkInfo]) -> ChunkInfo:
+        """Join several infos, in order, into one."""
+        names = sorted({name for info in infos for name in info.columns})
+        joined = itertools.chain.from_iterable  # faster than a comprehension
+        return cls(
+            numbers=list(joined(info.numbers for info in infos)),
+            skipped=list(joined(info.skipped for info in infos)),
+            labels=list(joined(info.labels for info in infos)),
+            columns={
+                name: list(joined(info.columns.get(name, [None] * len(info.numbers)) for info in infos))
+                for name in names
+            },
+            sums=[sum(values) for values in itertools.zip_longest(*(info.sums for info in infos), fillvalue=0)],
+            squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],
+            annotations=add_annotations([info.annotations for info in infos if info.numbers]),
+            digests={number: digest for info in infos for number, digest in info.digests.items()},
+        )
+
+    def in_order(self) -> ChunkInfo:
+        """Return the info with its samples in the order of their numbers."""
+        order = np.argsort(self.numbers).tolist()
+        return dataclasses.replace(
+            self,
+            numbers=sorted(self.numbers),
+            skipped=sorted(self.skipped, key=operator.attrgetter("number")),
+            labels=[self.labels[at] for at in order],
+            columns={name: [values[at] for at in order] for name, values in self.columns.items()},
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the info as JSON values."""
@@ -119,33 +138,6 @@ class ChunkInfo:
     def from_dict(cls, content: Mapping[str, Any]) -> ChunkInfo:
         """Return an info from the JSON values of `to_dict`."""
         return cls(**{**content, "skipped": [Skipped(**skipped) for skipped in content["skipped"]]})
-
-
-@dataclass(frozen=True)
-class StoredChunk:
-    """The metadata of a chunk on disk: its info, and the length and CRC-32 of each record by variant."""
-
-    info: ChunkInfo
-    lengths: dict[int, list[int]]
-    crcs: dict[int, list[int]]
-
-
-def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
-    """Join several infos, in order, into one."""
-    names = sorted({name for info in infos for name in info.columns})
-    joined = itertools.chain.from_iterable  # faster than a comprehension
-    return ChunkInfo(
-        numbers=list(joined(info.numbers for info in infos)),
-        skipped=list(joined(info.skipped for info in infos)),
-        labels=list(joined(info.labels for info in infos)),
-        columns={
-            name: list(joined(info.columns.get(name, [None] * len(info.numbers)) for info in infos)) for name in names
-        },
-        sums=[sum(values) for values in itertools.zip_longest(*(info.sums for info in infos), fillvalue=0)],
-        squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],
-        annotations=add_annotations([info.annotations for info in infos if info.numbers]),
-        digests={number: digest for info in infos for number, digest in info.digests.items()},
-    )
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
@@ -161,92 +153,6 @@ def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[st
         }
         for name in names
     }
-
-
-def save_chunk(
-    work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[int, Sequence[bytes]], whole: bool = True
-) -> None:
-    """Write a chunk to the folder `work`: a file of records for each variant, and then its metadata, `stored`.
-
-    `block` and `chunk` are the numbers of the block and of the chunk. If not `whole`, a time limit or a stop cut the
-    chunk short, so that `stored` and `records` have only its first samples; `load_chunk` then returns it only with
-    whole=False. Raises OSError if a file cannot be written.
-    """
-    # A unique name, because a worker of a killed run may still be writing the same chunk.
-    temporary = work / f"spool.{uuid.uuid4().hex}.tmp"
-    try:
-        for variant, data in records.items():
-            with temporary.open("wb") as file:
-                file.writelines(data)
-            temporary.replace(_records_path(work, block, chunk, variant))
-        lengths, crcs = (
-            {f"{variant:04d}": each for variant, each in by.items()} for by in (stored.lengths, stored.crcs)
-        )
-        content = {"note": stored.info.to_dict(), "lengths": lengths, "crcs": crcs}
-        temporary.write_text(json.dumps({**content, _CHECKSUM: _checksum(content)}))
-        temporary.replace(_metadata_path(work, block, chunk, whole))
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def load_chunk(work: Path, block: int, chunk: int, variants: Sequence[int], whole: bool = True) -> StoredChunk | None:
-    """Return the metadata of a chunk or, if not `whole`, of a chunk's beginning.
-
-    Returns None if the metadata are missing or damaged, or if a file of records is missing or has a wrong size.
-    """
-    try:
-        content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
-        if _CHECKSUM not in content and content.keys() != _OF_02:
-            return None
-        if content.pop(_CHECKSUM, _checksum(content)) != _checksum(content):
-            return None
-        lengths = {int(variant): values for variant, values in content["lengths"].items()}
-        crcs = {int(variant): values for variant, values in content["crcs"].items()}
-        if any(
-            _records_path(work, block, chunk, variant).stat().st_size != sum(lengths[variant]) for variant in variants
-        ):
-            return None
-        return StoredChunk(ChunkInfo.from_dict(content["note"]), lengths, crcs)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # not made, or torn by a power cut
-        return None
-
-
-def _checksum(content: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content).encode())
-
-
-def read_records(
-    work: Path, block: int, chunk: int, variant: int, stored: StoredChunk
-) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (sample number, record, CRC-32) for each record of one variant of a chunk. Raises OSError."""
-    rows = zip(stored.info.numbers, stored.lengths[variant], stored.crcs[variant], strict=True)
-    with _records_path(work, block, chunk, variant).open("rb") as file:
-        for number, length, crc in rows:
-            yield number, file.read(length), crc
-
-
-def stored_bytes(work: Path) -> int:
-    """Return how many bytes the records of all chunks take on disk."""
-    return sum(path.stat().st_size for path in work.glob("chunk-*.bin"))
-
-
-def has_results(work: Path) -> bool:
-    """Return whether a work folder holds chunks or receipts of a build."""
-    return any(path.name.startswith("chunk-") or RECEIPT_NAME.fullmatch(path.name) for path in work.iterdir())
-
-
-def remove_chunks(work: Path, block: int) -> None:
-    """Remove all files of a block's chunks."""
-    for path in work.glob(f"chunk-{block:05d}-*"):
-        path.unlink(missing_ok=True)
-
-
-def _metadata_path(work: Path, block: int, chunk: int, whole: bool = True) -> Path:
-    return work / f"chunk-{block:05d}-{chunk:06d}{'' if whole else '-begun'}.json"
-
-
-def _records_path(work: Path, block: int, chunk: int, variant: int) -> Path:
-    return work / f"chunk-{block:05d}-{chunk:06d}-v{variant:04d}.bin"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from tpucache.text import parse_json
 from tpucache.warmup.library_versions import version_differences, versions
 from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, sample_difference, sizes_of
 from tpucache.warmup.plan import BuildPlan
-from tpucache.warmup.run.chunks import has_results
 from tpucache.warmup.run.folder import hold
 from tpucache.warmup.sources.source import Sample
 
@@ -60,7 +59,7 @@ def save_or_compare_plan(work: Path, plan: BuildPlan, *, is_sent: bool = False) 
         try:
             return compare_plan(work, plan)
         except (RecipeError, SourceError):
-            if is_sent or has_results(work):
+            if is_sent or _has_results(work):
                 raise
     save_listing(work, plan)
     write_atomically(work / _PLAN_NAME, _encode(plan))
@@ -72,6 +71,10 @@ def save_listing(work: Path, plan: BuildPlan) -> None:
     samples = plan.listing.samples
     paths: Column = Strings.pack([sample.path for sample in samples])
     write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
+
+
+def _has_results(work: Path) -> bool:
+    return any(path.name.startswith(("shard-", "spool-")) for path in work.iterdir())
 
 
 def _read_plan(work: Path) -> dict[str, Any]:

@@ -1,46 +1,83 @@
-"""Scheduler: finds the existing chunks and shards of a build, makes tasks for missing ones, and reports progress."""
+"""Scheduler: gives the samples of a build to workers, and their records, once a block is complete, to its shards.
+
+In a finished cache, records, labels and columns are ordered by sample number: the order in which samples are built does
+not show. Samples for which readers ask come first.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import bisect
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
 
-from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedError
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SampleError, SourceError, UnfinishedError
 from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES
 from tpucache.store.files import is_late
-from tpucache.warmup.blocks import Block, Chunk, cut_block
+from tpucache.store.growing import ARRIVED_DTYPE, FAILURE_NAME, list_asked, spool_name
+from tpucache.warmup.blocks import TASK_BYTES, Block, Chunk, samples_a_task
 from tpucache.warmup.estimate import Remaining
-from tpucache.warmup.run.chunks import (
-    BuiltShard,
-    ChunkInfo,
-    StoredChunk,
-    load_chunk,
-    load_receipt,
-    remove_chunks,
-    stored_bytes,
-)
+from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, load_receipt
 from tpucache.warmup.run.executors import Executor, Task
+from tpucache.warmup.run.folder import disk_failure
+from tpucache.warmup.run.spool import Log, Spooled, are_right
 from tpucache.warmup.run.tasks import (
     BuildContext,
-    ChunkResult,
+    Made,
     WrittenShard,
     build_block,
-    build_chunk,
+    build_samples,
     end_loading,
-    find_partial_chunk,
     install_shard,
-    load_ahead,
-    seal_shard,
-    write_shard,
+    seal_block,
 )
 from tpucache.warmup.sources.source import Sample
 
+Positions = npt.NDArray[np.int64]
+
+#: A reader waits for a whole task, but each task has a cost of a few milliseconds. So the first tasks are small, the
+#: next ones large, and the last ones small again, so that all workers end at the same time.
+_TASK_SAMPLES: Final = 16
+_MOST_SAMPLES: Final = 64
+_TASK_SHARE: Final = 24  # a task is at most 1/24 of the finished samples, and of the remaining ones
+#: Each task waits once for its first files. So tasks are larger if the storage answers late.
+_MOST_LATE_SAMPLES: Final = 512
 #: The most source bytes of a small block. Building one takes a few seconds, so that a kill loses little.
-SMALL_BYTES: Final = 48 << 20
+_SMALL_BYTES: Final = 48 << 20
+#: A disk syncs several files in little more time than one.
+_SYNCED_AT_ONCE: Final = 4
+#: Fewer samples than this are built in this process for a moment, before workers are started.
+_FEW: Final = 64
+
+
+class _Building:
+    """A block that is being built. `first` is the position of its first sample among all samples of the build."""
+
+    def __init__(self, block: Block, first: int) -> None:
+        self.block, self.part = block, slice(first, first + len(block.samples))
+        self.numbers = np.array([sample.number for sample in block.samples], np.int64)
+        self.rows = np.zeros((len(block.samples), len(block.variants)), ARRIVED_DTYPE)  # of the log
+        self.infos: list[ChunkInfo] = []
+        self.shards: dict[int, BuiltShard] = {}  # by variant
+
+    @property
+    def missing(self) -> list[int]:
+        """The variants that have no shard yet."""
+        return [variant for variant in self.block.variants if variant not in self.shards]
+
+    def places(self, numbers: Sequence[int]) -> Positions:
+        """Return the positions in the block of the samples with some numbers."""
+        return np.searchsorted(self.numbers, np.array(numbers, np.int64))
+
+    def has(self, info: ChunkInfo) -> bool:
+        return bool(np.isin(np.array(info.every_number, np.int64), self.numbers).all())
 
 
 class Scheduler:
@@ -53,29 +90,35 @@ class Scheduler:
         on_progress: Callable[[BuildProgress], None] = lambda progress: None,
         on_shard: Callable[[BuiltShard], None] = lambda shard: None,
     ) -> None:
-        """Find the chunks and shards of an earlier run.
+        """Find the shards and records of an earlier run.
 
         `on_progress` is called after each task, and `on_shard` with each finished shard, first those of earlier runs.
         """
-        self._context, self._blocks, self._on_progress = context, blocks, on_progress
-        self._on_shard = on_shard
-        self._total = sum(len(block.samples) for block in blocks)
-        self._chunks = {block.number: cut_block(block, context.encoder.fields, self._total) for block in blocks}
-        self._sealed: dict[tuple[int, int], BuiltShard] = {}
-        self._done: dict[tuple[int, int], ChunkResult] = {}
-        self._partial: dict[tuple[int, int], ChunkResult] = {}  # chunks that a deadline cut short
-        self._kept: set[int] = set()  # numbers of samples whose records an earlier run has made
-        self.known: dict[int, dict[int, int]] = {}  # checksums of one sample of each chunk or shard, by its number
-        self._made = 0
-        self._built: set[int] = set()  # blocks whose shards are all finished
+        self._context, self._on_progress, self._on_shard = context, on_progress, on_shard
+        self._log = Log(context.work, context.is_followed)
+        self._samples: list[Sample] = [sample for block in blocks for sample in block.samples]
+        self._variants = sorted({variant for block in blocks for variant in block.variants})
+        firsts = itertools.accumulate((len(block.samples) for block in blocks), initial=0)
+        self._order = [_Building(block, first) for block, first in zip(blocks, firsts, strict=False)]
+        self._blocks = {each.block.number: each for each in self._order}
+        self._firsts = [each.part.start for each in self._order]
+        self._is_made = np.zeros(len(self._samples), np.bool_)
+        self._is_given = np.zeros(len(self._samples), np.bool_)  # to a worker
+        self._queues: dict[str, Iterator[int]] = {}  # positions, by the file in which a reader asks for them
+        self._next = 0  # the position of the next sample for which no reader asks
+        self._complete: deque[_Building] = deque()  # blocks whose shards can be written
+        self._skipped = self._bytes = 0
+        self._samples_a_task = 1  # more if the storage answers late
         self._stopped = False  # whether the deadline stopped a worker
-        self._samples_a_task = 1  # larger if the storage is slow to answer
-        for block in blocks:
-            self._find_shards(block)
+        self._kept: list[Spooled] = []  # of an earlier run
+        self.known: dict[int, dict[int, int]] = {}  # checksums of one sample of each block or task, by its number
+        self._find_shards()
+        self._find_records()
 
     def check_unchanged(self, changed: Sequence[Sample]) -> None:
         """Raise SourceError if an earlier run made records of a sample in `changed`, whose size has changed."""
-        if found := [sample for sample in changed if sample.number in self._kept]:
+        made = {sample.number for sample, is_made in zip(self._samples, self._is_made, strict=True) if is_made}
+        if found := [sample for sample in changed if sample.number in made]:
             raise SourceError(
                 f"{len(found):,} samples have another size than when their records were made, such as "
                 f"{found[0].path!r}. Bring them back as they were, or give another folder to build anew."
@@ -83,252 +126,319 @@ class Scheduler:
 
     def remaining(self) -> Remaining:
         """Return the amount of remaining work."""
-        chunks = [chunk for block in self._blocks for chunk in self._chunks[block.number]]
-        unsealed = []
-        for block in self._blocks:
-            variants = [variant for variant in block.variants if (block.number, variant) not in self._sealed]
-            if variants:
-                most = max(len(chunk.samples) for chunk in self._chunks[block.number])
-                unsealed.append((len(block.samples) * len(variants), most * len(block.variants)))
-        left = [chunk for chunk in chunks if (chunk.block, chunk.number) not in self._done]
-        return Remaining(left, unsealed, stored_bytes(self._context.work))
+        unsealed = [each for each in self._order if each.missing]
+        return Remaining(
+            [
+                (sample, each.block.variants)
+                for each in unsealed
+                for sample, is_made in zip(each.block.samples, self._is_made[each.part].tolist(), strict=True)
+                if not is_made
+            ],
+            [len(each.block.samples) * len(each.missing) for each in unsealed],
+            most=max((self._usual(each.block) * len(each.block.variants) for each in unsealed), default=0),
+            spooled=sum(int(made.rows["length"].sum()) for made in self._kept),
+            is_followed=self._context.is_followed,
+        )
+
+    def prepare(self) -> None:
+        """Forget what cannot be used of an earlier run, before readers look. Raises BuildError when the disk fails."""
+        work = self._context.work
+        try:
+            (work / FAILURE_NAME).unlink(missing_ok=True)
+            self._log.keep(self._kept)
+            if self._context.is_followed:
+                self._correct_log()
+                return
+            used = {int(number) for made in self._kept for number in np.unique(made.rows["file"])}
+            for path in {*work.glob(spool_name(0).replace("0" * 8, "*"))} - {work / spool_name(each) for each in used}:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise disk_failure(work, error) from error
 
     def build(self, executor: Executor) -> list[BuiltShard]:
         """Build the missing shards, and return the shards of all blocks. Raises UnfinishedError when the time is up."""
         self._on_progress(self._progress())
-        for shard in list(self._sealed.values()):
-            self._on_shard(shard)
-        while missing := [block for block in self._blocks if not self._is_built(block)]:
-            before = len(self._done), len(self._sealed)
-            self._run_tasks(executor, missing)
-            if self._stopped or self._context.deadline.is_past:
-                break
-            if (len(self._done), len(self._sealed)) == before:
-                raise BuildError(f"the shards of {self._context.shards} cannot be finished: run the same command again")
-        if not all(map(self._is_built, self._blocks)):
+        for each in self._order:
+            for shard in each.shards.values():
+                self._on_shard(shard)
+        few = int((~self._is_made).sum()) < _FEW or len(self._blocks) == 1
+        try:
+            for result in executor.run(self._tasks(executor), few=few):
+                self._take(result)
+            with ThreadPoolExecutor(_SYNCED_AT_ONCE, "tpucache-sync") as pool:  # workers do not wait for it
+                written = executor.run(self._last_seals(executor), few=len(self._blocks) == 1)
+                for installed in [pool.submit(self._install, each) for each in written]:
+                    self._add_shard(installed.result())
+        except SampleError as error:
+            if not self._context.skip_errors:
+                raise
+            reason = f"{error.reason}; the cache already has records of this sample, so it cannot be skipped"
+            raise SampleError(error.path, reason, error.file) from error
+        finally:
+            end_loading()  # if tasks ran in this process
+        if any(each.missing for each in self._order):
             progress = self._progress()
             raise UnfinishedError(
                 f"the time limit is near: {progress.samples:,} of {progress.total:,} samples are finished in "
                 f"{self._context.shards}. Run the same command again to continue."
             )
-        return [self._sealed[block.number, variant] for block in self._blocks for variant in block.variants]
+        return [each.shards[variant] for each in self._order for variant in each.block.variants]
 
-    def _run_tasks(self, executor: Executor, blocks: Sequence[Block]) -> None:
-        try:
-            for results in executor.run(self._tasks(blocks, executor), few=len(blocks) == 1):
-                for result in results:
-                    self._take(*result)
-        except SampleError as error:
-            if not self._context.skip_errors:
-                raise
-            raise SampleError(
-                error.path,
-                f"{error.reason}; the cache already has records of this sample, so it cannot be skipped",
-                error.file,
-            ) from error
-        finally:
-            end_loading()  # if tasks ran in this process
+    def _is_late(self) -> bool:
+        return self._stopped or self._context.deadline.is_past
 
-    def _tasks(self, blocks: Sequence[Block], executor: Executor) -> Iterator[Task]:
-        """Yield the tasks for missing chunks and shards.
+    def _may_skip(self, block: Block) -> bool:
+        """Return whether samples of a block may be skipped: not if the cache has records of them already."""
+        return self._context.skip_errors and 0 in block.variants
 
-        A small block is one task. For other blocks, tasks build the chunks, and then write the shards. The tasks for
-        the shards of a block follow those for the chunks of the next block, so that no worker waits for a block's last
-        chunk.
+    def _tasks(self, executor: Executor) -> Iterator[Task]:
+        """Yield tasks that build missing samples, beginning with those that readers ask for.
+
+        While no reader asks for samples, also yield tasks that write the shards of complete blocks.
         """
-        small = self._small_blocks(blocks, executor)
-        for at, block in enumerate(small):
-            if self._context.deadline.is_past:
+        workers = executor.workers
+        yield from self._whole_blocks(executor)
+        planned: deque[tuple[list[int], bool]] = deque()  # the next tasks, and whether a reader asks for them
+        while not self._is_late():
+            is_slow = self._is_slow and not executor.is_cluster
+            if planned and self._asked():  # what a reader asks for comes before what nobody asked for
+                self._is_given[[at for some, is_asked in planned if not is_asked for at in some]] = False
+                planned = deque(task for task in planned if task[1])
+                self._next = 0
+            while len(planned) <= (workers if is_slow else 0):
+                planned.append(self._next_samples(workers))
+            some, is_asked = planned.popleft()
+            while self._complete and not is_asked:
+                yield from self._seals_of(self._complete.popleft(), executor)
+            if not some:
                 return
-            chunks = self._chunks[block.number]
-            then = self._first_of(small[at + executor.workers :])
-            yield _run_block, (self._context_for(block), _bare(block), chunks, then)
-        seal = _run_seal if executor.is_cluster else _run_write
-        shard_tasks: list[Task] = []  # those of the previous block
-        whole = {block.number for block in small}
-        for block in blocks:
-            if block.number in whole:
-                continue
-            left = deque(
-                chunk for chunk in self._chunks[block.number] if (block.number, chunk.number) not in self._done
-            )
-            while left:
-                if self._context.deadline.is_past:
-                    return
-                some = self._take_some(left, executor.workers)
-                others = (executor.workers - 1) * len(some)  # chunks that other workers probably get
-                then = [] if executor.is_cluster else self._first_of(itertools.islice(left, others, None))
-                yield _run_chunks, (self._context_for(block), some, then)
-            yield from shard_tasks
-            count = len(self._chunks[block.number])
-            shard_tasks = [
-                (seal, (self._context, _bare(block), variant, count))
-                for variant in block.variants
-                if (block.number, variant) not in self._sealed
-            ]
-        for task in shard_tasks:
-            if self._context.deadline.is_past:
-                return
-            yield task
+            # Workers take tasks in turns. So this worker's next task is probably the one as many tasks later.
+            then = [self._samples[at] for at in planned[workers - 1][0][:MOST_FILES]] if is_slow else []
+            yield build_samples, (self._context, self._cut(some), then)
 
-    def _first_of(self, work: Iterable[Block | Chunk]) -> list[Sample]:
-        """Return the samples that the worker of the current task will probably need next; [] if storage is not slow.
+    @property
+    def _is_slow(self) -> bool:
+        return is_late(self._context.latency) or self._samples_a_task > 1
 
-        `work` has the chunks or blocks that follow the current tasks of all workers. Workers take tasks in turns.
+    def _asked(self) -> list[str]:
+        return list_asked(self._context.work) if self._context.is_followed else []
+
+    def _whole_blocks(self, executor: Executor) -> Iterator[Task]:
+        """Yield tasks that build small blocks of one variant, and write each into its shard without a spool file.
+
+        The number of these blocks is a multiple of the number of workers.
         """
-        if not is_late(self._context.latency) and self._samples_a_task == 1:
-            return []
-        samples = itertools.chain.from_iterable(each.samples for each in work)
-        return list(itertools.islice(samples, MOST_FILES))
-
-    def _take_some(self, left: deque[Chunk], workers: int) -> list[Chunk]:
-        """Take the chunks of one task: one, or several if the storage is slow, so that workers wait less often."""
-        most = max(1, len(left) // workers)
-        taken = [left.popleft()]
-        while left and len(taken) < most and sum(len(chunk.samples) for chunk in taken) < self._samples_a_task:
-            taken.append(left.popleft())
-        return taken
-
-    def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
-        """Return the blocks that are so small that one task builds a whole block, without chunk files.
-
-        The number of these blocks is a multiple of the number of workers. On a cluster there are none.
-        """
-        if executor.is_cluster:
-            return []
-        begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}
-        small = [
-            block
-            for block in blocks
-            if block.variants == (0,)
-            and block.number not in begun
-            and all(sample.bytes for sample in block.samples)  # 0 means that a size is not known
-            and sum(sample.bytes for sample in block.samples) <= SMALL_BYTES
-        ]
-        return small[: len(small) // executor.workers * executor.workers]
-
-    def _context_for(self, block: Block) -> BuildContext:
-        """Return the context of a block's tasks. If the cache has the block's samples already, none may be skipped."""
-        added = 0 not in block.variants
-        return dataclasses.replace(self._context, skip_errors=False) if added else self._context
-
-    def _find_shards(self, block: Block) -> None:
-        context = self._context
-        receipts = [load_receipt(context.shards, context.work, block.number, variant) for variant in block.variants]
-        # An earlier run may have skipped samples that this one must not skip, or may have retried other samples.
-        sealed = [
-            shard
-            for shard in receipts
-            if shard and (context.skip_errors or not shard.info.skipped) and shard.info.covers(block.samples)
-        ]
-        self._sealed.update({(block.number, shard.entry.variant): shard for shard in sealed})
-        for chunk in self._chunks[block.number]:
-            self._find_chunk(block, chunk)
-        if self._is_built(block):
-            info = sealed[0].info
-            self._remember(info.numbers, {s.entry.variant: s.rows["crc32"].tolist() for s in sealed})
-            self._count_built(block.number, info)
-            remove_chunks(context.work, block.number)
-
-    def _count_built(self, block: int, info: ChunkInfo) -> None:
-        """Count the samples of a block whose shards are all finished."""
-        self._built.add(block)
-        for chunk in self._chunks[block]:
-            self._done[block, chunk.number] = ChunkResult(0, 0, 0)
-        self._done[block, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
-
-    def _find_chunk(self, block: Block, chunk: Chunk) -> None:
-        context = self._context
-        stored = load_chunk(context.work, block.number, chunk.number, block.variants)
-        if stored is None or (stored.info.skipped and not context.skip_errors):
-            if partial := find_partial_chunk(context, chunk):
-                self._remember(partial.info.numbers, partial.crcs)
-                self._partial[block.number, chunk.number] = _found(partial, whole=False)
+        if executor.is_cluster or self._context.is_followed:
             return
-        if stored.info.covers(chunk.samples):
-            self._remember(stored.info.numbers, stored.crcs)
-            self._done[block.number, chunk.number] = _found(stored)
+        small = [each for each in self._order if self._is_small(each)]
+        small = small[: len(small) // executor.workers * executor.workers]
+        for each in small:
+            self._is_given[each.part] = True
+        for at, each in enumerate(small):
+            if self._is_late():
+                return
+            later = small[at + executor.workers].block.samples if at + executor.workers < len(small) else ()
+            yield build_block, (self._context, _chunk(each.block), later[:MOST_FILES] if self._is_slow else ())
 
-    def _remember(self, numbers: Sequence[int], checksums: Mapping[int, Sequence[int]]) -> None:
-        self._kept.update(numbers)
-        if numbers:
-            self.known[numbers[0]] = {variant: values[0] for variant, values in checksums.items()}
+    def _is_small(self, each: _Building) -> bool:
+        sizes = [sample.bytes for sample in each.block.samples]  # 0 means that a size is not known
+        is_begun = self._is_made[each.part].any()
+        return each.block.variants == (0,) and not is_begun and all(sizes) and sum(sizes) <= _SMALL_BYTES
 
-    def _take(self, task: Block | Chunk, result: Any) -> None:
-        """Store the result of a task, and report the progress.
+    def _next_samples(self, workers: int) -> tuple[list[int], bool]:
+        """Return the positions of the samples of the next task, and whether a reader asks for one of them.
 
-        If a worker on this machine wrote a shard, this process syncs it, while the worker does its next task.
+        If readers do not follow the build, all samples are of one block.
         """
-        if isinstance(result, WrittenShard):
-            result = install_shard(self._context, result)
-        if isinstance(task, Chunk):
-            if task.block not in self._built:  # a shard's result may arrive before that of its last chunk
-                (self._done if result.whole else self._partial)[task.block, task.number] = result
-            self._stopped |= not result.whole
-            self._made += result.bytes
-            self._samples_a_task = result.samples_a_task
-        elif isinstance(result, BuiltShard):
-            self._sealed[task.number, result.entry.variant] = result
-            self._on_shard(result)
-            if (task.number, 0) not in self._done:  # the block was built in one task, without chunks
-                self._made += int(result.rows["length"].sum())
-            if self._is_built(task):
-                self._count_built(task.number, result.info)
-                remove_chunks(self._context.work, task.number)
-        else:  # a chunk was missing, or the deadline stopped a block: find the existing chunks again
-            for chunk in self._chunks[task.number]:
-                self._done.pop((task.number, chunk.number), None)
-                self._find_chunk(task, chunk)
+        for name in self._asked():
+            self._queues[name] = self._read_asked(self._context.work / name)
+        some: list[int] = []
+        weight, is_asked, most = 0, False, 1
+        for name in (*sorted(self._queues, reverse=True), ""):
+            for at in self._queues[name] if name else self._unasked():
+                if self._is_given[at]:
+                    continue
+                if not some:
+                    most = self._most_samples(self._at(at).block, workers)
+                elif not self._context.is_followed and self._at(at) is not self._at(some[0]):
+                    return some, is_asked
+                self._is_given[at] = True
+                some.append(at)
+                weight += self._samples[at].bytes
+                is_asked |= bool(name)
+                if len(some) >= most or weight >= TASK_BYTES:
+                    return some, is_asked
+            self._queues.pop(name, None)
+        return some, is_asked
+
+    def _unasked(self) -> Iterator[int]:
+        while self._next < len(self._samples):
+            yield self._next
+            self._next += 1
+
+    def _most_samples(self, block: Block, workers: int) -> int:
+        given = int(self._is_given.sum())
+        left = len(self._samples) - given
+        late = min(_MOST_LATE_SAMPLES, self._samples_a_task, max(_MOST_SAMPLES, left // workers))
+        if not self._context.is_followed:
+            return max(late, self._usual(block))
+        return max(min(late, given), min(_MOST_SAMPLES, max(_TASK_SAMPLES, min(given, left) // _TASK_SHARE)))
+
+    def _usual(self, block: Block) -> int:
+        return samples_a_task(block, self._context.encoder.fields, len(self._samples))
+
+    def _at(self, position: int) -> _Building:
+        return self._order[bisect.bisect_right(self._firsts, position) - 1]
+
+    def _read_asked(self, path: Path) -> Iterator[int]:
+        """Return the samples that a reader asks for in a file, and remove the file; no samples if it cannot be read."""
+        try:
+            found = np.load(path, allow_pickle=False)
+            path.unlink()
+        except (OSError, ValueError, EOFError):
+            return iter(())
+        if found.ndim != 1 or found.dtype.kind not in "iu":
+            return iter(())
+        return iter(found[(found >= 0) & (found < len(self._samples))].tolist())
+
+    def _cut(self, positions: Sequence[int]) -> list[Chunk]:
+        samples: dict[int, list[Sample]] = {}
+        for at in sorted(positions):
+            samples.setdefault(self._at(at).block.number, []).append(self._samples[at])
+        return [_chunk(self._blocks[number].block, some) for number, some in samples.items()]
+
+    def _last_seals(self, executor: Executor) -> Iterator[Task]:
+        while self._complete and not self._is_late():
+            yield from self._seals_of(self._complete.popleft(), executor)
+
+    def _seals_of(self, each: _Building, executor: Executor) -> Iterator[Task]:
+        info = ChunkInfo.join(each.infos).in_order()
+        rows = each.rows[each.places(info.numbers)]
+        for variant in each.missing:
+            of_variant = rows[:, each.block.variants.index(variant)]
+            yield seal_block, (self._context, each.block.number, variant, of_variant, info, executor.is_cluster)
+
+    def _take(self, result: Made | WrittenShard | BuiltShard | None) -> None:
+        """Save the result of a task; None if the deadline stopped it."""
+        if result is None:
+            self._stopped = True
+        elif isinstance(result, Made):
+            self._samples_a_task, self._stopped = result.samples_a_task, self._stopped or not result.is_whole
+            for made in result.groups:
+                each = self._blocks[made.block]
+                made.rows["row"] = self._row_numbers(each, each.places(made.info.numbers))
+            if result.groups:
+                self._log.append(result.groups)
+            for made in result.groups:
+                self._add(made)
+                self._bytes += int(made.rows["length"].sum())
+            self._on_progress(self._progress())
+        else:  # if a worker on this machine wrote a shard, this process syncs it
+            self._add_shard(self._install(result))
+
+    def _install(self, result: WrittenShard | BuiltShard) -> BuiltShard:
+        return install_shard(self._context, result) if isinstance(result, WrittenShard) else result
+
+    def _row_numbers(self, each: _Building, places: Positions) -> Positions:
+        """Return the numbers in the log of the rows of some samples of a block: (samples, variants)."""
+        variants = np.searchsorted(self._variants, each.block.variants)
+        return np.asarray(variants[None] * len(self._samples) + (each.part.start + places)[:, None])
+
+    def _add(self, made: Spooled) -> None:
+        each = self._blocks[made.block]
+        each.infos.append(made.info)
+        each.rows[each.places(made.info.numbers)] = made.rows
+        positions = each.part.start + each.places(made.info.every_number)
+        self._is_made[positions] = self._is_given[positions] = True
+        self._skipped += len(made.info.skipped)
+        if self._is_made[each.part].all():
+            self._complete.append(each)
+
+    def _add_shard(self, shard: BuiltShard) -> None:
+        each = self._blocks[shard.entry.block]
+        each.shards[shard.entry.variant] = shard
+        self._on_shard(shard)
+        if not each.infos:  # the block was built whole
+            self._bytes += int(shard.rows["length"].sum())
+        self._count_built(each)
         self._on_progress(self._progress())
 
-    def _is_built(self, block: Block) -> bool:
-        return all((block.number, variant) in self._sealed for variant in block.variants)
+    def _count_built(self, each: _Building) -> None:
+        if each.missing:
+            return
+        if not self._is_made[each.part].all():
+            self._is_made[each.part] = self._is_given[each.part] = True
+            self._skipped += len(each.shards[each.block.variants[0]].info.skipped)
+        if not self._context.is_followed:
+            for number in np.unique(each.rows["file"][each.rows["length"] > 0]).tolist():
+                (self._context.work / spool_name(number)).unlink(missing_ok=True)
+        each.rows = each.rows[:0].copy()
+
+    def _find_shards(self) -> None:
+        context = self._context
+        for each in self._order:
+            for variant in each.block.variants:
+                shard = load_receipt(context.shards, context.work, each.block.number, variant)
+                # An earlier run may have skipped samples that this one must not skip, or may have had other samples.
+                is_usable = shard and (self._may_skip(each.block) or not shard.info.skipped)
+                if shard and is_usable and shard.info.covers(each.block.samples):
+                    each.shards[variant] = shard
+            if not each.missing:
+                info = each.shards[each.block.variants[0]].info
+                self._count_built(each)
+                if info.numbers:
+                    self.known[info.numbers[0]] = {
+                        variant: int(shard.rows["crc32"][0]) for variant, shard in each.shards.items()
+                    }
+
+    def _find_records(self) -> None:
+        """Find the undamaged records in spool files, and ignore all other records."""
+        self._logged = self._log.last_rows(len(self._variants) * len(self._samples))
+        is_wanted = np.tile(~self._is_made, len(self._variants))
+        is_right = np.zeros(len(self._logged), np.bool_)
+        is_right[is_wanted] = are_right(self._context.work, self._logged[is_wanted])
+        for number, info in self._log.infos():
+            each = self._blocks.get(number)
+            if each is None or not each.has(info) or (info.skipped and not self._may_skip(each.block)):
+                continue
+            rows = self._row_numbers(each, each.places(info.numbers))
+            is_new = not self._is_made[each.part.start + each.places(info.every_number)].any()
+            if is_new and is_right[rows].all():
+                self._kept.append(Spooled(number, info, self._logged[rows]))
+                self._add(self._kept[-1])
+                if info.numbers:
+                    self.known[info.numbers[0]] = dict(
+                        zip(each.block.variants, self._logged[rows[0]]["crc32"].tolist(), strict=True)
+                    )
+        self._complete = deque(each for each in self._order if each.missing and self._is_made[each.part].all())
+
+    def _correct_log(self) -> None:
+        """Append rows to the log, so that the last row of each record is right.
+
+        A record that is only in a shard gets a row with its position in the shard. A record that is lost gets a row
+        with the length 0, because readers would otherwise read it where the log says.
+        """
+        logged = self._logged
+        found = logged.copy()
+        found["length"] = 0
+        for made in self._kept:
+            found[made.rows["row"].astype(np.int64)] = made.rows
+        for at, each in enumerate(self._order):
+            for variant, shard in each.shards.items():
+                numbers = self._row_numbers(each, np.arange(len(shard.rows)))[:, each.block.variants.index(variant)]
+                for name in ("offset", "length", "crc32"):
+                    found[name][numbers] = shard.rows[name]
+                found["row"][numbers] = numbers
+                found["file"][numbers] = self._variants.index(variant) * len(self._blocks) + at
+        is_new = (found != logged) & ((found["length"] > 0) | (logged["length"] > 0))
+        if is_new.any():
+            self._log.append_rows(found[is_new])
 
     def _progress(self) -> BuildProgress:
-        results = {**self._partial, **self._done}.values()
-        kept = sum(result.kept for result in results)
-        skipped = sum(result.skipped for result in results)
-        return BuildProgress(kept + skipped, self._total, skipped, self._made)
+        return BuildProgress(int(self._is_made.sum()), len(self._samples), self._skipped, self._bytes)
 
 
-def _found(stored: StoredChunk, whole: bool = True) -> ChunkResult:
-    """The result counts no bytes, because nothing was built now. If not `whole`, `stored` is a chunk's beginning."""
-    return ChunkResult(len(stored.info.numbers), len(stored.info.skipped), 0, whole)
-
-
-def _bare(block: Block) -> Block:
-    """Return a block without its samples, so that tasks are small."""
-    return dataclasses.replace(block, samples=())
-
-
-def _run_chunks(
-    context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample]
-) -> list[tuple[Chunk, ChunkResult]]:
-    """Build chunks one after the other, until the deadline stops one.
-
-    Returns each begun chunk, without its samples, and its result. `then` are the samples with which this worker's next
-    task probably begins. They are read ahead.
-    """
-    done: list[tuple[Chunk, ChunkResult]] = []
-    with load_ahead(context, chunks, then) as items:
-        for chunk in chunks:
-            done.append((dataclasses.replace(chunk, samples=()), build_chunk(context, chunk, items)))
-            if not done[-1][1].whole:
-                break
-    return done
-
-
-def _run_block(
-    context: BuildContext, block: Block, chunks: Sequence[Chunk], then: Sequence[Sample]
-) -> list[tuple[Block, WrittenShard | None]]:
-    return [(block, build_block(context, chunks, then))]
-
-
-def _run_seal(context: BuildContext, block: Block, variant: int, chunks: int) -> list[tuple[Block, BuiltShard | None]]:
-    return [(block, seal_shard(context, block, variant, chunks))]
-
-
-def _run_write(
-    context: BuildContext, block: Block, variant: int, chunks: int
-) -> list[tuple[Block, WrittenShard | None]]:
-    return [(block, write_shard(context, block, variant, chunks))]
+def _chunk(block: Block, samples: Sequence[Sample] | None = None) -> Chunk:
+    some = tuple(block.samples if samples is None else samples)
+    clean = {sample.number: block.clean[sample.number] for sample in some if sample.number in block.clean}
+    return Chunk(block.number, some, block.variants, clean)

@@ -1,4 +1,4 @@
-"""The tasks of a build: build_chunk and then seal_shard, or only build_block. A task decodes each sample once."""
+"""The tasks of a build: build_samples and then seal_block, or only build_block. A task decodes each sample once."""
 
 from __future__ import annotations
 
@@ -24,25 +24,14 @@ from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import MEAN, STD
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
-from tpucache.warmup.blocks import Block, Chunk, content_sha256
+from tpucache.warmup.blocks import TASK_BYTES, Chunk, content_sha256
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.arrays import Facts
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.records.moments import Moments, add_moments, mean_and_std, moments
-from tpucache.warmup.run.chunks import (
-    IN_SOURCE,
-    BuiltShard,
-    ChunkInfo,
-    KeptSample,
-    StoredChunk,
-    join_infos,
-    load_chunk,
-    read_records,
-    remove_chunks,
-    save_chunk,
-    save_receipt,
-)
+from tpucache.warmup.run.chunks import IN_SOURCE, BuiltShard, ChunkInfo, KeptSample, save_receipt
 from tpucache.warmup.run.folder import disk_failure, is_held
+from tpucache.warmup.run.spool import Log, Rows, Spooled, Unwritten, read_spool, write_spool
 from tpucache.warmup.sources.ahead import LoadAhead, lateness_of
 from tpucache.warmup.sources.source import Sample
 
@@ -72,7 +61,8 @@ class BuildContext:
     `work` is the work folder, `shards` the folder of finished shards, and `run` the token of the run's lock. No task
     starts after `deadline`. `other_versions` describes the library versions that differ from the cache's. The samples
     with the numbers `compared` get a content hash, by which later runs notice another source. `latency` is the time in
-    seconds that the storage took to deliver the first sample; 0 if that was not measured.
+    seconds that the storage took to deliver the first sample; 0 if that was not measured. `is_followed` says that
+    processes may read the records before the cache is finished.
     """
 
     encoder: SampleEncoder
@@ -84,6 +74,7 @@ class BuildContext:
     other_versions: tuple[str, ...] = ()
     compared: frozenset[int] = frozenset()
     latency: float = 0.0
+    is_followed: bool = False
 
     @property
     def lateness(self) -> Lateness:
@@ -91,24 +82,15 @@ class BuildContext:
         return lateness_of(self.work, self.latency)
 
 
-@dataclass(frozen=True)
-class ChunkResult:
-    """The result of a chunk: how many samples were `kept` and `skipped`, and the `bytes` of their records.
+class Made(NamedTuple):
+    """The result of a task. `is_whole` says whether it built all its samples.
 
-    `whole` says whether the chunk is complete. `samples_a_task` is how many samples a task should have, given the
-    storage's delay that the worker has measured.
+    `samples_a_task` is how many samples a task should have, given the storage's delay that the worker has measured.
     """
 
-    kept: int
-    skipped: int
-    bytes: int
-    whole: bool = True
-    samples_a_task: int = 1
-
-
-class _Record(NamedTuple):
-    data: bytes
-    crc32: int
+    groups: list[Spooled]
+    is_whole: bool
+    samples_a_task: int
 
 
 @dataclass(frozen=True)
@@ -151,132 +133,74 @@ def end_loading() -> None:
             items.close()
 
 
-def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkResult:
-    """Decode, resize, augment and encode the samples of a chunk, and write their records into the work folder.
+def build_samples(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample]) -> Made:
+    """Build the records of the samples of `chunks`, and append them to a spool file.
 
-    `items` loads the samples. If the deadline cuts a chunk short, its finished records are written, and the next call
-    for the same chunk continues with the samples after them. Raises SampleError for a sample that cannot be used,
-    unless `context.skip_errors`, BuildError when a clean record differs from that of the cache, or when the disk fails.
+    `then` are the samples with which this worker's next task probably begins. They are read ahead.
     """
     keep_freed_memory()
-    info, records = _resume(context, chunk)
-    first = len(info.numbers) + len(info.skipped)
+    groups: list[Spooled] = []
+    built: list[Unwritten] = []
+    is_whole = True
 
-    def keep(_number: int, made: Sequence[bytes]) -> None:
-        for variant, record in zip(chunk.variants, made, strict=True):
-            records[variant].append(_Record(record, zlib.crc32(record)))
-
-    done = add_samples(context, chunk, first, info, items, keep)
-    whole = done == len(chunk.samples)
-    if whole or done > first:
+    def write() -> None:
         check_run(context)
-        _save_chunk(context, chunk, info, records, whole)
-    made = sum(len(record.data) for of_variant in records.values() for record in of_variant)
-    return ChunkResult(len(info.numbers), len(info.skipped), made, whole, context.lateness.samples_a_task)
+        groups.extend(write_spool(context.work, context.run, built, is_followed=context.is_followed))
+        built.clear()
+
+    with load_ahead(context, chunks, then) as items:
+        for chunk in chunks:
+            made = Unwritten(chunk.block, len(chunk.variants), ChunkInfo(), [])
+            is_whole = add_samples(context, chunk, made.info, items, made.keep)
+            if made.info.every_number:
+                built.append(made)
+            if sum(each.bytes for each in built) >= TASK_BYTES:
+                write()
+            if not is_whole:
+                break
+    if built:
+        write()
+    return Made(groups, is_whole, context.lateness.samples_a_task)
 
 
-def build_block(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample] = ()) -> WrittenShard | None:
-    """Build a block with one variant, and write its records directly into the shard, under a temporary name.
+def build_block(context: BuildContext, chunk: Chunk, then: Sequence[Sample]) -> WrittenShard | None:
+    """Build all samples of a block with one variant directly into its shard, under a temporary name.
 
-    This avoids writing chunks and reading them again. At the deadline, or when a sample cannot be used, finished
-    records are saved as chunks; at the deadline, None is returned. `then` are the samples with which this worker's next
-    task probably begins. They are read ahead. Raises the errors of `build_chunk` and `write_shard`.
+    Returns None if the deadline came: then nothing is kept. `then` is as in `build_samples`.
     """
     keep_freed_memory()
-    (variant,) = chunks[0].variants
-    infos: list[ChunkInfo] = []
-    aside = temporary_shard(context, chunks[0].block, variant)
-    with (
-        ShardWriter(aside) as writer,
-        load_ahead(context, chunks, then) as items,
-    ):
-
-        def keep(number: int, made: Sequence[bytes]) -> None:
-            writer.append(number, made[0])
-
-        try:
-            for chunk in chunks:
-                info = ChunkInfo()
-                done = add_samples(context, chunk, 0, info, items, keep)
-                infos.append(info)
-                if done < len(chunk.samples):
-                    _keep_chunks(context, chunks, infos, writer)
-                    return None
-        except SampleError:
-            _keep_chunks(context, chunks, infos, writer)
-            raise
+    info, (variant,) = ChunkInfo(), chunk.variants
+    aside = temporary_shard(context, chunk.block, variant)
+    with ShardWriter(aside) as writer, load_ahead(context, [chunk], then) as items:
+        if not add_samples(context, chunk, info, items, lambda number, records: writer.append(number, records[0])):
+            return None
         check_run(context)
-        return written_shard(aside, chunks[0].block, variant, writer.finish(), infos)
+        return written_shard(aside, chunk.block, variant, writer.finish(), info)
 
 
-def _keep_chunks(
-    context: BuildContext, chunks: Sequence[Chunk], infos: Sequence[ChunkInfo], writer: ShardWriter
-) -> None:
-    """Save the records that `writer` has so far as chunk files, so that the next run continues from them.
+def seal_block(
+    context: BuildContext, block: int, variant: int, rows: Rows, info: ChunkInfo, is_installed: bool
+) -> WrittenShard | BuiltShard:
+    """Write the shard of one variant of a block from spool files, under a temporary name. Raises BuildError.
 
-    `infos` are those of the begun chunks, in order. The last of these chunks may be incomplete.
+    `rows` are the log's rows of its records, in the order of `info.numbers`. If `is_installed`, the shard also gets
+    its name.
     """
     check_run(context)
-    written = writer.records()
-    for chunk, info in zip(chunks, infos, strict=False):
-        records = {chunk.variants[0]: [_Record(*each) for each in itertools.islice(written, len(info.numbers))]}
-        if info.numbers or info.skipped:
-            _save_chunk(context, chunk, info, records, whole=info.covers(chunk.samples))
-
-
-def _save_chunk(
-    context: BuildContext, chunk: Chunk, info: ChunkInfo, records: Mapping[int, Sequence[_Record]], whole: bool
-) -> None:
-    stored = StoredChunk(
-        info,
-        {variant: [len(record.data) for record in made] for variant, made in records.items()},
-        {variant: [record.crc32 for record in made] for variant, made in records.items()},
-    )
-    data = {variant: [record.data for record in made] for variant, made in records.items()}
+    aside = temporary_shard(context, block, variant)
     try:
-        save_chunk(context.work, chunk.block, chunk.number, stored, data, whole)
+        with ShardWriter(aside) as writer:
+            records = read_spool(context.work, rows)
+            for number, record, crc in zip(info.numbers, records, rows["crc32"].tolist(), strict=True):
+                writer.append(number, record, crc)
+            check_run(context)
+            written = written_shard(aside, block, variant, writer.finish(), info)
     except OSError as error:
         raise disk_failure(context.work, error) from error
-
-
-def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | None:
-    """Return the beginning of a chunk that an earlier run has built, or None if it cannot be continued."""
-    stored = load_chunk(context.work, chunk.block, chunk.number, chunk.variants, whole=False)
-    if stored is None or (stored.info.skipped and not context.skip_errors):
-        return None
-    done = len(stored.info.numbers) + len(stored.info.skipped)
-    return stored if stored.info.covers(chunk.samples[:done]) else None
-
-
-def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[int, list[_Record]]]:
-    """Return the info and the records of a chunk that an earlier run has begun.
-
-    Both are empty if there is no such chunk, or if its files are damaged.
-    """
-    empty: dict[int, list[_Record]] = {variant: [] for variant in chunk.variants}
-    stored = find_partial_chunk(context, chunk)
-    if stored is None:
-        return ChunkInfo(), empty
-    records = dict(empty)
-    try:
-        for variant in chunk.variants:
-            read = read_records(context.work, chunk.block, chunk.number, variant, stored)
-            records[variant] = [_Record(record, crc) for _, record, crc in read]
-            if any(zlib.crc32(record) != crc for record, crc in records[variant]):  # damaged by a power cut
-                return ChunkInfo(), empty
-    except OSError:
-        return ChunkInfo(), empty
-    return stored.info, records
-
-
-def seal_shard(context: BuildContext, block: Block, variant: int, chunks: int) -> BuiltShard | None:
-    """Write the shard of one variant of a block from the block's chunks on disk, and give it its final name.
-
-    `chunks` is their number. Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when
-    the disk fails or a chunk is damaged.
-    """
-    written = write_shard(context, block, variant, chunks)
-    return None if written is None else install_shard(context, written)
+    except BuildError:  # a power cut may have damaged the spool files
+        Log(context.work, context.is_followed).forget()
+        raise
+    return install_shard(context, written) if is_installed else written
 
 
 def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
@@ -290,40 +214,13 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
     return written.shard
 
 
-def write_shard(context: BuildContext, block: Block, variant: int, chunks: int) -> WrittenShard | None:
-    """Write the shard of one variant of a block from the block's chunks on disk, under a temporary name.
-
-    `chunks` is their number. Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when
-    the disk fails or a chunk is damaged.
-    """
-    check_run(context)
-    found = [load_chunk(context.work, block.number, chunk, block.variants) for chunk in range(chunks)]
-    made = [stored for stored in found if stored is not None]
-    if len(made) != chunks:
-        return None
-    aside = temporary_shard(context, block.number, variant)
-    try:
-        sealed = _write_records(context, aside, block, variant, made)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise disk_failure(context.work, error) from error
-    except BuildError:
-        # A power cut may have damaged the chunks. Remove them, so that the next run builds them again.
-        remove_chunks(context.work, block.number)
-        raise
-    if sealed is None:
-        return None
-    return written_shard(aside, block.number, variant, sealed, [stored.info for stored in made])
-
-
 def temporary_shard(context: BuildContext, block: int, variant: int) -> Path:
     """Return a path for a shard that is being written. No other process uses it."""
     return context.work / f"{shard_name(variant, block)}.{uuid.uuid4().hex}"
 
 
-def written_shard(aside: Path, block: int, variant: int, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
-    """Return a WrittenShard for the verified file `aside`, which `sealed` describes, from its chunks' `infos`."""
+def written_shard(aside: Path, block: int, variant: int, sealed: ShardInfo, info: ChunkInfo) -> WrittenShard:
+    """Return a WrittenShard for the verified file `aside`, which `sealed` describes."""
     entry = ShardEntry(
         name=shard_name(variant, block),
         bytes=sealed.bytes,
@@ -334,53 +231,35 @@ def written_shard(aside: Path, block: int, variant: int, sealed: ShardInfo, info
         records=len(sealed.rows),
         records_sha256=sealed.records_sha256,
     )
-    return WrittenShard(aside, BuiltShard(entry, sealed.rows, join_infos(infos)))
-
-
-def _write_records(
-    context: BuildContext, aside: Path, block: Block, variant: int, chunks: list[StoredChunk]
-) -> ShardInfo | None:
-    """Write the records of one variant of a block's chunks into the shard `aside`. Return None at the deadline.
-
-    Raises OSError, BuildError.
-    """
-    with ShardWriter(aside) as writer:
-        for chunk, stored in enumerate(chunks):
-            for number, record, crc in read_records(context.work, block.number, chunk, variant, stored):
-                if context.deadline.is_past:
-                    return None
-                writer.append(number, record, crc)
-        check_run(context)
-        return writer.finish()
+    return WrittenShard(aside, BuiltShard(entry, sealed.rows, info))
 
 
 def add_samples(
     context: BuildContext,
     chunk: Chunk,
-    first: int,
     info: ChunkInfo,
     items: LoadAhead,
     keep: Callable[[int, Sequence[bytes]], None],
-) -> int:
-    """Encode a chunk's samples, beginning with position `first`, and add their labels, columns and sums to `info`.
+) -> bool:
+    """Encode a chunk's samples, and add their labels, columns and sums to `info`. Only new samples may be skipped.
 
     `items` loads the samples. `keep` is called with the number of each sample and its records, one for each variant.
-    Returns the position after the last finished sample; it is lower than the chunk's length if the deadline came.
+    Returns False if the deadline came before the last sample.
     """
     totals: Moments = (info.sums, info.squares)
     kept: list[KeptSample] = []
     images: list[tuple[Array, Facts]] = []  # their moments are added later, several images at a time
-    done = first
-    for sample in chunk.samples[first:]:
+    is_whole = True
+    for sample in chunk.samples:
         if time.monotonic() - _checked.get(context.run, -_CHECK_SECONDS) >= _CHECK_SECONDS:
             check_run(context)
         if context.deadline.is_past:
+            is_whole = False
             break
-        done += 1
         try:
             encoded = context.encoder.encode(sample, chunk.variants, items.load(sample))
         except SampleError as error:
-            if not context.skip_errors:
+            if not context.skip_errors or 0 not in chunk.variants:
                 raise
             info.skipped.append(Skipped(sample.number, sample.path, error.reason))
             info.digests[str(sample.number)] = content_sha256(context.encoder.source, sample)
@@ -399,7 +278,7 @@ def add_samples(
             info.count(place, counts)
     info.sums[:], info.squares[:] = _add_images(totals, images)
     info.add(kept)
-    return done
+    return is_whole
 
 
 def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
