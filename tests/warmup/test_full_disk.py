@@ -81,7 +81,7 @@ class Unsized(FolderSource):
         (FolderSource, 1500, 1),
         *thorough(*((FolderSource, size, 1) for size in (40, 900))),
         (Unsized, 1700, 1),
-        *thorough(*((Unsized, size, 1) for size in (40, 300, 900, 2310))),
+        *thorough(*((Unsized, size, 1) for size in (40, 300, 900))),
         *thorough((Unsized, 40, 2), (Unsized, 1700, 2)),
     ],
 )

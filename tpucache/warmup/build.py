@@ -159,7 +159,7 @@ def build_cache(
                 upload.check_addition(existing)
         work = cache / WORK_NAME
         is_needed = upload is not None and upload.place.needs_work
-        is_left = existing is not None and not plan.blocks and not is_needed and work.exists()
+        is_left = existing is not None and (plan.is_retry or not plan.blocks) and not is_needed and work.exists()
         if existing is not None and is_left and not is_adding_to(work, existing.manifest):
             _clean_up(cache, existing.manifest)  # an earlier run has finished the cache and left its work folder
         if existing is not None and not plan.blocks:

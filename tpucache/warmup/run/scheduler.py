@@ -165,10 +165,7 @@ class Scheduler:
         try:
             for result in executor.run(self._tasks(executor), few=few):
                 self._take(result)
-            with ThreadPoolExecutor(_SYNCED_AT_ONCE, "tpucache-sync") as pool:  # workers do not wait for it
-                written = executor.run(self._last_seals(executor), few=len(self._blocks) == 1)
-                for installed in [pool.submit(self._install, each) for each in written]:
-                    self._add_shard(installed.result())
+            self._take_last(executor.run(self._last_seals(executor), few=len(self._blocks) == 1))
         except SampleError as error:
             if not self._context.skip_errors:
                 raise
@@ -183,6 +180,15 @@ class Scheduler:
                 f"{self._context.shards}. Run the same command again to continue."
             )
         return [each.shards[variant] for each in self._order for variant in each.block.variants]
+
+    def _take_last(self, results: Iterator[WrittenShard | BuiltShard]) -> None:
+        if not self._context.is_followed:
+            for result in results:
+                self._take(result)
+            return
+        with ThreadPoolExecutor(_SYNCED_AT_ONCE, "tpucache-sync") as pool:  # most blocks end at the same time
+            for installed in [pool.submit(self._install, result) for result in results]:
+                self._add_shard(installed.result())
 
     def _is_late(self) -> bool:
         return self._stopped or self._context.deadline.is_past

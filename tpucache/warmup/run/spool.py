@@ -19,7 +19,6 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +35,6 @@ Rows = npt.NDArray[Any]
 
 _INFOS_NAME: Final = "arrived.jsonl"
 _UNREAD_NAME: Final = "built.bin"
-_APPEND: Final = os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
 _threads: Final = threading.local()
 
 
@@ -78,16 +76,16 @@ class Log:
     def append(self, made: Sequence[Spooled]) -> None:
         """Raises BuildError when the disk fails."""
         try:
-            with (self.work / _INFOS_NAME).open("a") as infos:
-                infos.writelines(map(_to_line, made))
+            with (self.work / _INFOS_NAME).open("ab") as infos:
+                infos.write("".join(map(_to_line, made)).encode())
             self.append_rows(np.concatenate([each.rows.reshape(-1) for each in made]))
         except OSError as error:
             raise disk_failure(self.work, error) from error
 
     def append_rows(self, rows: Rows) -> None:
         """Raises OSError."""
-        with FileIO(os.open(self.path, _APPEND | os.O_CREAT, 0o666), "ab") as file:
-            _write(file, rows.tobytes())
+        with self.path.open("ab") as file:
+            file.write(rows.tobytes())
 
     def last_rows(self, count: int) -> Rows:
         """Return the last row in the log of each of `count` records; a row of zeros for a record without one."""
@@ -139,10 +137,9 @@ def write_spool(work: Path, run: str, made: Sequence[Unwritten], *, is_followed:
         try:
             number = _spool_number(work, run, is_followed=is_followed)
             # The file is closed, because on network file systems other machines see only then what was written.
-            with FileIO(os.open(work / spool_name(number), _APPEND), "ab") as file:
-                start = os.fstat(file.fileno()).st_size
-                for record in records:
-                    _write(file, record)
+            with (work / spool_name(number)).open("ab") as file:
+                start = file.tell()
+                file.writelines(records)
         except OSError as error:
             raise disk_failure(work, error) from error
         rows["file"] = number
@@ -161,7 +158,7 @@ def _spool_number(work: Path, run: str, *, is_followed: bool) -> int:
     while True:
         number = SPOOL_BIT | secrets.randbits(30)  # numbers with the next bit stand for readers' files in memory
         try:
-            os.close(os.open(work / spool_name(number), _APPEND | os.O_CREAT | os.O_EXCL, 0o666))
+            (work / spool_name(number)).open("xb").close()
         except FileExistsError:
             continue
         _threads.run, _threads.number = run, number
@@ -200,9 +197,3 @@ def _to_line(made: Spooled) -> str:
 
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-def _write(file: FileIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) or 0 :]
