@@ -7,22 +7,24 @@ import importlib
 import math
 import os
 import re
+import resource
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-#: Flags that open a file for reading as bytes, without waiting if it is a pipe; programs do not inherit the file.
-READ: Final[int] = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
-#: Flags to open a folder; None if that is not possible.
-FOLDER: Final[int | None] = (os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if hasattr(os, "O_DIRECTORY") else None
+#: Leases and seals of files need it; locks are in `store/lock.py`.
+fcntl: Final[Any] = importlib.import_module("fcntl")
+#: Flags that open a file for reading, without waiting if it is a pipe; programs do not inherit the file.
+READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+#: Flags that open a folder.
+FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
-_position = threading.Lock()  # held while `_pread` moves the position of a file and reads at it
+#: Read at a position of an open file; several threads may call them.
+pread, preadv = os.pread, os.preadv
 
 #: Parameters of glibc's `mallopt` (malloc.h). The first is the free memory that the process keeps, the second the size
 #: from which on each block gets a memory map of its own. glibc allows at most 32 MB for the second.
@@ -32,41 +34,6 @@ _KEPT_BYTES: Final = 1 << 28
 _LARGEST_KEPT: Final = 1 << 25
 #: A flag of Linux's `sync_file_range` (fs.h): begin writing the pages of the range that are not being written yet.
 _WRITE_RANGE: Final = 2
-
-
-def _find_module(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return None
-
-
-#: Python's modules of these names; None on Windows.
-fcntl: Final[Any] = _find_module("fcntl")
-resource: Final[Any] = _find_module("resource")
-
-
-def _pread(number: int, length: int, offset: int) -> bytes:
-    with _position:
-        os.lseek(number, offset, os.SEEK_SET)
-        return os.read(number, length)
-
-
-def _preadv(number: int, buffers: Sequence[Any], offset: int) -> int:
-    done = 0
-    for buffer in buffers:
-        view = memoryview(buffer).cast("B")
-        data = pread(number, len(view), offset + done)
-        view[: len(data)] = data
-        done += len(data)
-        if len(data) < len(view):
-            break
-    return done
-
-
-#: `os.pread` and `os.preadv`: read at a position of an open file; several threads may call them.
-pread: Final[Callable[[int, int, int], bytes]] = getattr(os, "pread", _pread)
-preadv: Final[Callable[[int, Sequence[Any], int], int]] = getattr(os, "preadv", _preadv)
 
 
 # Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
@@ -106,7 +73,7 @@ def is_in_page_cache(number: int, offset: int) -> bool:
 
 
 def is_read_only(number: int) -> bool:
-    return hasattr(os, "statvfs") and bool(os.statvfs(number).f_flag & os.ST_RDONLY)
+    return bool(os.statvfs(number).f_flag & os.ST_RDONLY)
 
 
 def open_memory_file() -> int:
@@ -124,9 +91,7 @@ def usable_cores() -> int:
 
 
 def peak_bytes() -> int:
-    if resource is None:
-        return 0
-    peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import re
+import resource
 import signal
 import sys
 import threading
@@ -22,7 +23,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
-from tpucache.machine import resource
 from tpucache.text import printable_lines
 
 Result = TypeVar("Result")
@@ -239,7 +239,5 @@ def _is_shortage(error: BaseException) -> bool:
 
 
 def _limit() -> int | None:
-    if resource is None:
-        return None
-    limit: int = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit

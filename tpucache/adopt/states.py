@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.machine import FOLDER, READ
+from tpucache.machine import FOLDER
 from tpucache.native import file_system
 from tpucache.progress import Progress
 from tpucache.store.ahead import map_ahead
@@ -154,7 +154,7 @@ def folder_state(root: str, allow_empty: bool) -> str:
 
 def _keeps_inodes(root: str) -> bool:
     try:
-        number = os.open(root, READ if FOLDER is None else FOLDER)
+        number = os.open(root, FOLDER)
     except OSError:  # the caller lists the folder next, which raises the error
         return False
     try:

@@ -9,6 +9,7 @@ import io
 import math
 import os
 import re
+import resource
 import secrets
 import shutil
 import stat
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from tpucache import machine
 from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
-from tpucache.machine import FOLDER, READ, resource
+from tpucache.machine import FOLDER, READ
 from tpucache.text import shown
 
 if TYPE_CHECKING:
@@ -314,8 +315,8 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 def describe_size_limit() -> str:
     """Return a text with the largest file size that this process may write, and how to raise it; "" for no limit."""
-    limit = None if resource is None else resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if resource is None or limit == resource.RLIM_INFINITY:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
         return ""
     return f"this process may write at most {limit:,} bytes, raise the limit (`ulimit -f unlimited`)"
 
@@ -389,9 +390,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Write a directory's entries to the disk, so that they survive a power cut. Does nothing on Windows."""
-    if FOLDER is None:
-        return
+    """Write a directory's entries to the disk, so that they survive a power cut."""
     descriptor = os.open(directory, FOLDER)
     try:
         os.fsync(descriptor)

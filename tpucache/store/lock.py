@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import DependencyError, StoreError, TpucacheError
-from tpucache.machine import fcntl
 from tpucache.store.files import OpenFolder, open_file
 from tpucache.text import shown
 
@@ -39,9 +39,7 @@ _held: set[int] = set()  # descriptors of lock files
 
 
 def check_locks(doing: str, *, of_open_files: bool = False) -> None:
-    """Raise DependencyError on a system without file locks; with `of_open_files`, on every system but Linux."""
-    if fcntl is None:
-        raise DependencyError(f"{doing} needs locks of files that this system does not have: use Linux, macOS or WSL")
+    """Raise DependencyError with `of_open_files` on every system but Linux."""
     if of_open_files and not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
         raise DependencyError(
             f"{doing} needs locks of open files, which only Linux has: copy the cache with `tpucache fetch` instead"
@@ -53,8 +51,6 @@ def flock(number: int, *, is_shared: bool = False, patience: float = 0.0) -> boo
 
     The lock ends when the file is closed, or with the process.
     """
-    if fcntl is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     kind, until = (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, time.monotonic() + patience
     while True:
         try:

@@ -15,6 +15,7 @@ import errno
 import functools
 import os
 import queue
+import resource
 import signal
 import threading
 import time
@@ -314,4 +315,4 @@ def _has_leases() -> bool:
 
 
 def _most_files() -> int:
-    return int(machine.resource.getrlimit(machine.resource.RLIMIT_NOFILE)[0])
+    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

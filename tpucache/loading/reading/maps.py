@@ -59,7 +59,7 @@ TEXTS: Final[dict[How, str]] = {
 def cannot_shrink(number: int) -> bool:
     """Return whether no program can truncate an open file: a file on a read-only mount, or a sealed memory file."""
     with contextlib.suppress(OSError):  # most file systems have no seals
-        if machine.fcntl is not None and machine.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
+        if machine.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
             return True
     return machine.is_read_only(number)
 
