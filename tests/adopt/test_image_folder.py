@@ -99,29 +99,12 @@ def test_grey_and_transparent_pictures_are_rgb_and_grey_ones_are_asked_for(root:
     assert ImageFolder(root, recipe=Recipe(size=SIZE, mode="grey"), jobs=1)[0][0].shape == (1, SIZE, SIZE)
 
 
-def test_an_index_outside_is_an_index_error(root: Path) -> None:
-    dataset = opened(root)
-    assert torch.equal(dataset[-6][0], dataset[0][0])
-    for index in (6, -7):
-        with pytest.raises(IndexError):
-            dataset[index]
-    assert len(list(dataset)) == 6
-
-
 def test_the_second_use_builds_nothing(root: Path, no_build: Any) -> None:
     before = pixels(opened(root))
     no_build()
     assert pixels(opened(root)) == before
     (root.parent / "link").symlink_to(root)
     assert len(opened(root.parent / "link")) == 6
-
-
-def test_other_recipes_and_folders_have_caches_of_their_own(root: Path, kept: Path) -> None:
-    opened(root)
-    ImageFolder(root, size=12, jobs=1)
-    shutil.copytree(root, root.parent / "others" / "photos")
-    opened(root.parent / "others" / "photos")
-    assert len([*kept.iterdir()]) == 3
 
 
 def test_a_picture_of_equal_size_and_date_is_noticed_and_the_cache_of_before_removed(
@@ -357,16 +340,6 @@ def test_a_finished_cache_is_read_where_nothing_can_be_written(root: Path, monke
     assert pixels(opened(root)) == before
 
 
-def test_a_place_that_this_user_may_not_read_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, *_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "is_file", refuse)
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(BuildError, match=r"the cache of photos cannot be kept in .*Permission denied.*TPUCACHE_DIR"):
-        opened(root)
-
-
 def test_a_cache_that_lost_a_part_is_told_with_what_to_do(root: Path) -> None:
     shard = next(opened(root).directory.glob("*.lmdb"))
     os.truncate(shard, 4096)
@@ -401,14 +374,6 @@ def test_arguments_that_mean_nothing_are_refused(root: Path, options: dict[str, 
         return
     with pytest.raises(UsageError, match=error):
         ImageFolder(root, **options)
-
-
-@pytest.mark.slow
-def test_nothing_is_said_at_the_end_of_a_program(root: Path, run_with_torch: Any) -> None:
-    opened(root)
-    program = "import sys, tpucache; dataset = tpucache.ImageFolder(sys.argv[1], size=8); print(len(dataset))"
-    done = run_with_torch(program, root, finalise=True)
-    assert (done.stdout, done.stderr, done.returncode) == ("6\n", "", 0)
 
 
 WORKERS = """

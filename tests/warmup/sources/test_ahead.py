@@ -19,7 +19,7 @@ from thorough import thorough
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store import files
-from tpucache.store.ahead import MOST_BYTES, MOST_FILES, Lateness
+from tpucache.store.ahead import Lateness
 from tpucache.store.files import read_file
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.growing import build_for_readers
@@ -109,40 +109,6 @@ def test_samples_come_in_their_order_whichever_is_there_first() -> None:
         assert names_of([items.load(sample) for sample in SAMPLES]) == [sample.path.encode() for sample in SAMPLES]
 
 
-def test_storage_that_answers_at_once_costs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting, lateness = Counting(), late(0.001)
-    monkeypatch.setattr(lateness, "waited", lambda _: None)  # a busy machine may be late here, too
-    with LoadAhead(counting, Threaded(), SAMPLES, lateness) as items:
-        for sample in SAMPLES:
-            items.load(sample)
-    assert counting.threads == {threading.get_ident()}
-
-
-def test_a_source_that_does_not_allow_it_is_read_in_one_thread() -> None:
-    counting = Counting()
-    with LoadAhead(counting, Plain(), SAMPLES, late()) as items:
-        for sample in SAMPLES:
-            items.load(sample)
-    assert counting.threads == {threading.get_ident()}
-
-
-def test_as_many_files_are_under_way_as_hide_the_lateness_and_no_more() -> None:
-    assert Lateness().files == 0
-    assert late(0.001, 0.01).files == 0
-    assert late(0.1, 0.01).files == 12
-    assert late(10, 0.001).files == MOST_FILES
-    assert late(0.1, 0.01).samples_a_task == 200
-    assert Lateness().samples_a_task == 1
-
-
-def test_what_lies_ready_is_bounded_in_bytes() -> None:
-    large = [Sample(number, str(number), bytes=MOST_BYTES // 4) for number in range(20)]
-    counting = Counting()
-    with LoadAhead(counting, Threaded(), large, late(10, 0.001)) as items:
-        items.load(large[0])
-    assert len(counting.begun) <= 5
-
-
 def test_a_fault_is_raised_at_its_own_turn() -> None:
     def load(sample: Sample) -> Item:
         if sample.number == 3:
@@ -156,20 +122,8 @@ def test_a_fault_is_raised_at_its_own_turn() -> None:
         assert names_of([items.load(SAMPLES[4])]) == [b"004.png"]
 
 
-def test_samples_that_are_not_asked_for_are_passed_over() -> None:
-    with LoadAhead(Threaded().load, Threaded(), SAMPLES, late()) as items:
-        some = SAMPLES[10:90:7]
-        assert names_of([items.load(sample) for sample in some]) == [sample.path.encode() for sample in some]
-
-
 def loading_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("tpucache-load")]
-
-
-def test_no_thread_is_left() -> None:
-    with LoadAhead(Threaded().load, Threaded(), SAMPLES, late()) as items:
-        items.load(SAMPLES[0])
-    assert not loading_threads()
 
 
 def test_samples_that_were_announced_for_the_next_task_are_not_read_twice() -> None:
@@ -180,16 +134,6 @@ def test_samples_that_were_announced_for_the_next_task_are_not_read_twice() -> N
         found = [items.load(sample) for sample in items_left(items)]
     assert names_of(found) == [sample.path.encode() for sample in SAMPLES[1:40]]
     assert sorted(counting.begun) == list(range(40))
-
-
-def test_samples_that_were_announced_in_vain_are_forgotten() -> None:
-    with LoadAhead(Threaded().load, Threaded(), SAMPLES[:20], late()) as items:
-        items.load(SAMPLES[0])
-        items.follow(SAMPLES[50:60])
-        assert names_of([items.load(sample) for sample in SAMPLES[50:60]]) == [
-            sample.path.encode() for sample in SAMPLES[50:60]
-        ]
-        assert (len(items._ahead), items._bytes) == (0, 0)
 
 
 def items_left(items: LoadAhead) -> list[Sample]:

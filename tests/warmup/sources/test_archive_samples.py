@@ -159,24 +159,6 @@ def test_a_sample_without_the_label_that_others_have_is_refused(tmp_path):
     assert (manifest.samples, len(manifest.skipped)) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("labels", "reason"),
-    [
-        ([0, "cat", 1, 1], "'cat', and most labels are numbers: give --labels classes"),
-        ([0, [1.0, 0], 1, 1], "a class is one whole number or name"),
-        ([[1, 0], 3, [0, 1], [1, 1]], "the labels of a sample are a 0 or 1 for each class"),
-        ([1.5, "cat", True, 2], "'cat', which is no number"),
-    ],
-)
-def test_a_label_of_another_kind_in_json_is_the_fault_of_its_sample(tmp_path, labels, reason):
-    path = _write(tmp_path / "a.tar", [{"png": _pixels(n), "json": {"label": each}} for n, each in enumerate(labels)])
-    source = open_source(path, TableOptions(label_cols=("label",)))
-    with pytest.raises(SampleError, match=reason):
-        build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
-    manifest = build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
-    assert (manifest.samples, [each.path for each in manifest.skipped]) == (3, ["0001.png"])
-
-
 def test_json_beside_images_of_class_folders_is_no_group(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in ("cat/1.png", "cat/1.json", "dog/2.png"):

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from stops import Stopped, stop_after
 
-from tpucache import CachedDataset, Recipe, build_cache, machine
-from tpucache.cli import main
+from tpucache import Recipe, build_cache, machine
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import FolderSource, TableOptions, label_source, open_source
@@ -191,15 +190,6 @@ def test_an_archive_is_closed_with_its_source(few, tmp_path):
     assert str(archive.resolve()) not in open_files()
 
 
-def test_hidden_files_and_what_systems_add_are_no_samples(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for name in ("cat/1.jpg", "__MACOSX/cat/._1.jpg", "cat/.2.jpg", "cat/Thumbs.db", ".git/3.jpg", "cat/notes.txt"):
-            archive.writestr(name, name)
-    listing = open_source(tmp_path / "a.zip").list()
-    assert [sample.path for sample in listing.samples] == ["cat/1.jpg"]
-    assert listing.left_out == {".txt": 1}
-
-
 def test_links_of_a_tar_are_the_files_that_they_name(tmp_path):
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(b"one")
@@ -226,14 +216,6 @@ def test_long_and_unusual_names_of_a_tar(tmp_path, form):
     assert {s.path: source.load(s).fields["image"].decode() for s in source.list().samples} == dict(
         zip(names, names, strict=True)
     )
-
-
-@pytest.mark.slow
-def test_the_command_line_reads_an_archive(few, tmp_path, capsys):
-    archive = _pack(few, tmp_path / "a.zip")
-    assert main(["warmup", str(archive), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]) == 0
-    assert "12 samples" in capsys.readouterr().out
-    assert CachedDataset(tmp_path / "cache").classes == ("cat", "dog", "emu")
 
 
 @pytest.mark.parametrize("count", [3, 30_000])

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 from pathlib import Path
 
 import pytest
 from slow_answers import SlowAnswers
 
-from tpucache import progress
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.sources import FolderSource, Sample, TableOptions, folder, open_source
 from tpucache.warmup.sources.source import Item
-from tpucache.warmup.sources.table import TableSource
 
 
 def _touch(root: Path, *names: str | bytes) -> None:
@@ -40,26 +37,6 @@ def test_subfolders_are_classes_in_sorted_order(tmp_path: Path) -> None:
     ]
 
 
-def test_a_long_listing_reports_how_many_files_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _touch(tmp_path, *(f"{number}.jpg" for number in range(3)))
-    assert len(_paths(tmp_path)) == 3
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
-    assert len(_paths(tmp_path)) == 3
-    lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"list: 1 files, [\d,.]+/s", lines[0])
-    assert re.fullmatch(r"list: 3 files, [\d,.]+/s", lines[-1])
-
-
-def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
-    _touch(tmp_path, "b.jpg", "a.jpg")
-    listing = FolderSource(tmp_path).list()
-    assert listing.classes == ()
-    assert list(listing.samples) == [Sample(0, "a.jpg", None, 5), Sample(1, "b.jpg", None, 5)]
-
-
 def test_deeper_files_belong_to_the_class_of_the_first_level(tmp_path: Path) -> None:
     _touch(tmp_path, "cat/2020/may/1.jpg", "cat/0.jpg", "dog/x/1.jpg")
     listing = FolderSource(tmp_path).list()
@@ -71,26 +48,9 @@ def test_deeper_files_belong_to_the_class_of_the_first_level(tmp_path: Path) -> 
     ]
 
 
-def test_the_order_does_not_depend_on_the_order_of_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _touch(tmp_path, *(f"{name}/{number}.jpg" for name in "dacb" for number in (10, 9, 1)))
-    expected = FolderSource(tmp_path).list()
-    real = Path.iterdir
-    monkeypatch.setattr(Path, "iterdir", lambda folder: sorted(real(folder), reverse=True))
-    assert FolderSource(tmp_path).list() == expected
-    monkeypatch.setattr(Path, "iterdir", lambda folder: sorted(real(folder)))
-    assert FolderSource(tmp_path).list() == expected
-
-
 def test_files_of_one_folder_stay_together(tmp_path: Path) -> None:
     _touch(tmp_path, "a/1.jpg", "a b/1.jpg", "a-b/1.jpg", "a/2.jpg")
     assert _paths(tmp_path) == ["a/1.jpg", "a/2.jpg", "a b/1.jpg", "a-b/1.jpg"]
-
-
-def test_other_files_and_hidden_ones_are_no_samples(tmp_path: Path) -> None:
-    _touch(tmp_path, "a/1.jpg", "a/.2.jpg", "a/notes.txt", ".git/3.jpg", ".DS_Store", "labels.csv", "a/.thumbs/4.jpg")
-    assert _paths(tmp_path) == ["a/1.jpg"]
 
 
 def test_suffixes_count_in_any_case(tmp_path: Path) -> None:
@@ -213,18 +173,6 @@ def test_files_of_other_types_are_counted_by_suffix(tmp_path: Path) -> None:
     assert FolderSource(tmp_path).list().left_out == {".psd": 2, ".svg": 1, ".gz": 1, "(no suffix)": 3}
 
 
-def test_hidden_files_and_those_that_systems_add_are_not_counted(tmp_path: Path) -> None:
-    _touch(tmp_path, "a/1.jpg", ".DS_Store", "a/Thumbs.db", "desktop.ini", "__MACOSX/a/._1.jpg", ".git/config")
-    listing = FolderSource(tmp_path).list()
-    assert (listing.left_out, [sample.path for sample in listing.samples]) == ({}, ["a/1.jpg"])
-
-
-def test_a_folder_of_other_types_alone_is_refused_saying_which(tmp_path: Path) -> None:
-    _touch(tmp_path, "a/1.psd", "a/2.psd", "a/3.txt")
-    with pytest.raises(SourceError, match=r"found 2 \.psd, 1 \.txt"):
-        FolderSource(tmp_path).list()
-
-
 def test_a_pattern_of_images_is_what_it_matches_in_the_folder_above_its_first_wildcard(tmp_path: Path) -> None:
     _touch(tmp_path, "ant/1.jpg", "ant/2.png", "bee/3.jpg", "bee/deep/4.jpg", ".hidden/5.jpg", "bee/notes.txt")
     listing = open_source(str(tmp_path / "*" / "*.jpg")).list()
@@ -271,17 +219,3 @@ def test_a_folder_on_late_storage_is_listed_alike_and_asked_for_many_sizes_at_on
     monkeypatch.setattr(Path, "is_file", sizes)
     assert len(FolderSource(tmp_path, "*/1/*.jpg").list().samples) == 75
     assert sizes.most > 2
-
-
-def test_a_table_on_late_storage_asks_for_the_sizes_of_many_files_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"{number}.jpg" for number in range(100)]
-    _touch(tmp_path, *names)
-    (tmp_path / "table.csv").write_text("\n".join(["path,label", *(f"{name},1" for name in names)]))
-    before = open_source(tmp_path / "table.csv").list()
-    slow = SlowAnswers(TableSource._bytes)
-    monkeypatch.setattr(TableSource, "_bytes", slow)
-    assert open_source(tmp_path / "table.csv").list() == before
-    assert [sample.bytes for sample in before.samples] == [len(name) for name in names]
-    assert slow.most > 2

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tpucache import CachedDataset, Recipe, build_cache
-from tpucache.cli import main
+from tpucache import Recipe, build_cache
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources import TableOptions, label_source, open_source, parquet
 
@@ -68,23 +67,6 @@ def test_a_number_that_is_no_class_is_refused_before_anything_is_built_or_skippe
     manifest = build_cache(path, tmp_path / "skipped", Recipe(size=8), jobs=1, on_error="skip")
     assert manifest.samples == 2
     assert [skip.path for skip in manifest.skipped] == ["a.parquet#1"]
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_folder_of_hugging_face_becomes_a_cache_that_trains(tmp_path):
-    for part in range(2):
-        _shard(tmp_path / "data" / f"train-0000{part}-of-00002.parquet", range(part * 10, part * 10 + 10))
-    cache = tmp_path / "cache"
-    assert main(["warmup", str(tmp_path / "data"), str(cache), "--size", "8", "--jobs", "2"]) == 0
-    data = CachedDataset(cache)
-    assert data.classes == tuple(NAMES)
-    assert data.labels.tolist() == [n % 3 for n in range(20)]
-    assert data.table["age"].tolist() == [n / 2 for n in range(20)]
-    assert [int(data[n][0][0, 0, 0]) for n in range(20)] == [n * 9 for n in range(20)]
-    assert data.paths[12] == "train-00001-of-00002.parquet#2"
-    run = "--backend eager --model cnn --epochs 1 --batch-size 8 --lr 0.01"
-    assert main(["train", str(cache), "--run", str(tmp_path / "run"), *run.split()]) == 0
 
 
 @pytest.mark.slow
@@ -241,12 +223,6 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(DependencyError, match=r"pip install pyarrow"):
         open_source(path).list()
     parquet._pyarrow.cache_clear()
-
-
-def test_a_resumed_build_has_the_same_bytes(tmp_path):
-    path = _shard(tmp_path / "a.parquet", range(20))
-    first = build_cache(path, tmp_path / "one", Recipe(size=8), jobs=1)
-    assert build_cache(path, tmp_path / "one", Recipe(size=8), jobs=1).identity == first.identity
 
 
 @pytest.mark.parametrize("names", [("train.parquet", "test.parquet"), ("train-0.parquet", "valid_1.parquet")])

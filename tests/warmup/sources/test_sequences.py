@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
-from tpucache.cli import main
 from tpucache.errors import SampleError, UsageError
-from tpucache.report.bench import run_bench
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import repair_cache
 from tpucache.warmup.sources import pad_source
@@ -137,21 +135,6 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_refused(tmp_path):
         build_cache(Reviews(lambda: 1), tmp_path / "cache")
     with pytest.raises(UsageError, match="to send to each worker: give module:callable"):
         build_cache(Reviews(bytes(17 << 20)), tmp_path / "cache")
-
-
-@pytest.mark.slow
-def test_the_command_line_says_how_many_were_cut_and_rates_are_in_samples(tmp_path, write_module, capsys, monkeypatch):
-    monkeypatch.setitem(run_bench.__kwdefaults__, "rounds", 1)
-    monkeypatch.setitem(run_bench.__kwdefaults__, "seconds", 0.05)
-    write_module("reviews_by_test", "def make():\n    return [([1] * (1 + n % 6), n % 2) for n in range(12)]\n")
-    words = ["warmup", "reviews_by_test:make", str(tmp_path / "cache"), "--jobs", "1", "--pad", "4", "--truncate"]
-    assert main(words) == 0
-    assert "truncated to 4 numbers: 4 samples" in capsys.readouterr().out
-    assert main(["bench", str(tmp_path / "cache"), "--batch-size", "4"]) == 0
-    shown = capsys.readouterr().out
-    assert "samples/s" in shown
-    assert "a sample on disk" in shown
-    assert "image" not in shown
 
 
 def _encoded(image, kind, **options):

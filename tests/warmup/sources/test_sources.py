@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader
 from tpucache.cli import main
-from tpucache.loading.split import fold_split
 from tpucache.recipe import Recipe
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
@@ -68,45 +66,6 @@ def test_a_table_with_masks_is_cached_with_folds_and_the_masks_follow_the_images
             assert set(batch["mask"].unique().tolist()) <= {0, 1}
             agree = (bright == (batch["mask"].reshape(bright.shape) == 1)).float().mean(dim=(1, 2))
             assert float(agree.min()) > 0.9
-
-
-@pytest.mark.slow
-def test_folds_train_on_variants_and_validate_on_the_clean_one(table: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    options = "--path-col name --label-col kind --suffix .png --fold-col part --size 16 --variants 1 --augment flip"
-    assert main(["warmup", str(table), str(cache), *options.split(), "--jobs", "1"]) == 0
-    clean, shown = CachedDataset(cache), CachedDataset(cache, "epoch")
-    split = fold_split(clean.table, "2")
-    train, valid = shown.select(split.train), clean.select(split.valid)
-    assert sorted(train.paths + valid.paths) == sorted(clean.paths)
-    assert valid.paths == [f"{number}.png" for number in range(2, 60, 5)]
-    run = "--valid fold=2 --backend eager --model cnn --epochs 1 --batch-size 16 --lr 0.01"
-    assert main(["train", str(cache), "--run", str(tmp_path / "run"), *run.split()]) == 0
-    assert main(["train", str(cache), "--run", str(tmp_path / "run"), "--valid", "fold=7"]) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
-def test_images_of_class_folders_train_a_step_wherever_they_lie(kind: str, tmp_path: Path) -> None:
-    for number in range(8):
-        path = tmp_path / "photos" / ("dark", "light")[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (9, 9), (200 * (number % 2), 30, 9 * number)).save(path)
-    source = tmp_path / "photos"
-    if kind != "folder":
-        source = Path(shutil.make_archive(str(source), kind, source))
-    build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
-    model = torch.nn.Linear(3 * 8 * 8, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    losses = []
-    for _ in range(2):
-        images, labels = next(iter(CachedLoader(CachedDataset(tmp_path / "cache"), 8)))
-        loss = torch.nn.functional.cross_entropy(model(images.flatten(1) / 255), labels)
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert losses[1] < losses[0]
 
 
 def test_tokens_of_a_dataset_are_cached_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

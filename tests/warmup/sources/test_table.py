@@ -38,44 +38,10 @@ def _column(listing: Listing, name: str) -> list[Any]:
     return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 
-@pytest.mark.parametrize(
-    ("cells", "labels", "classes"),
-    [
-        (["cat", "ant", "cat"], [1, 0, 1], ("ant", "cat")),
-        (["10", "9", "-1"], [2, 1, 0], ("-1", "9", "10")),
-        (["1.0", "0.0", "1"], [1, 0, 1], ("0", "1")),
-        (["1", "", "0"], [1, None, 0], ("0", "1")),
-        (["0.5", "2", ""], [(0.5,), (2.0,), None], ()),
-        (["10", "9", "ten"], [0, 1, 2], ("10", "9", "ten")),
-        (["007", "7", "10"], [0, 2, 1], ("007", "10", "7")),
-        (["01.5", "2.0", "03"], [(1.5,), (2.0,), (3.0,)], ()),
-        (["1_0", "", "9"], [1, None, 0], None),
-    ],
-    ids=str,
-)
-def test_one_label_column_is_classes_or_values_by_what_its_cells_are(
-    tmp_path: Path, cells: list[str], labels: list[Any], classes: tuple[str, ...] | None
-) -> None:
-    rows = "".join(f"{number}.jpg,{cell}\n" for number, cell in enumerate(cells))
-    listing = _list(tmp_path, "path,y\n" + rows, label_cols=("y",))
-    if classes is not None:
-        assert (_labels(listing), listing.classes) == (labels, classes)
-    else:  # what only Python writes so is text
-        assert listing.classes == ("1_0", "9")
-
-
 def test_several_columns_of_flags_are_classes_at_once(tmp_path: Path) -> None:
     listing = _list(tmp_path, "path,b,a\n1.jpg,0,1\n2.jpg,1.0,0\n3.jpg,,1\n", label_cols=("b", "a"))
     assert listing.classes == ("b", "a")
     assert _labels(listing) == [(0.0, 1.0), (1.0, 0.0), None]
-
-
-def test_several_columns_of_numbers_are_values(tmp_path: Path) -> None:
-    listing = _list(tmp_path, "path,x,y\n1.jpg,0,1\n2.jpg,2,-0.5\n", label_cols=("y", "x"))
-    assert listing.classes == ()
-    assert _labels(listing) == [(1.0, 0.0), (-0.5, 2.0)]
-    counts = _list(tmp_path, "path,x,y\n1.jpg,0,1\n2.jpg,2,0\n", label_cols=("y", "x"))
-    assert (counts.classes, _labels(counts)) == ((), [(1.0, 0.0), (0.0, 2.0)])
 
 
 def test_names_in_one_cell_are_classes_at_once_and_an_empty_cell_is_none_of_them(tmp_path: Path) -> None:
@@ -88,29 +54,10 @@ def test_names_in_one_cell_are_classes_at_once_and_an_empty_cell_is_none_of_them
     assert _labels(listing) == [(1.0, 1.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0)]
 
 
-@pytest.mark.parametrize("cell", ["inf", "-inf", "1e999"])
-def test_a_label_that_is_no_finite_number_is_a_fault_of_its_sample(tmp_path: Path, cell: str) -> None:
-    listing = _list(tmp_path, f"path,y\n1.jpg,0.5\n2.jpg,{cell}\n", label_cols=("y",))
-    assert [sample.label for sample in listing.samples] == [(0.5,), None]
-    assert f"has the label '{cell}', which is no number" in listing.samples[1].fault
-
-
-@pytest.mark.parametrize("cell", ["nan", "NA", "", "None", "<NA>", " n/a "])
-def test_words_that_say_there_is_none_are_no_label_among_numbers(tmp_path: Path, cell: str) -> None:
-    listing = _list(tmp_path, f"path,y\n1.jpg,10\n2.jpg,{cell}\n3.jpg,9\n", label_cols=("y",))
-    assert [sample.label for sample in listing.samples] == [1, None, 0]
-    assert listing.classes == ("9", "10")
-
-
 def test_text_among_several_columns_of_numbers_is_a_fault_of_its_sample_with_its_line(tmp_path: Path) -> None:
     listing = _list(tmp_path, 'path,a,b\n"1\n1.jpg",1,2\n2.jpg,0,x\n', label_cols=("a", "b"))
     assert [sample.label for sample in listing.samples] == [(1.0, 2.0), None]
     assert "line 4, column 'b': 'x' is not a number" in listing.samples[1].fault
-
-
-def test_a_label_column_without_any_label_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no label in any row of column 'y'"):
-        _list(tmp_path, "path,y\n1.jpg,\n2.jpg, \n", label_cols=("y",))
 
 
 def test_a_label_column_of_words_for_no_number_is_refused_among_several(tmp_path: Path) -> None:
@@ -192,13 +139,6 @@ def test_a_row_lists_its_files_sizes_and_loads_them(tmp_path: Path) -> None:
     (tmp_path / "images" / "2.PNG").write_bytes(b"other")
     with pytest.raises(SampleError, match=r"2\.PNG is there: did you mean that\? Then correct the paths"):
         source.load(second)
-
-
-def test_names_without_their_suffix_are_told_which_one_to_give(tmp_path: Path) -> None:
-    (tmp_path / "7.b.jpeg").write_bytes(b"image")
-    source = TableSource(_write(tmp_path, "id\n7.b\n"))
-    with pytest.raises(SampleError, match=r"7\.b\.jpeg is there: did you mean that\? Then give --suffix \.jpeg"):
-        source.load(source.list().samples[0])
 
 
 def test_a_mask_that_is_missing_is_reported_from_its_image(tmp_path: Path) -> None:
@@ -405,19 +345,6 @@ def test_a_column_of_labels_without_any_is_none(tmp_path: Path) -> None:
     assert [sample.label for sample in TableSource(tmp_path / "t.csv").list().samples] == [None, None]
 
 
-def test_a_word_for_no_label_among_several_names_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _list(tmp_path, "path,y\n1.jpg,a|b\n2.jpg,NA\n", label_cols=("y",), label_sep="|")
-    assert "'NA' is a class: if it means that there is no label" in caplog.text
-
-
-@pytest.mark.parametrize(("cells", "told"), [(("cat", "cat "), True), (("Cat", "cat"), True), (("1", "1.0"), False)])
-def test_classes_that_differ_only_in_spaces_or_case_are_told_of(
-    cells: tuple[str, str], told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _list(tmp_path, f"path,y\n1.jpg,{cells[0]}\n2.jpg,{cells[1]}\n", label_cols=("y",))
-    assert ("are different classes: write them alike" in caplog.text) is told
-
-
 def test_rows_that_name_an_image_again_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     listing = _list(tmp_path, "path,y\n1.jpg,a\n2.jpg,b\n1.jpg,b\n", label_cols=("y",))
     assert "1 rows name an image again, such as '1.jpg' in the lines 2 and 4" in caplog.text
@@ -448,36 +375,7 @@ def test_a_table_whose_first_line_is_a_sample_is_refused(tmp_path: Path, header:
         TableSource(path, TableOptions(suffix=suffix)).list()
 
 
-def test_whole_numbers_among_several_are_in_their_order(tmp_path: Path) -> None:
-    listing = _list(tmp_path, "path,y\n1.jpg,10 2\n2.jpg,0\n3.jpg,2\n", label_cols=("y",), label_sep=" ")
-    assert listing.classes == ("0", "2", "10")
-    assert _labels(listing) == [(0.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)]
-    padded = _list(tmp_path, "path,y\n1.jpg,10 02\n2.jpg,1\n", label_cols=("y",), label_sep=" ")
-    assert padded.classes == ("02", "1", "10")
-
-
 def test_lists_of_python_are_no_names_with_a_separator(tmp_path: Path) -> None:
     text = "path,y\n1.jpg,\"['cat', 'dog']\"\n2.jpg,['dog']\n3.jpg,\n"
     with pytest.raises(SourceError, match=r"\['cat', 'dog'\]\" is a list of Python: write the names alone, with ','"):
         _list(tmp_path, text, label_cols=("y",), label_sep=",")
-
-
-@pytest.mark.parametrize(
-    ("cells", "told"),
-    [
-        (("a|b", "b", "a"), "'a|b' is a class of its own, besides those of its parts: --label-sep '|'"),
-        (("scab rust", "rust", "scab"), "'scab rust' is a class of its own"),
-        (("7 1", "1", "7"), "'7 1' is a class of its own"),
-        (("['a', 'b']", "[]", "['a']"), "is one class: write names with a separator"),
-        (("0,5", "1,25", "3"), "'0,5' is the name of a class: write a point where it is a number"),
-        (("red apple", "pear", "apple"), None),
-        (("0.5", "1.25", "3"), None),
-    ],
-    ids=str,
-)
-def test_names_that_are_several_and_numbers_with_a_comma_are_told_of(
-    cells: tuple[str, ...], told: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = "".join(f'{number}.jpg,"{cell}"\n' for number, cell in enumerate(cells))
-    _list(tmp_path, "path,y\n" + rows, label_cols=("y",))
-    assert told in caplog.text if told else not caplog.records

@@ -79,24 +79,6 @@ def test_another_feature_that_may_be_the_label_is_told_of(tmp_path, caplog):
     assert "the label of some records is feature 'class', of others 'label'" in caplog.text
 
 
-def test_numbers_that_are_no_marks_are_values(tmp_path):
-    path = _write(tmp_path / "a.tfrec", [{"image": _jpeg(n), "age": 20 + n, "score": n / 2} for n in range(3)])
-    for names, classes, label in ((("age", "score"), (), (21.0, 0.5)), (("age",), (), 21), (("score",), (), (0.5,))):
-        source = open_source(path, TableOptions(label_cols=names))
-        listing = source.list()
-        assert listing.classes == classes
-        assert source.load(listing.samples[1]).label == label
-
-
-def test_a_value_above_one_makes_numbers_of_all_as_in_a_table(tmp_path):
-    path = _write(tmp_path / "a.tfrec", [{"image": _jpeg(n), "a": n, "b": 1} for n in range(3)])
-    options = TableOptions(label_cols=("a", "b"))
-    with pytest.raises(SampleError, match=r"\(2\.0, 1\.0\).*0 or 1 for each class"):
-        build_cache(open_source(path, options), tmp_path / "cache", Recipe(size=8), jobs=1, labels="multilabel")
-    build_cache(open_source(path, options), tmp_path / "other", Recipe(size=8), jobs=1)
-    assert CachedDataset(tmp_path / "other").labels.tolist() == [[0, 1], [1, 1], [2, 1]]
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("none", "no feature 'none': there are"), ("empty", "is empty")],
@@ -193,10 +175,3 @@ def test_options_that_records_do_not_have_are_refused(tmp_path):
     path = _write(tmp_path / "a.tfrec", [_ranzcr(1)])
     with pytest.raises(UsageError, match=r"TFRecord files .* no --suffix"):
         open_source(path, TableOptions(suffix=".jpg"))
-
-
-@pytest.mark.parametrize("name", ["keep", "drop"])
-def test_keep_and_drop_choose_columns_of_a_table(tmp_path, name):
-    (tmp_path / "a.csv").write_text("path,kind,age,agent\na.jpg,x,1,2\n")
-    listing = open_source(tmp_path / "a.csv", TableOptions(label_cols=("kind",), **{name: ("age*",)})).list()
-    assert list(listing.columns) == {"keep": ["age", "agent"], "drop": []}[name]

@@ -23,10 +23,10 @@ from thorough import examples
 
 from tpucache import Recipe, build_cache
 from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources import Sample, TableOptions, TFRecordSource, label_source, open_source, tfrecords
+from tpucache.warmup.sources import Sample, TableOptions, TFRecordSource, open_source, tfrecords
 from tpucache.warmup.sources import tfrecords as tfrecord
 from tpucache.warmup.sources.source import Item
-from tpucache.warmup.sources.tfrecords import read_boxes, read_example
+from tpucache.warmup.sources.tfrecords import read_example
 
 JPEG = b"\xff\xd8\xff\xe0 and so on"
 PNG = b"\x89PNG\r\n\x1a\n and so on"
@@ -125,14 +125,6 @@ def test_a_pattern_over_folders_tells_files_of_one_name_apart(tmp_path: Path) ->
     samples = source.list().samples
     assert [sample.path for sample in samples] == ["a/x.tfrec#0", "b/x.tfrec#0"]
     assert [source.load(sample).columns for sample in samples] == [{"id": "a"}, {"id": "b"}]
-
-
-def test_names_stay_when_files_are_added(tmp_path: Path) -> None:
-    _write(tmp_path / "b" / "x.tfrec", b"")
-    source = TFRecordSource(tmp_path / "**" / "*.tfrec")
-    before = [sample.path for sample in source.list().samples]
-    _write(tmp_path / "a" / "x.tfrec", b"")
-    assert set(before) < {sample.path for sample in source.list().samples}
 
 
 @pytest.mark.parametrize(
@@ -272,22 +264,6 @@ def test_a_feature_has_its_own_name_where_its_column_has_another(tmp_path: Path)
     assert listing.spellings == {"image_kind_label": "image/kind_label"}
 
 
-def test_one_class_number_or_name_for_each_record_is_the_only_one_of_several_classes(tmp_path: Path) -> None:
-    for name, values in (("ints", [[1], [0], [2]]), ("texts", [[b"b"], [b"a", b" "], [b"c"]])):
-        records = [_example({"image": [JPEG], "label": each}) for each in values]
-        source = label_source(TFRecordSource(_write(tmp_path / f"{name}.tfrec", *records)), "multilabel")
-        listing = source.list()
-        assert listing.classes == (("0", "1", "2") if name == "ints" else ("a", "b", "c"))
-        assert [source.load(sample).label for sample in listing.samples] == [(0, 1, 0), (1, 0, 0), (0, 0, 1)]
-
-
-def test_classes_of_several_features_are_called_like_them_whatever_a_record_holds(tmp_path: Path) -> None:
-    records = [_example({"image": [JPEG], "cat": [cat], "dog": [dog]}) for cat, dog in ((0, 1), (1, 9), (1, 1))]
-    options = TableOptions(label_cols=("cat", "dog"))
-    source = label_source(TFRecordSource(_write(tmp_path / "a.tfrec", *records), options), "auto", missing=["9"])
-    assert source.list().classes == ("cat", "dog")
-
-
 def test_arrays_have_names_that_a_record_can_have() -> None:
     item = _read(
         {"image": [JPEG], "image/object/ids": [5, 6], "Boxes": [1, 2], "2d": [3, 4], "a_b": [1, 2], "a/b": [7, 8]}
@@ -299,15 +275,6 @@ def test_arrays_have_names_that_a_record_can_have() -> None:
         "a_b_": [7, 8],
         "image_object_ids": [5, 6],
     }
-
-
-def test_boxes_of_an_image_with_two_widths_are_refused_for_its_widths() -> None:
-    corners = {f"image/object/bbox/{name}": [0.1, 0.2] for name in ("xmin", "ymin", "xmax", "ymax")}
-    with pytest.raises(SampleError, match="has 2 values of 'image/width' in place of one"):
-        read_boxes(
-            {name: np.asarray(each) for name, each in {**corners, "image/width": [8, 8], "image/height": [8]}.items()},
-            "a.tfrec#0",
-        )
 
 
 def test_tokens_need_no_image() -> None:
