@@ -38,7 +38,7 @@ def start_building(source: Any, directory: Path, others: Mapping[str, Any]) -> C
     The function returns as soon as the source is listed, while the process builds the cache. If the cache cannot be
     read before it is finished, the function waits until it is finished. The function raises the errors of
     `build_cache`. `source` is the first argument of `build_cache`, or a `functools.partial` that makes this argument;
-    `others` are the other arguments by name. Raises BuildError for a source that cannot be pickled.
+    `others` are the other arguments by name.
     """
     builder = BuildProcess(source, directory, others)
 
@@ -91,8 +91,7 @@ class BuildProcess:
     def first_answer(self) -> Prospect | None:
         """Wait until the source is listed, and return the parts of the manifest that are known then.
 
-        Returns None if the cache is finished: it was finished before, or it cannot be read while it is built. Raises
-        the error with which the build failed.
+        Returns None if the cache is finished: it was finished before, or it cannot be read while it is built.
         """
         answer = self._read()
         if isinstance(answer, Prospect):
@@ -103,10 +102,7 @@ class BuildProcess:
         return None
 
     def check(self) -> bool:
-        """Return whether the calling process is the one that started the build; a forked copy of it is not.
-
-        Raises the error of a build that has failed.
-        """
+        """Return whether the calling process is the one that started the build; a forked copy of it is not."""
         if os.getpid() != self._owner:
             return False
         with self._lock:

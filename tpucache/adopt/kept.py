@@ -90,11 +90,7 @@ def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
 
 
 def clear_folder(kept: KeptFolder) -> None:
-    """Remove the cache of a data set.
-
-    Raises StoreError if a process reads or builds the cache, if its folder has files that are not of a cache, or if the
-    folder cannot be removed.
-    """
+    """Remove the cache of a data set."""
     directory = kept.directory
     try:
         check_own(directory, directory.parents[2])
@@ -168,8 +164,7 @@ class Kept:
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
         """Return the finished cache for a state of the pictures, or None if there is none that can be read.
 
-        This needs no permission to write. Raises StoreError for a folder of another user and for a damaged cache.
-        Raises SampleError if a sample was skipped when the cache was built, unless `on_error` is "skip".
+        This needs no permission to write.
         """
         directory = self.folder / state
         try:
@@ -197,8 +192,7 @@ class Kept:
 
         If another process is building it, wait for that process. `check` is called at the end: if the source has
         changed, it raises an error, and the cache stays unfinished. After a build, caches of other states are removed
-        unless a process reads them. Raises the errors of `build_cache`, and BuildError when the folder cannot be
-        written.
+        unless a process reads them.
         """
         from tpucache.warmup.run.folder import HeldError
 
@@ -301,7 +295,6 @@ class Use:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Lock a cache's folder. Raises FileNotFoundError if another process is removing it."""
         self._directory = directory
         self._lock = _shared_lock(_use_path(directory))
 
@@ -314,10 +307,7 @@ def _use_path(directory: Path) -> Path:
 
 
 def _shared_lock(path: Path) -> OpenFile | None:
-    """Make a file if it is missing, and take a shared lock on it. Returns None if that is impossible.
-
-    Raises FileNotFoundError while another process, which is removing the cache, has an exclusive lock on the file.
-    """
+    """Make a file if it is missing, and take a shared lock on it. Returns None if that is impossible."""
     while True:
         try:
             file = _open_lock(path)
@@ -342,10 +332,7 @@ def _open_lock(path: Path) -> OpenFile:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a cache, finished or not, unless a process reads or builds it, or the system has no file locks.
-
-    Raises OSError if a lock file cannot be opened.
-    """
+    """Remove a cache, finished or not, unless a process reads or builds it, or the system has no file locks."""
     path = _use_path(directory)
     file = _open_lock(path)
     if is_held(directory / WORK_NAME / LOCK_NAME):

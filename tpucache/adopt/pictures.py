@@ -81,7 +81,7 @@ class PictureDataset(Dataset[Any]):
         return len(self._cached)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Return a picture and its label. Raises IndexError when there is no such sample."""
+        """Return a picture and its label."""
         position, label = self._entry(index)
         picture, _ = self._cached[position]
         if self.transform is not None:
@@ -118,7 +118,6 @@ class PictureDataset(Dataset[Any]):
         return self._cached if chosen == range(len(before)) else self._cached.select(list(chosen))
 
     def _entry(self, index: int) -> tuple[int, Any]:
-        """Return a sample's position in the cache, and its label. Raises IndexError if there is no sample `index`."""
         position = range(len(self))[index]
         return position, self.targets[position]
 
@@ -390,11 +389,7 @@ def _own_method(dataset: PictureDataset) -> str | None:
 
 
 def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
-    """Return the recipe of the cache: `recipe`, or a recipe with this size if it is None.
-
-    Raises UsageError for a recipe with augmented variants and for a `transform` that is not callable, RecipeError for
-    an invalid size.
-    """
+    """Return the recipe of the cache: `recipe`, or a recipe with this size if it is None."""
     if transform is not None and not callable(transform):
         raise UsageError(
             f"transform is called with each picture, and {transform!r:.60} is not a function: give a size as size="

@@ -115,8 +115,6 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
     Each folder in the root is a class; classes are numbered in the order of their names. The pictures of a class are
     all files in its folder, at any depth, with a suffix in `EXTENSIONS`. Links are followed, except a link to a folder
     above. No file is opened. With `allow_empty`, a folder without pictures is a class, too.
-
-    Raises SourceError if there are no class folders, or if a class folder has no pictures or cannot be read.
     """
     keeps_inodes = _keeps_inodes(root)
     found = list(walk(root))
@@ -180,10 +178,7 @@ class PictureFolderSource(FolderSource):
 
 
 def hugging_face_state(dataset: Any, source: DatasetSource) -> str:
-    """Return a digest of up to 33 samples, and of the sizes and times of all picture files that the data set names.
-
-    Raises UsageError for a sample that is not exactly one picture, SourceError for a missing file.
-    """
+    """Return a digest of up to 33 samples, and of the sizes and times of all picture files that the data set names."""
     digest = hashlib.sha256(f"{len(dataset)} {dataset.features}".encode())
     for number in compared(len(dataset)):
         try:
@@ -203,10 +198,7 @@ def hugging_face_state(dataset: Any, source: DatasetSource) -> str:
 
 
 def _files(dataset: Any) -> Sequence[tuple[str, int, int, int]]:
-    """Return (path, size in bytes, mtime and ctime in ns) of each picture that the data set stores only as a path.
-
-    Raises SourceError for a file that does not exist or cannot be read.
-    """
+    """Return (path, size in bytes, mtime and ctime in ns) of each picture that the data set stores only as a path."""
     names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
     chunks = [chunk for name in names for chunk in dataset.data.column(name).chunks if chunk.field("bytes").null_count]
     paths = {
@@ -231,7 +223,6 @@ class MapStyleSource:
     """
 
     def __init__(self, dataset: Items) -> None:
-        """Read the data set's length and classes. Raises UsageError for a data set that is empty or not map-style."""
         if is_stream(dataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise UsageError(
                 f"a {type(dataset).__name__} has no length, or no numbered items: build the cache of a stream by "
@@ -285,7 +276,7 @@ class MapStyleSource:
     def few_contents(self) -> tuple[Any, ...]:
         """Return the length of the data set, its class names, and the digests (`content`) of up to 33 items.
 
-        Each item is read twice. Raises UsageError if an item differs the second time.
+        Each item is read twice.
         """
         contents = {number: self.content(number) for number in compared(self._length)}
         for number, content in contents.items():
@@ -295,8 +286,7 @@ class MapStyleSource:
     def difference(self, cache: Cache, jobs: int | None) -> str | None:
         """Compare all items with a cache. Returns a text about the first difference, or None without a difference.
 
-        `jobs` processes read the items, by default one for each core. Raises UsageError for an item that differs each
-        time it is read.
+        `jobs` processes read the items, by default one for each core.
         """
         table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
         known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))

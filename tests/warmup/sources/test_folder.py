@@ -148,7 +148,7 @@ def test_a_source_stays_the_same_when_the_working_directory_changes(
     [
         ("a/trian", "{0}/a/trian does not exist in {0}/a: did you mean train?"),
         ("a/other", "{0}/a/other does not exist in {0}/a: check its name"),
-        ("b/c/train", "{0}/b/c/train does not exist: neither does its folder, below {0}"),
+        ("b/c/train", "{0}/b/c/train does not exist in {0}: check its name"),
         ("a/file.rar", "{0}/a/file.rar is a file of an unknown kind: give a folder of images or a .csv"),
     ],
 )

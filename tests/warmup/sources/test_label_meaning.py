@@ -42,7 +42,6 @@ class Stated:
 
 
 def meaning(source: Stated, kind: LabelKind = "auto", **options: Any) -> tuple[tuple[str, ...], list[Any]]:
-    """Return the classes, and the label of each sample, None for one without a label or with a fault."""
     labelled = label_source(source, kind, **options)
     listing = labelled.list()
     found: list[Any] = []

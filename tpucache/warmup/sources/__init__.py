@@ -94,10 +94,7 @@ _KINDS: Final = PartTable[SourceKind](
 
 
 def to_source(source: str | Path | Source | Items) -> Source:
-    """Return the source of a path, a pattern, a name or a dataset; a source is wrapped in a CheckedSource.
-
-    Raises the errors of `open_source`.
-    """
+    """Return the source of a path, a pattern, a name or a dataset; a source is wrapped in a CheckedSource."""
     if isinstance(source, (str, Path)):
         return open_source(source)
     if hasattr(source, "list") and hasattr(source, "load"):
@@ -135,11 +132,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
 
 def _nearest(path: Path) -> str:
     """Return the end of a message: in which folder a missing path was looked for, and a similar name there."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        while not folder.is_dir():
-            folder = folder.parent
-        return f": neither does its folder, below {folder}"
+    folder = next(folder for folder in path.absolute().parents if folder.is_dir())
     similar = difflib.get_close_matches(path.name, (each.name for each in folder.iterdir()), n=1)
     return f" in {folder}: " + (f"did you mean {similar[0]}?" if similar else "check its name")
 

@@ -78,7 +78,6 @@ class ArchiveSource:
         return str(self._files)
 
     def list(self) -> Listing:
-        """Return all samples. Raises SourceError for broken archives, and if there are no samples."""
         entries, where = self._files.entries(), str(self._files)
         places = {
             name: name.removeprefix(f"{member.archive}/") if self._files.is_several else name
@@ -103,7 +102,6 @@ class ArchiveSource:
         return list_images(f"{where.rstrip('/')}/{own.rstrip('/')}" if own else where, found)
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample's fields. Raises SampleError when one of its files cannot be read."""
         return read_group(sample, self._files.read)
 
 
@@ -162,8 +160,7 @@ def _check_dots(names: Sequence[str], where: str) -> None:
 def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
     """Return one sample for each group of files with the same key, in the order of the files.
 
-    `read` reads a file. `options` name the labels: keys of the samples' .json files, or `cls` or `txt`. Raises
-    SourceError if there are no samples, and if there is no such label.
+    `read` reads a file. `options` name the labels: keys of the samples' .json files, or `cls` or `txt`.
     """
     groups: dict[str, dict[str, str]] = {}
     left_out: Counter[str] = Counter()
@@ -210,11 +207,7 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
 
 
 def read_group(sample: Sample, read: Read) -> Item:
-    """Read the files of one sample by `read`, and return its image, mask and arrays.
-
-    Raises SampleError if a file cannot be read or its content is not what its suffix says, if there are two images or
-    two masks, and if there is neither an image nor an array.
-    """
+    """Read the files of one sample by `read`, and return its image, mask and arrays."""
     fields: dict[str, bytes | Array] = {}
     arrays: dict[str, Array] = {}
     for member in sample.members:

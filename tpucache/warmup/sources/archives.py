@@ -80,9 +80,7 @@ class ArchiveFiles:
     def list(self) -> dict[str, Member]:
         """Return all files by name: archive by archive, each in its own order.
 
-        Names are relative to `inside`; with several archives, they begin with the archive's path. Raises SourceError
-        for an archive that is broken, has a name twice or a name that leads out of it, and if no archive has a file in
-        `inside`.
+        Names are relative to `inside`; with several archives, they begin with the archive's path.
         """
         return without_folders(self.entries())
 
@@ -111,10 +109,7 @@ class ArchiveFiles:
         }
 
     def read(self, member: Member, path: str) -> bytes:
-        """Return a file's content.
-
-        Raises SampleError for the sample `path` if the file has changed, is too large or cannot be read.
-        """
+        """Return a file's content."""
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file in an archive may have at most {_LARGEST:,}")
         archive = self.root / member.archive
@@ -148,10 +143,7 @@ def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
 
 
 def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
-    """Return members by their plain names (without `./`), in order; the name of a folder ends with a slash.
-
-    Raises SourceError if two files have the same name, or if an entry leads out of the archive.
-    """
+    """Return members by their plain names (without `./`), in order; the name of a folder ends with a slash."""
     folders = {f"{name}/": each for each in members if each.name.endswith("/") and (name := _plain_folder(each.name))}
     members = [member for member in members if not member.name.endswith("/")]
     plain = [_plain(member.name, where) for member in members]
@@ -178,8 +170,7 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
     """Return a Member for each file and folder of a tar, in order; `archive` is the tar's path in the Members.
 
     A link stands for the file that it names. The name of a folder ends with a slash. `advance` is called with 1 for
-    each entry. Raises SourceError when the tar is compressed, broken or cut short, has sparse files, or has links to
-    files that it lacks.
+    each entry.
     """
     try:
         with open_scanned(path) as file:
@@ -208,10 +199,7 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
 
 
 def read_tar(descriptor: int, member: Member, path: str) -> bytes:
-    """Return a file's content from an open tar.
-
-    Raises SampleError for the sample `path` if the header of the file has changed, or if the tar is too short.
-    """
+    """Return a file's content from an open tar."""
     whole = os.pread(descriptor, _BLOCK + member.bytes, member.offset)
     try:
         header = tarfile.TarInfo.frombuf(whole[:_BLOCK], "utf-8", "surrogateescape")
@@ -277,8 +265,7 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
     """Return a Member for each file of a zip, in the order of its directory, and then for each folder.
 
     `archive` is the zip's path in the Members. The name of a folder ends with a slash. `advance` is called with the
-    number of files. Raises SourceError when the zip is broken, or when an entry is encrypted, compressed by another
-    method than deflate, overlaps another entry, or claims an impossible size.
+    number of files.
     """
     try:
         opened = OpenFile(path)
@@ -332,10 +319,7 @@ def zip_file(fetch: Callable[[int, int], bytes], size: int) -> BinaryIO:
 
 
 def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return the Members of an open zip, as `list_zip` does; `path` names the zip in errors.
-
-    Raises SourceError as `list_zip` does, and OSError if the file cannot be read.
-    """
+    """Return the Members of an open zip, as `list_zip` does; `path` names the zip in errors."""
     try:
         with zipfile.ZipFile(opened) as file:
             infos = file.infolist()
@@ -361,7 +345,7 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
 def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
     """Return a file's content from a zip. `pread(count, offset)` reads up to `count` bytes of the zip at `offset`.
 
-    One call of `pread` is usually enough. Raises SampleError for the sample `path` if the file is not as it was listed.
+    One call of `pread` is usually enough.
     """
     found = pread(_HEADER.size + len(member.name.encode()) + _EXTRA_BYTES + member.packed, member.offset)
     if len(found) < _HEADER.size or not found.startswith(_SIGNATURE):
@@ -379,7 +363,7 @@ def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> b
 
 
 def _inflate(data: bytes, size: int, path: str) -> bytes:
-    """Return deflated data unpacked, but at most `size` + 1 bytes, because it may be a zip bomb. Raises SampleError."""
+    """Return deflated data unpacked, but at most `size` + 1 bytes, because it may be a zip bomb."""
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
     except zlib.error as error:
@@ -399,6 +383,5 @@ def _problem(entry: zipfile.ZipInfo) -> str:
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
-    """Return an entry's path with slashes: some programs for Windows write backslashes."""
     name = entry.filename
     return name if "/" in name else name.replace("\\", "/")

@@ -21,7 +21,7 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local
 from tpucache.text import shown
 from tpucache.warmup.sources.archive_samples import ArchiveSource
-from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, without_folders, zip_file
+from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, zip_file
 from tpucache.warmup.sources.folder import FoundFile, is_ignored, list_images
 from tpucache.warmup.sources.kept import Files, kept_listings
 from tpucache.warmup.sources.parquet import ParquetSource
@@ -62,10 +62,7 @@ class CloudFolder:
         return shown(self._url)
 
     def list(self) -> Listing:
-        """Return all samples. Folders are classes, as in `FolderSource`.
-
-        Raises SourceError if there are no images, and StoreError if the network fails.
-        """
+        """Return all samples. Folders are classes, as in `FolderSource`."""
         files = _files(self._url)
         names = [name for name in files if not any(map(is_ignored, name.split("/")))]
         if names and all(name.lower().endswith(_PARQUET) for name in names):
@@ -73,10 +70,6 @@ class CloudFolder:
         return list_images(self, [FoundFile(name, name, size) for name, size in files.items()])
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a sample's file.
-
-        Raises SampleError if the file is gone or too large, and StoreError if the network fails.
-        """
         remote = _open(self._url)
         try:
             return Item({IMAGE: remote.read(sample.path, _LARGEST)})
@@ -101,15 +94,8 @@ class CloudZip:
     def __str__(self) -> str:
         return shown(self._url)
 
-    def list(self) -> dict[str, Member]:
-        """Return all files by name.
-
-        Raises SourceError if the .zip does not exist or is not complete, and StoreError if the network fails.
-        """
-        return without_folders(self.entries())
-
     def entries(self) -> dict[str, Member]:
-        """Return all files and folders by name; the name of a folder ends with a slash. Raises the errors of `list`."""
+        """Return all files and folders by name; the name of a folder ends with a slash."""
         remote = _open(self._folder)
         size = remote.size(self._name)
         if size is None:
@@ -120,10 +106,7 @@ class CloudZip:
         return plain_members(members, str(self))
 
     def read(self, member: Member, path: str) -> bytes:
-        """Return a file's content, mostly in one request.
-
-        Raises SampleError if the file has changed or is too large, and StoreError if the network fails.
-        """
+        """Return a file's content, mostly in one request."""
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file may have at most {_LARGEST:,}")
         remote = _open(self._folder)
@@ -138,8 +121,7 @@ class CloudZip:
 def copy_parquet(url: str) -> Copies:
     """Copy parquet files to this machine: the file at a URL, those that match a pattern, or those in a folder.
 
-    Return the copies. Raises SourceError if there are no such files, StoreError if the network or the disk fails, and
-    DependencyError on a system without file locks.
+    Return the copies.
     """
     from tpucache.store.remote.cache import copy_files
 

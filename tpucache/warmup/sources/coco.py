@@ -97,7 +97,7 @@ class BoxSource(DerivedSource):
     path: Path
 
     def list(self) -> Listing:
-        """Return the samples that the file lists; other samples are counted as left out. Raises SourceError.
+        """Return the samples that the file lists; other samples are counted as left out.
 
         Boxes that reach beyond their image are counted in a warning, and for each image in the column `boxes_outside`.
         """
@@ -134,7 +134,7 @@ class BoxSource(DerivedSource):
         )
 
     def load(self, sample: Sample) -> Item:
-        """Load a sample from `source`, and return it with the boxes of its image. Raises SampleError."""
+        """Load a sample from `source`, and return it with the boxes of its image."""
         item = self.source.load(sample)
         coco = _coco_of(self.path)
         name = coco.find(sample.path)
@@ -146,10 +146,7 @@ class BoxSource(DerivedSource):
         return dataclasses.replace(item, fields={**item.fields, BOXES: found.boxes}, boxes_size=found.size)
 
     def _names(self, paths: Sequence[str], coco: _Coco) -> dict[str, str]:
-        """Return the file name in the JSON for each path that the JSON lists.
-
-        Raises SourceError if two paths have the same file name in the JSON.
-        """
+        """Return the file name in the JSON for each path that the JSON lists."""
         names = {path: name for path in paths if (name := coco.find(path)) is not None}
         first: dict[str, str] = {}
         for path, name in names.items():
@@ -163,7 +160,6 @@ class BoxSource(DerivedSource):
     def _tell(
         self, coco: _Coco, names: Mapping[str, str], outside: npt.NDArray[np.int64], samples: Sequence[Sample]
     ) -> None:
-        """Warn of what is left out, clipped or perhaps meant otherwise."""
         notes = [*coco.notes]
         if outside.any():
             notes.append(
@@ -207,7 +203,6 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
 
 
 def _parsed(content: Any) -> _Coco:
-    """Return the content of a COCO JSON file. Raises ValueError, KeyError, TypeError and AttributeError for another."""
     for part in ("images", "categories"):  # boxes would go to another image or class
         if twice := _repeated(item["id"] for item in content[part]):
             raise ValueError(f"the id {twice!r} is there twice among the {part}")
@@ -278,10 +273,6 @@ def _is_crowd(item: Mapping[str, Any]) -> bool:
 
 
 def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:
-    """Return left, top, right, bottom and class of an annotation.
-
-    Raises ValueError, whose text completes a sentence that begins with the annotation's name.
-    """
     category, box = item.get("category_id"), item.get("bbox")
     if not isinstance(category, _ID) or category not in numbers:
         raise ValueError(f"has the category {category!r:.60}, which the file does not list")

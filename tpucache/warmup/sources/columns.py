@@ -107,8 +107,7 @@ def column_labels(
     """Return the raw label of each sample from its columns of labels, and faults by position.
 
     One column has the labels; with a separator, several names in each text. Several columns have a number each; a
-    sample that lacks one has no label. `is_own` says that tpucache's `join_names` wrote the texts. Raises SourceError
-    for a column without labels if there `must_have` be some, and for columns that hold no numbers.
+    sample that lacks one has no label. `is_own` says that tpucache's `join_names` wrote the texts.
     """
     if must_have and (empty := [name for name, values in columns.items() if all(map(is_nothing, values))]):
         raise SourceError(f"{where} has no label in any row of column {empty[0]!r}")
@@ -190,7 +189,7 @@ def numbers_of_texts(cells: Sequence[str]) -> Sequence[Any]:
 
 
 def fold_numbers(values: Sequence[Any], where: str) -> Array:
-    """Return a column of folds. Raises SourceError for a value that is not a whole number from -1."""
+    """Return a column of folds."""
     known = {value: to_number(value) if isinstance(value, str) else value for value in set(values)}
     for value, fold in known.items():
         if type(fold) is not int or not -1 <= fold < 2**31:

@@ -111,8 +111,7 @@ class DatasetSource:
 
         The dataset's attribute `paths` has the samples' paths. In a stream, or without this attribute, the path is the
         item's number. The class names are those of `class_names`, or of the label column of a Hugging Face dataset,
-        whose labels are listed. Raises UsageError if `module:callable` cannot be imported, and SourceError if the
-        callable fails or returns no dataset, or if the dataset cannot be listed.
+        whose labels are listed.
         """
         dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
         if is_stream(dataset):
@@ -132,11 +131,6 @@ class DatasetSource:
         return Listing(samples, classes or own, has_class_lists=has_lists and not classes)
 
     def load(self, sample: Sample) -> Item:
-        """Return an item's content.
-
-        Raises SampleError if the dataset fails to return the item, or if the item cannot be stored, and SourceError if
-        the dataset itself cannot be made, or if the copy of a stream is damaged.
-        """
         if self._copy is not None:
             return self._copy.load(int(sample.path), sample.path)
         dataset = _dataset(self._dataset, self._name)
@@ -174,7 +168,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def labelled_item(value: Any, path: str) -> Item:
-    """Return the content of `value`, an item or a tuple of an item and its label. Raises SampleError."""
+    """Return the content of `value`, an item or a tuple of an item and its label."""
     if not isinstance(value, tuple):
         return to_item(value, path)
     if len(value) != 2:
@@ -201,8 +195,7 @@ def _pickled(dataset: Items, name: str) -> bytes:
 def _dataset(made_by: str | bytes, name: str) -> Any:
     """Return the dataset that `made_by` makes: a `module:callable`, or a pickled dataset.
 
-    Each process makes the dataset once. Raises UsageError if the callable cannot be imported, and SourceError if the
-    dataset cannot be made.
+    Each process makes the dataset once.
     """
     make = load_callable(made_by) if isinstance(made_by, str) else functools.partial(pickle.loads, made_by)
     try:
@@ -222,7 +215,7 @@ def _undecoded(dataset: Any) -> Any:
 
     A Hugging Face dataset with a format or a transform is returned unchanged, too. Images of a column that states a
     mode, such as `Image(mode="L")`, are left to the dataset, which converts them. A single column of images is renamed
-    to `image`, and a single column of classes to `label`. Raises SourceError for several columns of classes.
+    to `image`, and a single column of classes to `label`.
     """
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "cast_column"):
@@ -264,7 +257,7 @@ def class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the names of the class numbers of a dataset that has any, else (); `name` is for the message.
 
     They are the attribute `classes` of the dataset, or of the one inside a torch Subset or ConcatDataset; without it,
-    `class_to_idx`. Raises SourceError if these two attributes give the classes different numbers.
+    `class_to_idx`.
     """
     kind = type(dataset)
     if kind.__module__.startswith("torch.utils.data"):  # a subclass may number the labels anew
@@ -325,11 +318,7 @@ def is_saved(source: str | Path) -> bool:
 
 
 def load_saved(source: str | Path) -> Any:
-    """Return the dataset that save_to_disk of Hugging Face's datasets wrote into the folder `source`.
-
-    Raises DependencyError without the package datasets, and SourceError if the folder has several splits, or cannot be
-    read.
-    """
+    """Return the dataset that save_to_disk of Hugging Face's datasets wrote into the folder `source`."""
     path = Path(source).absolute()
     if (path / _SAVED_SPLITS).is_file():
         splits = sorted(each.name for each in path.iterdir() if (each / _SAVED[0]).is_file())
@@ -355,7 +344,7 @@ SAVED: Final = SourceKind(
 
 
 def to_item(value: Any, path: str) -> Item:
-    """Return the content of an item, in one of the forms that `DatasetSource` describes. Raises SampleError."""
+    """Return the content of an item, in one of the forms that `DatasetSource` describes."""
     if not isinstance(value, Mapping) or _is_encoded(value):
         single = _field(value, IMAGE, path)
         is_sequence = isinstance(single, np.ndarray) and single.ndim == 1
@@ -401,7 +390,6 @@ def _field(value: Any, key: str, path: str) -> bytes | Array:
 
 
 def _is_encoded(value: Mapping[Any, Any]) -> bool:
-    """Return whether a dictionary is an encoded image in Hugging Face's form."""
     return {"bytes"} <= set(value) <= {"bytes", "path"}
 
 
@@ -459,7 +447,7 @@ def _scalar(array: Array) -> int | float:
 
 
 def to_label(value: Any, key: str, path: str) -> Any:
-    """Return a label: a class number or name, a tuple of numbers or names, or None. Raises SampleError otherwise."""
+    """Return a label: a class number or name, a tuple of numbers or names, or None."""
     if value is None or isinstance(value, str):
         return value if value is None or value.strip() else None
     if isinstance(value, (list, tuple)) and value and all(isinstance(part, str) for part in value):
@@ -502,42 +490,43 @@ class PaddedSource(DerivedSource):
     truncate: bool
 
     def list(self) -> Listing:
-        """Return the listing of `source`. Raises UsageError if `pad` is given, and there are no sequences."""
+        """Return the listing of `source`."""
         listing = self.source.list()
         self.__dict__["_shape"] = shape = self._find_shape(listing.samples)
-        if self.pad is not None and not shape[0]:
-            raise UsageError(f"{source_name(self.source)} has no sequences: leave out --pad")
         if self.pad is None:
             return listing
+        if not shape[0]:
+            raise UsageError(f"{source_name(self.source)} has no sequences: leave out --pad")
         return dataclasses.replace(listing, asked={**listing.asked, "pad": self.pad, "truncate": self.truncate})
 
     def load(self, sample: Sample) -> Item:
-        """Load a sample from `source`, and return its padded item.
-
-        Raises SampleError if a sequence is missing or too long.
-        """
+        """Load a sample from `source`, and return its padded item."""
         item = self.source.load(sample)
-        names, length = self._shape
-        if not names:
+        dtypes, length = self._shape
+        if not dtypes:
             return item
-        first = next(iter(names))
-        main = item.fields.get(first)
-        if not isinstance(main, np.ndarray) or main.ndim != 1:
+        first = next(iter(dtypes))
+        own = len(_sequences(item).get(first, ()))
+        if first not in _sequences(item):
             raise SampleError(sample.path, f"has no sequence {first!r}, as other samples have")
-        if len(main) > length and not self.truncate:
+        if own > length and not self.truncate:
             raise SampleError(
                 sample.path,
-                f"{first!r} has {len(main):,} numbers: give --pad {len(main)} or more, leave --pad out to pad to "
-                "the longest sequence, or cut with --truncate",
+                f"{first!r} has {own:,} numbers: give --pad {own} or more, leave --pad out to pad to the longest "
+                "sequence, or cut with --truncate",
             )
         fields = dict(item.fields)
-        for name, dtype in names.items():
-            padded = _padded(item, name, len(main), length, sample.path)
-            fields[name] = padded if len(main) else padded.astype(dtype)  # an empty list has no dtype
+        for name, dtype in dtypes.items():
+            value = _sequences(item).get(name)
+            if value is None or len(value) != own:
+                raise SampleError(sample.path, f"{name!r} is not a sequence of {own:,} numbers, like the main sequence")
+            padded = np.zeros(length, value.dtype if own else dtype)  # an empty list has no dtype
+            padded[:own] = value[:length]
+            fields[name] = padded
         if not {ATTENTION, MASK} & set(fields):
-            fields[ATTENTION] = (np.arange(length) < len(main)).astype(np.uint8)
+            fields[ATTENTION] = (np.arange(length) < own).astype(np.uint8)
         name = column_names([*item.columns, LENGTH])[LENGTH] if LENGTH not in item.columns else f"{LENGTH}_"
-        return dataclasses.replace(item, fields=fields, columns={**item.columns, name: len(main)})
+        return dataclasses.replace(item, fields=fields, columns={**item.columns, name: own})
 
     @functools.cached_property
     def _shape(self) -> tuple[dict[str, str], int]:
@@ -548,26 +537,25 @@ class PaddedSource(DerivedSource):
         return self._find_shape(self.source.list().samples)
 
     def _find_shape(self, samples: Sequence[Sample]) -> tuple[dict[str, str], int]:
-        names = self._find_names(samples)
-        if not names or self.pad is not None:
-            return names, self.pad or 0
+        dtypes = self._find_dtypes(samples)
+        if not dtypes or self.pad is not None:
+            return dtypes, self.pad or 0
         lengths = set()
         for sample in samples:
             with contextlib.suppress(SampleError):
-                value = self.source.load(sample).fields.get(next(iter(names)))
-                if isinstance(value, np.ndarray) and value.ndim == 1:
+                if (value := _sequences(self.source.load(sample)).get(next(iter(dtypes)))) is not None:
                     lengths.add(len(value))
-        return (names, max(lengths)) if len(lengths) > 1 else ({}, 0)
+        return (dtypes, max(lengths)) if len(lengths) > 1 else ({}, 0)
 
-    def _find_names(self, samples: Sequence[Sample]) -> dict[str, str]:
+    def _find_dtypes(self, samples: Sequence[Sample]) -> dict[str, str]:
         found: dict[str, str] = {}
         for sample in samples[:_TRIED]:
             with contextlib.suppress(SampleError):
-                fields = self.source.load(sample).fields
-                arrays = {n: value for n, value in fields.items() if isinstance(value, np.ndarray) and value.ndim == 1}
-                if IMAGE in fields or not arrays:
+                item = self.source.load(sample)
+                arrays = _sequences(item)
+                if IMAGE in item.fields or not arrays:
                     return {}
-                main = next((name for name in _MAIN if name in arrays), next(iter(arrays)))
+                main = next(name for name in (*_MAIN, *arrays) if name in arrays)
                 names = (main, *(name for name in arrays if name != main and len(arrays[name]) == len(arrays[main])))
                 found = {name: arrays[name].dtype.str for name in names}
                 if len(arrays[main]):  # empty lists do not show the dtype
@@ -575,13 +563,5 @@ class PaddedSource(DerivedSource):
         return found
 
 
-def _padded(item: Item, name: str, own: int, length: int, path: str) -> Array:
-    """Return the sequence `name` of an item, cut or filled with zeros to `length` numbers.
-
-    Raises SampleError unless the sequence has `own` numbers, as many as the main sequence.
-    """
-    value = item.fields.get(name)
-    if not isinstance(value, np.ndarray) or value.shape != (own,):
-        raise SampleError(path, f"{name!r} is not a sequence of {own:,} numbers, like the main sequence")
-    kept = value[:length]
-    return np.concatenate([kept, np.zeros(length - len(kept), kept.dtype)])
+def _sequences(item: Item) -> dict[str, Array]:
+    return {name: value for name, value in item.fields.items() if isinstance(value, np.ndarray) and value.ndim == 1}

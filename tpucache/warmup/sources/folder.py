@@ -97,8 +97,6 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
     are the classes. An empty folder beside class folders is a class without samples. Hidden files and those that
     systems add are ignored, and files of other types are counted as left out. If the classes look like parts of a data
     set, such as train and test, the listing has a `doubt`.
-
-    Raises SourceError when there are no images, or when images are both in class folders and next to them.
     """
     files, empty = _visible(where, found)
     suffix_of = [posixpath.splitext(file.name)[1].lower() for file in files]
@@ -265,7 +263,7 @@ def _type(suffix: str) -> str:
 
 
 def read_sample(path: str | Path, name: str) -> bytes:
-    """Return the bytes of the file of the sample called `name`. Raises SampleError when the file cannot be read."""
+    """Return the bytes of the file of the sample called `name`."""
     try:
         return read_file(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
@@ -297,14 +295,10 @@ def _advice(path: Path) -> str:
 
 
 def read_below(root: Path, name: str, sample: str) -> bytes:
-    """Return the bytes of the file that a table names for a sample. Links are followed, also out of `root`.
-
-    Raises SampleError when the file cannot be read, or is not inside the absolute path `root`: a table from somebody
-    else must not name such files.
-    """
+    """Return the bytes of the file that a table names for a sample. Links are followed, also out of `root`."""
     top = os.path.normpath(root)
     path = os.path.normpath(os.path.join(top, name))
-    if os.path.commonpath([top, path]) != top:
+    if os.path.commonpath([top, path]) != top:  # a table from somebody else must not name files elsewhere
         raise SampleError(
             sample, f"is outside of {root}: give --root, a folder that all paths are in, such as --root /"
         )
@@ -327,7 +321,6 @@ class FolderSource:
         return str(self._root / self._pattern)
 
     def list(self) -> Listing:
-        """Return all samples. Raises SourceError, as `list_images` does."""
         if self._pattern:
             paths = find_files(self._root, self._pattern)
             sizes = map_ahead(lambda path: (self._root / path).stat().st_size, paths)
@@ -341,7 +334,6 @@ class FolderSource:
         return list_images(self, found)
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a sample's file. Raises SampleError when the file cannot be read."""
         return Item({IMAGE: read_sample(os.path.join(self._root, sample.path), sample.path)})
 
 
@@ -357,7 +349,7 @@ def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> 
 
     Links to folders above are left out, and folders for whose name `is_left` is true are not entered. A broken link is
     a file. The folders of one depth are listed before those below them, so that storage that answers late can be asked
-    for many of them at once. Raises SourceError.
+    for many of them at once.
     """
     level = [_Folder("", ())]
     try:

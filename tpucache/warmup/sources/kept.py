@@ -66,7 +66,7 @@ class KeptListings:
         self._found[name] = files
 
     def save(self) -> None:
-        """Write the listings into the work folder. Raises OSError."""
+        """Write the listings into the work folder."""
         for name, files in self._found.items():
             write_atomically(self._path(name), json.dumps(files).encode())
 
@@ -102,7 +102,7 @@ def kept_listings() -> KeptListings | None:
 
 
 def sources_folder() -> Path:
-    """Make and return this machine's folder for copies of sources. Raises StoreError if it belongs to another user."""
+    """Make and return this machine's folder for copies of sources."""
     from tpucache.store.remote.cache import COPIES, default_directory, own_folder
 
     below = default_directory().expanduser().absolute()
@@ -123,8 +123,8 @@ class Copy:
     def make(self, items: Iterable[Item | SampleError]) -> int:
         """Copy all items, unless an earlier run of this build has done so. Return the number of items.
 
-        In place of an item that cannot be stored, its SampleError is stored. Raises SourceError if the copy cannot be
-        written, for example because the disk is full. Errors that the stream raises are passed on.
+        In place of an item that cannot be stored, its SampleError is stored. Errors that the stream raises are passed
+        on.
         """
         kept = kept_listings()
         try:
@@ -146,15 +146,12 @@ class Copy:
             ) from error
 
     def load(self, number: int, path: str) -> Item:
-        """Return the item `number`; errors name it `path`.
-
-        Raises SampleError if this item of the stream could not be copied, SourceError if the file of copies is damaged.
-        """
+        """Return the item `number`; errors name it `path`."""
         with self._reading(number) as read:
             return decoded(read, path)
 
     def label(self, number: int, path: str) -> Label:
-        """Return only the label of an item. Raises SampleError and SourceError as `load` does."""
+        """Return only the label of an item."""
         with self._reading(number) as read:
             return _label(_head(read, path)[0])
 
@@ -227,10 +224,7 @@ def encoded(item: Item | SampleError) -> Iterator[bytes]:
 
 
 def _head(read: Callable[[int, int | None], bytes], path: str) -> tuple[Any, int, int]:
-    """Return the JSON head of an item, where the head ends, and the CRC-32 of the fields.
-
-    Raises the SampleError that was stored in place of the item, and ValueError if the head is damaged.
-    """
+    """Return the JSON head of an item, where the head ends, and the CRC-32 of the fields."""
     length, crc, fields_crc = _START.unpack_from(read(0, _START.size))
     end = _START.size + length
     data = read(_START.size, end)

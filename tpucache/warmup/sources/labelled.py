@@ -76,7 +76,7 @@ def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
 
 
 def missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Return the values that mean no label as texts, None without any. Raises UsageError for a single text."""
+    """Return the values that mean no label as texts, None without any."""
     if isinstance(missing, str):
         raise UsageError(f"missing_label must be a list of values, such as [{missing!r:.60}], not one text")
     return tuple(str(value).strip() for value in missing) if missing else None
@@ -99,8 +99,7 @@ def check_separator(kind: LabelKind, separator: str | None) -> None:
 def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     """Return class names in order: the given names, those of a cache, or the lines of a text file.
 
-    Empty lines are skipped. Raises UsageError for a repeated name and if there are no names, and the errors of
-    `load_version` for a folder.
+    Empty lines are skipped.
     """
     if classes is None:
         return ()
@@ -134,8 +133,7 @@ def labels_like(
     """Return the kind of labels and the classes for a new cache whose labels are like those of a finished cache.
 
     The kind is "numbers" if the cache's labels are numbers, and otherwise `kind`. The classes are None if the cache has
-    no class names. Raises UsageError for a different kind, for other classes, and if `columns`, the names of the label
-    columns, are not those of the cache; and the errors of `load_version`.
+    no class names.
     """
     manifest, names = load_version(*split_version(cache)), class_names(classes)
     if differ_in_values(manifest.value_names, columns):
@@ -156,10 +154,7 @@ def labels_like(
 
 
 def like_source(source: Source, cache: str | Path) -> Source:
-    """Return a source whose labels are refused unless they have the form of those of a finished cache.
-
-    Raises the errors of `load_version`.
-    """
+    """Return a source whose labels are refused unless they have the form of those of a finished cache."""
     read = load_version(*split_version(cache)).source.get("labels")
     return _LikeSource(source, {**read, "cache": str(cache)}) if isinstance(read, dict) else source
 

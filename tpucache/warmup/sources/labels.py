@@ -87,7 +87,7 @@ class Reading:
     is_int: bool = False
 
     def read(self, value: Any) -> Label:
-        """Return the result of `plain` as a label, or None if it means no label. Raises LabelFault."""
+        """Return the result of `plain` as a label, or None if it means no label."""
         if isinstance(value, LabelFault):
             raise value
         if value is None or self.form == "none" or self._is_missing(value):
@@ -215,8 +215,7 @@ def find_reading(
 ) -> Reading:
     """Return how to read labels as `kind`. `values` are those of all samples (with `is_all`) or of some, as by `plain`.
 
-    `names` are the classes that the source states. Raises SourceError for ambiguous labels; the message begins with
-    `where` and names the options that decide.
+    `names` are the classes that the source states.
     """
     if {*map(type, values)} == {int}:
         values = list(dict.fromkeys(values))  # the frequency of a value does not matter
@@ -386,7 +385,7 @@ def decide(
 ) -> Reading:
     """Return `find_reading` for the labels of a listing, with the classes in the order that the user gives.
 
-    `classes` are the user's, and the texts `missing` mean no label. Raises SourceError.
+    `classes` are the user's, and the texts `missing` mean no label.
     """
     columns = listing.value_names if len(listing.value_names) > 1 else ()
     names = columns or listing.classes
@@ -425,7 +424,7 @@ def read_labels(
 ) -> Listing:
     """Return a listing with its raw labels read, and their classes. A label that cannot be read becomes a `fault`.
 
-    `check` is called with the Reading. The other arguments are those of `decide`. Raises SourceError.
+    `check` is called with the Reading. The other arguments are those of `decide`.
     """
     raw = [sample.label for sample in listing.samples]
     known = [value for value in raw if value is not None]
@@ -495,7 +494,6 @@ def _tell_of_words(words: Collection[str], where: str) -> None:
 
 
 def _tell_of_alike(names: Collection[str], where: str) -> None:
-    """Warn of two names that differ only in spaces or capitals."""
     alike: dict[str, str] = {}
     for name in sorted(names):
         if (other := alike.setdefault(" ".join(name.split()).casefold(), name)) != name and to_number(name) is None:

@@ -78,11 +78,7 @@ class ParquetSource:
         return self._where
 
     def list(self) -> Listing:
-        """Return all rows as samples, with paths such as `file#row`.
-
-        Raises SourceError when a file is broken or has other columns than the first file, or when files belong to
-        several splits; DependencyError without pyarrow.
-        """
+        """Return all rows as samples, with paths such as `file#row`."""
         options, where = self._options, self._where
         if self._copies is None:
             names = [name.as_posix() for name in find_files(self._root, self._pattern)]
@@ -125,7 +121,6 @@ class ParquetSource:
         )
 
     def load(self, sample: Sample) -> Item:
-        """Return a row's image, mask and arrays. Raises SampleError if one of them is missing or the file is broken."""
         name, _, row = sample.path.rpartition("#")
         try:
             roles = self._roles(name)
@@ -240,11 +235,7 @@ class Roles:
 
 
 def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
-    """Return the meanings of the columns of an Arrow schema. `where` names the file in messages.
-
-    Raises SourceError if the image or the label may be one of several columns, and if `options` name a column that the
-    schema lacks.
-    """
+    """Return the meanings of the columns of an Arrow schema. `where` names the file in messages."""
     types = {field.name: field.type for field in schema if not options.is_dropped(field.name)}
     stated = _features(schema)
     features = {name: found for name in types if (found := _classes_of(stated.get(name)))[0]}
@@ -333,7 +324,6 @@ class ParquetRows:
     """An open parquet file. Checksums of its pages are verified if it has them."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file and read its metadata. Raises SourceError, and DependencyError without pyarrow."""
         self._path = path
         self._file = _checked(path, lambda: _open(path))
         metadata = self._file.metadata
@@ -349,7 +339,7 @@ class ParquetRows:
         return self._file.schema_arrow
 
     def read_columns(self, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return whole columns as Python values. Raises SourceError."""
+        """Return whole columns as Python values."""
         if not names:
             return {}
         table = _checked(self._path, lambda: self._file.read(list(names), use_threads=False))
@@ -367,8 +357,7 @@ class ParquetRows:
     def row(self, number: int, names: tuple[str, ...]) -> dict[str, Any]:
         """Return the cells of a row, as Arrow scalars by column.
 
-        If rows are read in order, each part of the file is read only once. Raises IndexError if there is no such row,
-        SourceError if the file is broken.
+        If rows are read in order, each part of the file is read only once.
         """
         if not 0 <= number < self._bounds[-1]:
             raise IndexError(number)
@@ -388,7 +377,7 @@ class ParquetRows:
 
 
 def open_rows(path: Path) -> ParquetRows:
-    """Return the open parquet file at `path`. Raises SourceError.
+    """Return the open parquet file at `path`.
 
     Each process keeps the last two files open, and opens a file again when it changes.
     """
@@ -410,7 +399,6 @@ def _open(path: Path) -> Any:
 
 
 def _checked(path: Path, read: Callable[[], T]) -> T:
-    """Return `read()`. Raises SourceError for any error of pyarrow: the file is probably broken."""
     try:
         return read()
     except TpucacheError:

@@ -157,11 +157,11 @@ class Source(Protocol):
     """
 
     def list(self) -> Listing:
-        """Return all samples. The same source gives the same samples in the same order. Raises SourceError."""
+        """Return all samples. The same source gives the same samples in the same order."""
         ...
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample's content. Raises SampleError."""
+        """Return a sample's content."""
         ...
 
 
@@ -198,13 +198,12 @@ class CheckedSource(DerivedSource):
     source: Source
 
     def list(self) -> Listing:
-        """Return all samples. Raises SourceError for an invalid listing, and for any error except those of tpucache."""
         try:
             listing = self.source.list()
         except TpucacheError:
             raise
         except Exception as error:
-            raise SourceError(f"{self!r} cannot be listed: {self._where('list')} raised {_text(error)}") from error
+            raise SourceError(f"{self!r} cannot be listed: {self._where('list')} raised {error!r}") from error
         if not isinstance(listing, Listing):
             raise SourceError(f"{self._where('list')} returned a {type(listing).__name__}, not a Listing")
         if any(sample.number != number for number, sample in enumerate(listing.samples)):
@@ -215,16 +214,13 @@ class CheckedSource(DerivedSource):
         return listing
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample's content. Errors of tpucache, such as SampleError, are passed on.
-
-        Raises SourceError for any other error, and for a result that is not an Item.
-        """
+        """Return a sample's content. Errors of tpucache, such as SampleError, are passed on."""
         try:
             item = self.source.load(sample)
         except TpucacheError:
             raise
         except Exception as error:
-            raise SourceError(f"{sample.path}: {self._where('load')} raised {_text(error)}") from error
+            raise SourceError(f"{sample.path}: {self._where('load')} raised {error!r}") from error
         if not isinstance(item, Item):
             raise SourceError(f"{sample.path}: {self._where('load')} returned a {type(item).__name__}, not an Item")
         return item
@@ -232,10 +228,6 @@ class CheckedSource(DerivedSource):
     def _where(self, method: str) -> str:
         kind = type(self.source)
         return f"{kind.__module__}.{kind.__qualname__}.{method}"
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
@@ -273,10 +265,7 @@ class SelectedSource(DerivedSource):
     exclude: tuple[str, ...]
 
     def list(self) -> Listing:
-        """Return the kept samples. Classes that have no sample because of the patterns are left out.
-
-        Raises SourceError if no samples are left.
-        """
+        """Return the kept samples. Classes that have no sample because of the patterns are left out."""
         listing = self.source.list()
         paths = [sample.path for sample in listing.samples]
         kept = [at for at, path in enumerate(paths) if self._matches(path)]
@@ -410,10 +399,7 @@ def has_wildcard(text: str) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return all patterns that a pattern with braces stands for, in order: `a{08..10}` for a08, a09 and a10.
-
-    Raises SourceError for more than 100,000 patterns, and for braces that stand for nothing, such as `{5..1}`.
-    """
+    """Return all patterns that a pattern with braces stands for, in order: `a{08..10}` for a08, a09 and a10."""
     patterns, complete = [pattern], list[str]()
     while patterns:
         first = patterns.pop(0)
@@ -453,8 +439,7 @@ def split_pattern(pattern: str | Path) -> tuple[Path, str]:
 def find_files(root: Path, pattern: str) -> list[Path]:
     """Return the files in a root that match a pattern, without hidden files, sorted by the bytes of their names.
 
-    Paths are relative to the root. Raises SourceError if no file matches. If the pattern has braces, each pattern that
-    they stand for must match a file.
+    Paths are relative to the root. If the pattern has braces, each pattern that they stand for must match a file.
     """
     path = root / pattern
     names: set[Path] = set()

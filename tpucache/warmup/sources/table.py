@@ -33,6 +33,7 @@ from tpucache.text import OWN_HEADING, PREDICTION_COLUMNS, SEPARATOR, from_cell,
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.columns import (
     MISSING_WORDS,
+    are_names,
     column_labels,
     fold_numbers,
     numbers_of_texts,
@@ -65,7 +66,6 @@ _INDEX: Final = re.compile(r"\s*|Unnamed: \d+")
 #: Cells that stand for an image with an empty mask.
 _NOTHING: Final = ("", "-1", "nan")
 _MOST_CLASSES: Final = 255
-_SHOWN: Final = 4  # columns in a message, at most
 
 #: The run lengths of a sample's masks: class numbers and texts.
 Runs = Sequence[tuple[int, str]]
@@ -92,7 +92,7 @@ class CsvTable:
         return list(self.columns)
 
     def column(self, name: str) -> list[str]:
-        """Return a column's cells, one for each row. Raises SourceError if there is no such column."""
+        """Return a column's cells, one for each row."""
         if name not in self.columns:
             raise SourceError(f"{self.path} has no column {name!r}: there are {', '.join(map(repr, self.names))}")
         return self.columns[name]
@@ -103,10 +103,7 @@ class CsvTable:
 
 
 def read_table(path: str | Path) -> CsvTable:
-    """Read a whole CSV file: UTF-8, with or without a byte order mark, with commas between the cells.
-
-    Raises SourceError for a file that is not a CSV, has rows of different lengths, names a column twice or has no rows.
-    """
+    """Read a whole CSV file: UTF-8, with or without a byte order mark, with commas between the cells."""
     path = Path(path)
     try:
         data = _content(path)
@@ -293,10 +290,7 @@ class TableSource:
         return str(self._path)
 
     def list(self) -> Listing:
-        """Return all rows as samples, and the columns of `kept_columns`.
-
-        Raises SourceError for a table with missing or wrong contents.
-        """
+        """Return all rows as samples, and the columns of `kept_columns`."""
         table, rows, options = _read(self._path, self._options)
         if options != self._options:
             _log.warning(
@@ -328,8 +322,7 @@ class TableSource:
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a row's image, and its mask, if the table has masks: bytes or run lengths.
 
-        Raises SampleError when a file is missing or cannot be read. Each process reads the table once, and again when
-        it changes.
+        Each process reads the table once, and again when it changes.
         """
         try:
             status = self._stored_in.stat()
@@ -473,7 +466,7 @@ def with_found_labels(table: CsvTable, options: TableOptions) -> TableOptions:
 
 
 def raw_labels(table: CsvTable, options: TableOptions) -> tuple[Sequence[Any], Mapping[int, str]]:
-    """Return the raw label of each row, and the faults of rows. Raises SourceError as `column_labels` does."""
+    """Return the raw label of each row, and the faults of rows."""
     if not options.label_cols:
         return [None] * len(table.lines), {}
     if len(options.label_cols) == 1 and options.label_sep is None:
@@ -487,22 +480,19 @@ def _refuse_several(table: CsvTable, column: str) -> None:
     """Raise SourceError if a cell of a table of predictions has several names or numbers, which are no class."""
     if tuple(table.names[: len(PREDICTION_COLUMNS)]) != PREDICTION_COLUMNS or column not in PREDICTION_COLUMNS:
         return
-    others = table.names[len(PREDICTION_COLUMNS) :]
-    classes = {*map(from_heading, others)}
+    classes = {*map(from_heading, table.names[len(PREDICTION_COLUMNS) :])}
     for row, cell in enumerate(table.column(column)):
         parts = part_names(cell)
-        if cell in classes or not parts or parts == [cell.strip()]:
-            continue
-        if classes.issuperset(parts):
-            raise table.wrong(row, column, f"{cell!r:.100} names several classes: add --label-sep {SEPARATOR!r}")
-        if len(parts) > 1 and all(to_number(part) is not None for part in parts):
-            names = " ".join(f"--label-col {name}" for name in others[:_SHOWN])
-            more = " …" if len(others) > _SHOWN else ""
-            raise table.wrong(row, column, f"{cell!r:.100} has several numbers: give their columns, {names}{more}")
+        are_several = parts != [cell.strip()] and classes.issuperset(parts)
+        if parts and cell not in classes and (are_several or (len(parts) > 1 and not are_names(parts))):
+            raise table.wrong(
+                row, column, f"{cell!r:.100} is several: add --label-sep {SEPARATOR!r} for classes, or give columns "
+                "of numbers by --label-col",
+            )  # fmt: skip
 
 
 def path_column(table: CsvTable, options: TableOptions) -> str:
-    """Return the name of the column of paths. Raises SourceError if other options name all columns."""
+    """Return the name of the column of paths."""
     if options.path_col is not None:
         return options.path_col
     others = {*options.label_cols, options.mask_col, options.fold_col, *options.rle_cols, options.rle_class_col}
@@ -519,8 +509,7 @@ def path_column(table: CsvTable, options: TableOptions) -> str:
 def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
     """Return the columns that go into the samples table.
 
-    The columns are the fold, and those that `keep` and `drop` allow and no other option names. Raises SourceError for a
-    fold that is not a whole number from -1.
+    The columns are the fold, and those that `keep` and `drop` allow and no other option names.
     """
     if not options.rle_cols:  # columns that differ within an image are left out of the table by now
         options.tell_of_unused(table.names, str(table.path))
@@ -583,7 +572,7 @@ def join_rows(table: CsvTable, path_col: str, options: TableOptions) -> tuple[Cs
 def read_runs(runs: Runs, is_relative: bool, path: str) -> npt.NDArray[np.int64]:
     """Return run lengths as rows of class, first pixel (from 0) and length: int64 (n, 3), classes ascending.
 
-    Relative runs count from the end of the previous run, as in SIIM-ACR. Raises SampleError for malformed run lengths.
+    Relative runs count from the end of the previous run, as in SIIM-ACR.
     """
     parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), np.int64)]
     for number, text in sorted(runs, key=lambda each: each[0]):

@@ -127,11 +127,7 @@ class TFRecordSource:
         return str(self._root / self._pattern)
 
     def list(self) -> Listing:
-        """Return all records as samples, with paths such as `file#record`.
-
-        Raises SourceError for a file that is broken or cut off, with its path and the offset, and DependencyError
-        without google-crc32c or protobuf.
-        """
+        """Return all records as samples, with paths such as `file#record`."""
         samples: list[Sample] = []
         with Progress(None, "list", "records", is_brief=True) as progress:
             for path in find_files(self._root, self._pattern):
@@ -154,10 +150,6 @@ class TFRecordSource:
         return Listing(samples, value_names=self._options.label_cols, spellings=spellings(names))
 
     def load(self, sample: Sample) -> Item:
-        """Return a record's content.
-
-        Raises SampleError if the data are damaged or not an Example, or if a feature cannot be converted.
-        """
         return read_example(self._data(sample.path), sample.path, self._options)
 
     def _some_features(self, samples: Sequence[Sample]) -> Iterator[Features]:
@@ -246,7 +238,6 @@ def _what_else(start: int, header: bytes) -> str:
 
 
 def _intact(data: bytes, stored: bytes) -> bool:
-    """Return whether data match the masked CRC-32C that is stored with them."""
     crc = _crc32c().value(data)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     return bool(masked == int.from_bytes(stored, "little"))
@@ -288,8 +279,6 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
     they have several numbers; empty features are left out. Names are made plain: `image/class/text` becomes
     image_class_text. A SequenceExample, whose context is read as an Example, is refused if it has feature lists that
     are not dropped.
-
-    Raises SampleError if the Example cannot be converted, DependencyError without protobuf.
     """
     example = _parse(data, path)
     if lists := [name for name in sorted(example.lists.list) if options.is_kept(name)]:
@@ -328,7 +317,6 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
 
 
 def _parse(data: bytes, path: str) -> Any:
-    """Return the message of a serialised Example. Raises SampleError if `data` is none."""
     example_class, decode_error = _reader()
     try:
         return example_class.FromString(data)
@@ -393,10 +381,7 @@ def _found_label(features: Features) -> list[str]:
 
 
 def _label(features: Features, names: Sequence[str], path: str) -> Any:
-    """Remove the features `names`, or the default label, and return their values as the raw label, None without one.
-
-    Raises SampleError if a feature is missing or empty, or has too many values.
-    """
+    """Remove the features `names`, or the default label, and return their values as the raw label, None without one."""
     found: list[Any] = []
     for name in names or _found_label(features):
         if name not in features:
@@ -445,7 +430,7 @@ def read_boxes(features: Mapping[str, Any], path: str) -> tuple[Array, tuple[int
 
     Boxes are float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class. The TF Object Detection
     API stores corners as fractions of the image's width and height. As in COCO JSON files, the boxes of crowds are left
-    out. Raises SampleError if a feature is missing, or if the features have different numbers of values.
+    out.
     """
     if missing := [name for name in (*_CORNERS, *_SIZE) if name not in features]:
         raise SampleError(path, f"has boxes but no feature {missing[0]!r}: leave boxes out with --drop '{OBJECTS}*'")
