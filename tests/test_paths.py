@@ -40,6 +40,7 @@ MODULES = (
 INNER = {
     *(
         "is_whole",
+        "rebuild_index",
         "CsvTable.path",
         "find_lr.stop",
         "Manifest.save.aside",

@@ -130,7 +130,7 @@ def open_run(
     if changed:
         advice = "Give the same options and data to continue, or another folder"
         if data.train_set.manifest.parents:
-            advice += ". If the cache has changed since, give the version that the run began on: --version N"
+            advice += ". If the cache has changed since, give the version that the run began on: CACHE@N"
         if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
             advice = (
                 "The run is finished, and its learning rate has completed the schedule: for more epochs begin a new "
