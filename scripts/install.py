@@ -21,17 +21,6 @@ from typing import Final
 
 OLDEST: Final = (3, 11)
 
-# GB to fetch and GB on the disk, by the largest extra asked for and by the build of torch. Measured on Python 3.11.
-SIZES: Final = {
-    ("demo", "cpu"): (0.4, 1.2),
-    ("demo", "cuda"): (4.3, 7.5),
-    ("dev", "cpu"): (1.1, 3.2),
-    ("dev", "cuda"): (5.1, 9.6),
-}
-
-
-_MINUTES_A_GB: Final = 8000 / 100 / 60  # at 100 Mbit/s
-
 
 def say(line: str) -> None:
     """Print a line about the installation."""
@@ -95,29 +84,13 @@ def choose_torch(asked: str) -> tuple[str, str]:
     return ("cuda", "an NVIDIA GPU works here") if has_gpu() else ("cpu", "no NVIDIA GPU works here")
 
 
-def announce(extras: Sequence[str], build: str, venv: Path) -> None:
-    """Say how much is fetched and how much room it takes, where that was measured."""
-    largest = next((name for name in ("dev", "demo") if name in extras), "")
-    size = SIZES.get((largest, "cpu" if build == "cpu" else "cuda"))
-    if size is None:
-        return
-    fetched, room = size
-    free = shutil.disk_usage(venv.absolute().parent).free / 1e9
-    say(
-        f"up to {fetched} GB to fetch (less where a package manager keeps them), {fetched * _MINUTES_A_GB:.0f} min at "
-        f"100 Mbit/s and some for the disk, {room} GB of room in {venv}"
-    )
-    if free < room:
-        say(f"only {free:.1f} GB are free here: it may not fit")
-
-
 def ways(uv: Path | None, python: Path, what: str, build: str) -> Iterator[tuple[list[str | Path], str]]:
     """Yield the commands that install, best first, each with what a failure of it means."""
     if uv:
         by_uv: list[str | Path] = [uv, "pip", "install", "--python", python, "--editable", what]
         if build in ("cpu", "cuda"):
             backend = "cpu" if build == "cpu" else "auto"
-            yield [*by_uv, f"--torch-backend={backend}"], "PyTorch's own index has not answered as it should"
+            yield [*by_uv, f"--torch-backend={backend}"], "PyTorch's own index has not given that build"
         yield by_uv, "uv has not installed it"
     yield [python, "-m", "pip", "install", "--editable", what], "pip has not installed it"
 
@@ -129,16 +102,11 @@ def install(venv: Path, extras: Sequence[str], torch: str) -> None:
     build, reason = choose_torch(torch)
     what = f".[{','.join(extras)}]"
     say(f"tpucache[{','.join(extras)}] by {'uv' if uv else 'pip'}; the build of torch is {build} ({reason})")
-    announce(extras, build if uv else "cuda", venv)
     environment = {**os.environ, **index_of_pip(python)}
     failure = ""
     for command, meaning in ways(uv, python, what, build):
         if failure:
             say(f"{failure} (see above): going on without it")
-            if build == "cpu" and "--torch-backend=cpu" not in command:
-                say("torch is now what the package index has, on x86-64 the build with CUDA")
-                announce(extras, "cuda", venv)
-                build = "any"
         if is_done(command, environment):
             return
         failure = meaning

@@ -17,6 +17,7 @@ import datetime
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,8 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _UNRELEASED: Final = "## [Unreleased]"
 _HEADING: Final = re.compile(r"^## \[(.*?)\]", re.MULTILINE)
 _TO_DO: Final = "### What you have to do"
+
+Run = Callable[..., str]  # of a folder and the words of a command
 
 
 def main() -> int:
@@ -44,8 +47,9 @@ def main() -> int:
     return 0
 
 
-def release(root: Path, version: str, *, is_dry: bool, runs_ci: bool = True) -> None:
+def release(root: Path, version: str, *, is_dry: bool, runs_ci: bool = True, run: Run | None = None) -> None:
     """Release the commit of a repository as a version. Raises CommandError before anything is changed."""
+    run = run or run_program
     text = (root / "CHANGELOG.md").read_text()
     check(root, version, text)
     notes = unreleased(text)
@@ -73,9 +77,11 @@ def check(root: Path, version: str, changelog: str) -> None:
     found = _VERSION.fullmatch(version)
     if found is None:
         raise CommandError(f"{version!r} is not a version such as 0.2.0")
-    if changes := run(root, "git", "status", "--porcelain"):
+    if changes := run_program(root, "git", "status", "--porcelain"):
         raise CommandError(f"there are changes that are not committed: {', '.join(changes.split()[1::2])}")
-    released = [tuple(map(int, tag.groups())) for name in run(root, "git", "tag").split() if (tag := _tag(name))]
+    released = [
+        tuple(map(int, tag.groups())) for name in run_program(root, "git", "tag").split() if (tag := _tag(name))
+    ]
     if released and tuple(map(int, found.groups())) <= max(released):
         last = ".".join(map(str, max(released)))
         raise CommandError(f"{version} is not above {last}, which was released already")
@@ -96,7 +102,7 @@ def unreleased(changelog: str) -> str:
     return rest[: following.start() if following else len(rest)].strip()
 
 
-def run(root: Path, *command: str) -> str:
+def run_program(root: Path, *command: str) -> str:
     """Run a program in a folder and return what it prints. Raises CommandError with its last line when it fails."""
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -12,10 +12,9 @@ import pytest
 import zstandard
 
 from tpucache import Recipe, build_cache
-from tpucache.store.codecs import encode, yuv420
+from tpucache.store.codecs import yuv420
 from tpucache.store.codecs.dct import coefficients
 from tpucache.store.codecs.dct.coefficients import CoefficientLayout
-from tpucache.store.fields import Field
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 # ITU-T T.81, tables K.1 and K.2, in the zigzag order in which JPEG files store them.
@@ -199,21 +198,6 @@ class Two:
 
     def load(self, sample):
         return Item({"image": self.images[sample.number]})
-
-
-@pytest.mark.parametrize("shape", [(20, 9, 3), (8, 17, 1), (64, 64, 3)])
-def test_records_are_sparse_forms_as_the_page_says(shape):
-    """What Zstandard and LZ4 themselves make of a record is the sparse form."""
-    height, width, channels = shape
-    layout = CoefficientLayout(height, width, channels, 90, "420")
-    image = image_of(*shape)
-    packed = coefficients.pack(image, layout)
-    for codec, packing, decompress in (
-        ("dct-zstd", "sparse", zstandard.ZstdDecompressor().decompress),
-        ("dct-lz4", "nibbles", lambda data: lz4.block.decompress(data, uncompressed_size=2 * layout.nbytes)),
-    ):
-        record = encode(Field("image", codec, "|u1", shape, 90, "420", packing), image)
-        assert decode_sparse(decompress(record), layout.nbytes, packing) == packed
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 6), (7, 5)])

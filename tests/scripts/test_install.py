@@ -74,7 +74,6 @@ def test_without_a_gpu_uv_takes_the_build_of_torch_for_cpus(install: Callable[..
     done = install("demo", on_path=("uv", "nvidia-smi"), fails=("nvidia-smi",))
     assert (done.status, by_uv(done), by_pip(done)) == (0, [".[demo] --torch-backend=cpu"], [])
     assert "the build of torch is cpu (no NVIDIA GPU works here)" in done.said
-    assert "GB to fetch" in done.said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="this system has no second build of torch")
@@ -92,15 +91,10 @@ def test_the_build_that_was_asked_for_is_taken_whatever_the_machine_has(
     assert (done.status, by_uv(done)) == (0, [f".[demo]{option}"])
 
 
-def test_where_pytorchs_index_does_not_answer_the_package_index_does_and_the_cost_is_said(
-    install: Callable[..., Installed],
-) -> None:
+def test_where_pytorchs_index_does_not_answer_the_package_index_does(install: Callable[..., Installed]) -> None:
     done = install("demo", "--torch", "cpu", on_path=("uv",), fails=("--torch-backend",))
     assert (done.status, by_uv(done), by_pip(done)) == (0, [".[demo] --torch-backend=cpu", ".[demo]"], [])
-    before, _, after = done.said.partition("PyTorch's own index has not answered")
-    assert "0.4 GB to fetch" in before
-    assert "the build with CUDA" in after
-    assert "4.3 GB to fetch" in after
+    assert "PyTorch's own index has not given that build (see above): going on without it" in done.said
 
 
 def test_where_uv_installs_nothing_pip_does(install: Callable[..., Installed]) -> None:
