@@ -46,7 +46,7 @@ def small(classes):
     return nn.Sequential(*layers, nn.Linear(4, classes))
 """
 _LOCK = threading.Lock()
-PRELOADED = ["tpucache.cli", "tpucache.training.loop", "tpucache.loading.split"]
+PRELOADED = ["tpucache.cli", "tpucache.training.loop", "tpucache.loading.columns"]
 
 
 class Outcome(NamedTuple):

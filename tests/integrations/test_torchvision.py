@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache.ondevice import operations as op
+from tpucache.ondevice import auto_augment as op
 from tpucache.ondevice.draws import COLUMNS, draw
 from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings

@@ -16,10 +16,9 @@ from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.jax import AugmentSettings, feed
-from tpucache.jax.memory import JaxMemory
-from tpucache.jax.residence import KeptRecords
+from tpucache.jax.resident import JaxMemory, KeptRecords
 from tpucache.ondevice import Resident
-from tpucache.ondevice.slots import DeviceFullError
+from tpucache.ondevice.resident import DeviceFullError
 
 CACHES = Path(os.environ["RESIDENT_CACHES"])
 CORES = 8
@@ -184,8 +183,8 @@ class Roomy(JaxMemory):
 
 @pytest.fixture
 def roomy(monkeypatch):
-    monkeypatch.setattr("tpucache.jax.residence.JaxMemory", Roomy)
-    monkeypatch.setattr("tpucache.jax.residence._problem_of_auto", lambda memory: "")
+    monkeypatch.setattr("tpucache.jax.resident.JaxMemory", Roomy)
+    monkeypatch.setattr("tpucache.jax.resident._problem_of_auto", lambda memory: "")
     return monkeypatch
 
 

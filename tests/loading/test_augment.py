@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, Recipe, UsageError, build_cache
-from tpucache.loading.augment import why_not
+from tpucache.loading.finishing import why_not
 from tpucache.loading.reading import crops
 from tpucache.loading.reading.crops import Boxes, Form, Normal
 from tpucache.native import address
@@ -208,7 +208,7 @@ def test_of_records_in_files_only_the_rows_of_crops_are_read(
         asked.append(int(parts[..., 1].sum()))
         return parts
 
-    monkeypatch.setattr("tpucache.loading.augment.needed_bytes", note)
+    monkeypatch.setattr("tpucache.loading.finishing.needed_bytes", note)
     monkeypatch.setattr(reader, "_scatter", lambda *_, **__: pytest.fail("a whole record was read"))
     list(CachedLoader(dataset, COUNT, seed=1, augment=chosen))
     assert sum(asked) < 0.8 * COUNT * HEIGHT * WIDTH * 3

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Sampler, Subset
 
 from tpucache import CachedDataset, CachedLoader, DamageError, UsageError
-from tpucache.loading.threads import ReadingThreads
+from tpucache.loading.ahead import ReadingThreads
 from tpucache.store.reader import ShardReader
 
 ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)

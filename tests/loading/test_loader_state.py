@@ -19,7 +19,7 @@ from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.loading import loader as loader_module
-from tpucache.loading.sampler import global_batches, rank_slice
+from tpucache.loading.order import global_batches, rank_slice
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import encode_columns
 

@@ -9,8 +9,8 @@ import pytest
 from patience import wait_for
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache
-from tpucache.loading.metrics import LoaderMetrics
 from tpucache.loading.reading.record_reader import WaysRead
+from tpucache.loading.state import LoaderMetrics
 
 SAMPLES, BYTES = 48, 8 * 8 * 3
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.loading.mixed import Mixture
-from tpucache.loading.sampler import full_order
+from tpucache.loading.order import full_order
 from tpucache.warmup import TableOptions, TableSource
 
 

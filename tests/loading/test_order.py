@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, Manifest, UsageError
 from tpucache.loading import loader as loader_module
-from tpucache.loading.order import EpochOrder, make_order
+from tpucache.loading.order import EpochOrder, global_batches, local_order, local_parts, make_order, rank_slice
 from tpucache.loading.reading.record_reader import RecordReader
-from tpucache.loading.sampler import global_batches, local_order, local_parts, rank_slice
 from tpucache.store.codecs import CODECS
 
 CHUNK = 12

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.loading.sampler import block_order, epoch_variants, full_order, global_batches, rank_slice, rank_windows
+from tpucache.loading.order import block_order, epoch_variants, full_order, global_batches, rank_slice, rank_windows
 
 seeds = st.integers(0, 2**63 - 1)
 epochs = st.integers(0, 10_000)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import UsageError
-from tpucache.loading.sampler import BalancedDraws, WeightedDraws
+from tpucache.loading.order import BalancedDraws, WeightedDraws
 
 seeds = st.integers(0, 2**63 - 1)
 weight_lists = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=60).filter(any)

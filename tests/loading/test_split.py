@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import UsageError
-from tpucache.loading.split import fold_split, fold_splits, stratified_split
+from tpucache.loading.columns import fold_split, fold_splits, stratified_split
 from tpucache.store.samples import Strings
 
 

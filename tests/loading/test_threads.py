@@ -11,7 +11,7 @@ import torch
 from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader
-from tpucache.loading.threads import ReadingThreads
+from tpucache.loading.ahead import ReadingThreads
 
 
 @pytest.mark.parametrize(("threads", "ahead"), [(1, 1), (2, 3), (4, 3), (16, 3), (16, 1), (3, 1)])

@@ -14,7 +14,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from thorough import thorough
 
 from tpucache import UsageError
-from tpucache.ondevice import operations as op
+from tpucache.ondevice import auto_augment as op
 from tpucache.ondevice.draws import COLUMNS, columns_of, draw
 from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.ondevice import Resident
-from tpucache.ondevice.memory import TorchTable
-from tpucache.ondevice.slots import Placed, RecordSlots, Tile
+from tpucache.ondevice.modules import TorchTable
+from tpucache.ondevice.resident import RecordBatch, RecordSlots, Tile
 
 SAMPLES = 46
 BATCH = 8
@@ -209,9 +209,9 @@ class Rows:
     def __init__(self, slots: RecordSlots) -> None:
         self.slots, self.rows = slots, np.full(slots.rows, -1)
 
-    def write(self, placed: Placed) -> None:
-        self.slots.hand_out(chunk for chunk, _ in placed.missing)
-        for chunk, members in placed.missing:
+    def write(self, placed: RecordBatch) -> None:
+        self.slots.hand_out(chunk for chunk, _ in placed.uploads)
+        for chunk, members in placed.uploads:
             assert len(members) <= self.slots.chunk
             self.rows[self.slots.rows_of_chunk(chunk)[: len(members)]] = members
             self.slots.confirm(chunk)
@@ -265,7 +265,7 @@ def test_an_interrupt_at_any_line_of_placing_leaves_no_record_without_its_bytes(
         memory.write(slots.place(np.arange(3)))
 
         def trace(frame: Any, event: str, _: Any) -> Any:
-            if event == "line" and frame.f_code.co_filename.endswith("slots.py"):
+            if event == "line" and frame.f_code.co_filename.endswith("ondevice/resident.py"):
                 left[0] -= 1
                 if not left[0]:
                     raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tpucache import CachedDataset, NotACacheError, TpucacheError, UsageError, preview_cache
 from tpucache.cli import main
-from tpucache.loading.sampler import full_order
+from tpucache.loading.order import full_order
 from tpucache.ondevice.draws import SHARE, draw
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.recipe import Recipe

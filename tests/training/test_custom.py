@@ -13,7 +13,7 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
-from tpucache.loading.split import stratified_split
+from tpucache.loading.columns import stratified_split
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learner import Learner

@@ -11,7 +11,7 @@ import tiny_models
 import torch
 
 from tpucache import CachedDataset, UsageError
-from tpucache.loading.split import stratified_split
+from tpucache.loading.columns import stratified_split
 from tpucache.training import Predictor, RunOptions, TrainSettings, train
 from tpucache.training.device import CpuDevice
 

@@ -28,7 +28,7 @@ from tpucache import (
     report_run,
 )
 from tpucache.cli import main
-from tpucache.loading.split import fold_split
+from tpucache.loading.columns import fold_split
 from tpucache.runs import fold_folder
 from tpucache.text import seconds_text
 from tpucache.training.device import CpuDevice

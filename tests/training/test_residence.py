@@ -18,11 +18,9 @@ from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.ondevice.draws import draw, pack
-from tpucache.ondevice.memory import TorchTable
-from tpucache.ondevice.residence import MOST_OF_FREE
-from tpucache.ondevice.resident import Resident
+from tpucache.ondevice.modules import TorchTable
+from tpucache.ondevice.resident import MOST_OF_FREE, DeviceFullError, RecordSlots, Resident
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.ondevice.slots import DeviceFullError, RecordSlots
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.base import DeviceBatch

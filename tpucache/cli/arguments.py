@@ -184,7 +184,7 @@ def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSetti
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:
-    from tpucache.loading.options import ReadingOptions
+    from tpucache.loading.ahead import ReadingOptions
 
     add_options(command, ReadingOptions)
 

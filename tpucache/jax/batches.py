@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpucache.errors import UsageError
-from tpucache.jax.memory import TableForm, of_first_axis, to_jax_dtype
-from tpucache.jax.residence import KeptRecords
+from tpucache.jax.resident import KeptRecords, TableForm, of_first_axis, to_jax_dtype
 from tpucache.loading.ahead import Ahead
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.native import Array
@@ -27,9 +26,8 @@ from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment, check_fields, check_labels
 from tpucache.ondevice.decode import field_decoder
 from tpucache.ondevice.draws import draw, pack
-from tpucache.ondevice.resident import Resident, SentBatch
+from tpucache.ondevice.resident import RecordBatch, Resident, SentBatch
 from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
-from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE, LABEL, Field
 
 #: The number of batches at the start of an epoch for which waiting is not counted: reading begins then, and the first

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from tpucache.errors import FormatError, UsageError
 from tpucache.loading.find import open_cache
-from tpucache.loading.indices import integer_positions, is_single, overrides, to_array, to_integer, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import (
     Divide,
@@ -27,8 +26,18 @@ from tpucache.loading.reading.record_reader import (
     undivided,
 )
 from tpucache.loading.reading.views import in_resolution
-from tpucache.loading.samples import Selection, Variant, Windows, to_variant
-from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
+from tpucache.loading.selection import Selection, Variant, Windows, to_variant
+from tpucache.loading.tensors import (
+    Dataset,
+    SharedNumber,
+    integer_positions,
+    is_single,
+    overrides,
+    to_array,
+    to_integer,
+    to_positions,
+    to_tensor,
+)
 from tpucache.native import Array
 from tpucache.store.cache import Cache, field_batches
 from tpucache.store.codecs import CODECS

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, get_args
@@ -17,25 +17,29 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Prot
 import numpy as np
 
 from tpucache.errors import StoreError, UsageError
+from tpucache.loading.ahead import ReadingThreads, Uncounted
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.indices import Positions, integer_positions, overrides, to_integer
-from tpucache.loading.metrics import LoaderMetrics
-from tpucache.loading.order import EpochOrder, Shuffle, make_order, make_sampled_order
+from tpucache.loading.order import (
+    EpochOrder,
+    Shuffle,
+    global_batches,
+    make_order,
+    make_sampled_order,
+    rank_slice,
+    rank_windows,
+)
 from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead
-from tpucache.loading.sampler import global_batches, rank_slice, rank_windows
-from tpucache.loading.samples import Samples
-from tpucache.loading.state import LoaderState, read_state, scale_text
-from tpucache.loading.tensors import Subset, pinned_empty
-from tpucache.loading.threads import ReadingThreads
+from tpucache.loading.selection import Samples
+from tpucache.loading.state import LoaderMetrics, LoaderState, read_state, scale_text
+from tpucache.loading.tensors import Positions, Subset, integer_positions, overrides, pinned_empty, to_integer
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
 
-    from tpucache.loading.augment import HostCrop
-    from tpucache.loading.finishing import BatchFinish, Device, FinishSettings
+    from tpucache.loading.finishing import BatchFinish, Device, FinishSettings, HostCrop
+    from tpucache.ondevice.resident import RecordBatch, RecordSlots
     from tpucache.ondevice.settings import AugmentSettings
-    from tpucache.ondevice.slots import Placed, RecordSlots
 
 Batch = Any  # (images, labels), or a dict of tensors if a record has more fields than an image
 
@@ -53,13 +57,6 @@ _CHUNK_BYTES: Final = 8 << 20
 _LOOKED_UP: Final = 64  # batches whose rows in the device's memory are looked up together
 _LATE_BYTES: Final = 256 << 20  # of records, decoded, that are read ahead from storage that answers late
 _SPAN: Final = 1024  # samples per hint, if the order has no windows
-
-
-class Uncounted(NamedTuple):
-    """A batch that is not counted in the loader's state yet. Call `confirm` when the batch is handed out."""
-
-    batch: Batch
-    confirm: Callable[[], None]
 
 
 class _ReadBatch(NamedTuple):
@@ -506,10 +503,10 @@ class _Iteration:
     def _submit_missing(self, slots: RecordSlots, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_ReadBatch]:
         own = self._own(batch)
         placed = slots.place(self._dataset.record_numbers(own, self.epoch, self._order.shared))
-        if placed.missing:
+        if placed.uploads:
             return threads.submit(functools.partial(self._read_records, placed, slots.chunk, threads.divide))
         read: Future[_ReadBatch] = Future()
-        read.set_result(_ReadBatch(placed.with_arrays([]), len(own), None))
+        read.set_result(_ReadBatch(placed, len(own), None))
         return read
 
     def _take(self) -> Any:
@@ -536,10 +533,11 @@ class _Iteration:
             begin = 0
             for batch, part in zip(batches, own, strict=True):
                 loader._refuse_closed()
-                end = begin + len(part)
+                rows = slice(begin, begin + len(part))
                 loader._metrics.note(time.perf_counter(), loader.options.prefetch + 1, len(part), None)
-                yield Uncounted(placed.part(slice(begin, end)), functools.partial(loader._count, self, batch.bounds[1]))
-                begin = end
+                read = placed._replace(slots=placed.slots[rows], numbers=placed.numbers[rows])
+                yield Uncounted(read, functools.partial(loader._count, self, batch.bounds[1]))
+                begin = rows.stop
 
     def _read(self, batch: _GlobalBatch, divide: Divide) -> _ReadBatch:
         indices, pool, crop = self._own(batch), self._loader._buffers, self._loader._crop
@@ -552,11 +550,11 @@ class _Iteration:
             raise
         return _ReadBatch(self._dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
 
-    def _read_records(self, placed: Placed, rows: int, divide: Divide) -> _ReadBatch:
+    def _read_records(self, placed: RecordBatch, rows: int, divide: Divide) -> _ReadBatch:
         pin_memory = self._loader.options.pin_memory
         pool = self._dataset.buffer_pools.pool(rows, pinned_empty if pin_memory else None)
-        batches = []
-        for _, numbers in placed.missing:
+        uploads = []
+        for chunk, numbers in placed.uploads:
             buffer = pool.take()
             try:
                 self._dataset.read_records(buffer, numbers, divide)
@@ -564,8 +562,8 @@ class _Iteration:
                 pool.give_back(buffer)
                 raise
             indices = np.resize(self._dataset.record_indices(numbers), rows)
-            batches.append(self._dataset.to_batch(pool.lend(buffer, rows), indices))
-        return _ReadBatch(placed.with_arrays(batches), len(placed.slots), None)
+            uploads.append((chunk, self._dataset.to_batch(pool.lend(buffer, rows), indices)))
+        return _ReadBatch(placed._replace(uploads=uploads), len(placed.slots), None)
 
     def _drawn(self, batch: _GlobalBatch) -> tuple[int, int, int, slice]:
         """Return what random numbers need: seed, step, rows of the global batch, and this rank's slice of them."""
@@ -697,7 +695,7 @@ def _make_finish(settings: FinishSettings, samples: Any, crop: HostCrop | None) 
 
 
 def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> HostCrop | None:
-    from tpucache.loading.augment import HostCrop, why_not
+    from tpucache.loading.finishing import HostCrop, why_not
 
     settings, size = (None, None) if finishing is None else (finishing.augment, finishing.size)
     reason = why_not(settings, dataset, size)

@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.indices import Positions, to_integer
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder
 from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
-from tpucache.loading.samples import Windows
-from tpucache.loading.tensors import to_tensor
+from tpucache.loading.selection import Windows
+from tpucache.loading.tensors import Positions, to_integer, to_tensor
 from tpucache.native import Array
 from tpucache.store.fields import MASK, Field
 from tpucache.store.manifest import differ_in_values, label_options, mask_difference

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.native import Array
-from tpucache.ondevice import operations
+from tpucache.ondevice import auto_augment as operations
 from tpucache.ondevice.settings import AugmentSettings
 
 # The columns of the random numbers of one view. Where a setting is off, its columns have a value that changes nothing.

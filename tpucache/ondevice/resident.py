@@ -1,100 +1,272 @@
 """Resident: the records of a dataset in an accelerator's memory, uploaded while the first epoch uses them.
 
-After the first epoch, the host sends only row numbers for a batch, and the device gathers the rows.
+After the first epoch, the host sends only row numbers for a batch, and the device gathers the rows. Records are
+uploaded in chunks of equally many records. With several cores, a chunk is divided as a batch is, and each core appends
+its share of the chunk to the rows that it already has. So no core sends anything to another core, and all uploads have
+one shape.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.ondevice.slots import DeviceFullError, Numbers, RecordBatch, RecordSlots, Tile, rows_of
+from tpucache.ondevice.settings import ResidentChoice
 from tpucache.plugins import load_callable
 from tpucache.store.fields import IMAGE, LABEL
 
 Batch = Any  # (images, labels), or a dict of arrays where a record has other fields than one image
+Numbers = npt.NDArray[np.int64]
+
+#: Records may take this share of the memory that is free after the first steps. Fragmentation takes some of the rest.
+MOST_OF_FREE: Final = 0.8
+#: The states of a chunk: it has no records; its records are being read, are being uploaded, or are on the device.
+_FREE, _PLANNED, _SENT, _WRITTEN = range(4)
+
+_log: Final = logging.getLogger("tpucache")
 
 
-class ResidentTable(Protocol):
-    """One field of all records, in a device's memory."""
+class Tile(NamedTuple):
+    """The rows and values of a tile: an accelerator stores arrays of two dimensions in whole tiles.
 
-    def write(self, number: Any, chunk: Any) -> None:
-        """Write the records `chunk` to the rows of chunk number `number`. Both arguments are on the device."""
-        ...
+    A tile of a TPU has 32 x 128 values of 1 byte, or 8 x 128 values of 4 bytes (https://openxla.org/xla/tiled_layout).
+    """
 
-    def take(self, slots: Any) -> Any:
-        """Return the records in these rows of the table, as one array on the device: (len(slots), ...).
+    rows: int
+    values: int
 
-        `slots` has the row numbers, and is on the device, too. The result has the dtype of the chunks that `write`
-        took, and is divided over the cores as a batch is.
-        """
-        ...
+    def padded(self, values: int) -> int:
+        """Return how many values a row takes with its padding; an array of single values has one dimension and none."""
+        return values if values == 1 else _whole(values, self.values)
 
 
-class ResidentMemory(Protocol):
-    """The memory of a device, or of several devices that divide each batch along its first dimension."""
+#: The tile of a memory that stores arrays without padding: one value.
+NO_TILE: Final = Tile(1, 1)
+#: The tile of XLA's devices for values of 1 byte. It holds a whole number of the tiles for larger values, too.
+XLA_TILE: Final = Tile(32, 128)
+
+
+class DeviceFullError(UsageError):
+    """The memory of a device is too small for the records that it should keep."""
+
+
+class DeviceMemory(Protocol):
+    """The memory of a device, or of several devices that divide each batch along its first dimension.
+
+    A table, which `reserve` returns, has `write(number, chunk)` and `take(slots)`, with all arrays on the device.
+    """
 
     @property
-    def cores(self) -> int:
-        """The number of cores over which a batch is divided; each has memory of its own."""
-        ...
+    def cores(self) -> int: ...
 
     @property
-    def tile(self) -> Tile:
-        """The rows and values of a tile. This memory pads arrays of two dimensions to whole tiles."""
-        ...
+    def tile(self) -> Tile: ...
 
     def put(self, array: Any, name: str = "rows") -> Any:
-        """Return a host array on the device, divided over the cores. Any thread may call this.
-
-        `name` is the array's name in error messages.
-        """
+        """Return a host array on the device, divided over the cores. Any thread may call this."""
         ...
 
     def put_all(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Send arrays of one shape and dtype together; return for each array what `put` would return."""
         ...
 
-    def reserve(self, slots: RecordSlots, chunk: Any) -> ResidentTable:
-        """Return a table with as many rows as `slots`.
+    def reserve(self, slots: RecordSlots, chunk: Any) -> Any:
+        """Return a table with as many rows as `slots`, for records like those of `chunk`, which is on the device.
 
-        Records will be written to the table in chunks of the dtype and shape of `chunk`, which is on the device. Raises
-        DeviceFullError if the memory is too small.
+        Raises DeviceFullError if the memory is too small.
         """
         ...
 
-    def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes that a value of this dtype takes in this memory."""
-        ...
+    def itemsize(self, dtype: np.dtype[Any]) -> int: ...
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes in the memories of all cores together.
-
-        The result is None for the host's memory, and for a device that does not report its free memory.
-        """
+        """Return the free bytes on all cores together; None for the host's memory, or if they are not reported."""
         ...
 
-    def as_image(self, images: Any) -> Any:
-        """Return images (batch, height, width, channels) as (batch, channels, height, width); for JAX unchanged."""
-        ...
+
+class RecordBatch(NamedTuple):
+    """A batch whose records lie in the device's memory, or will lie there after its uploads.
+
+    `slots` are the rows of its records in that memory, int32 (batch,), and `numbers` the numbers of its records in the
+    dataset, int64 (batch,). `uploads` has a pair for each chunk to upload first: its number, and the numbers of the
+    records to read for it, or, once they are read, a loader's batch of these records.
+    """
+
+    slots: npt.NDArray[np.int32]
+    uploads: Sequence[tuple[int, Any]]
+    numbers: Numbers
 
 
 class SentBatch(NamedTuple):
     """A RecordBatch that was sent to the device.
 
-    `slots` are the row numbers of its records, on the device. `uploads` has an entry for each chunk that was sent with
-    the batch: the chunk's number, the same number as an array on the device, and the chunk's arrays on the device by
-    field name. `numbers` are the numbers of the batch's records in the dataset, on the host.
+    `slots` are on the device. `uploads` has, for each chunk, its number, the same number on the device, and the chunk's
+    arrays on the device by field name.
     """
 
     slots: Any
     uploads: Sequence[tuple[int, Any, Mapping[str, Any]]]
     numbers: Numbers
+
+
+class RecordSlots:
+    """Assigns rows of a device's memory to records, in the order in which the records are first needed.
+
+    Records have numbers from 0 to `records` - 1. A chunk has `chunk` records, the last chunk fewer. One thread calls
+    `place`; another thread may call `confirm`. An interrupt does no harm: records of chunks that were not confirmed get
+    a row again and are uploaded again.
+    """
+
+    def __init__(
+        self, records: int, chunk: int, cores: int = 1, owners: Numbers | None = None, tile: Tile = NO_TILE
+    ) -> None:
+        """Begin with no record in memory.
+
+        `owners` has the core of each record, int64 (records,), and -1 for a record that is never needed; with None, a
+        record may lie on any core.
+        """
+        if chunk % cores:
+            raise UsageError(f"batches of {chunk:,} do not divide evenly over {cores} cores: choose another batch size")
+        self.records, self.chunk, self.cores, self.owners = records, chunk, cores, owners
+        counts = [records] if owners is None else np.bincount(owners[owners >= 0], minlength=cores).tolist()
+        self._width = chunk // len(counts)  # rows of a chunk for one owner
+        self.chunks = max(-(-count // self._width) for count in counts)
+        self._each = chunk // cores  # rows of a chunk on each core
+        self.rows_a_core = _whole(self.chunks * self._each, tile.rows)
+        self._slots = np.full(records, -1, np.int32)
+        self._states = np.full(self.chunks, _FREE, np.int8)
+        self._left = self._count_left()  # the number of records without a row, by owner
+
+    @property
+    def rows(self) -> int:
+        return self.cores * self.rows_a_core
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each core only uses records in its own memory."""
+        return self.owners is not None and self.cores > 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every record has a row."""
+        return not self._left.any()
+
+    def hand_out(self, chunks: Iterable[int]) -> None:
+        """Note that the records of these chunks are being uploaded; a call of `confirm` for each chunk will follow."""
+        for chunk in chunks:
+            self._states[chunk] = _SENT
+
+    def confirm(self, chunk: int) -> None:
+        """Note that a chunk's records were written to the device's memory, where they stay."""
+        self._states[chunk] = _WRITTEN
+
+    def forget_planned(self) -> None:
+        """Free the rows of chunks that were not passed to `hand_out`: their records will not be uploaded."""
+        self._forget((_PLANNED,))
+
+    def forget_unconfirmed(self) -> None:
+        """Free the rows of all chunks that were not passed to `confirm`."""
+        self._forget((_PLANNED, _SENT))
+
+    def _forget(self, states: tuple[int, ...]) -> None:
+        is_gone = np.isin(self._states, states)
+        if not is_gone.any():
+            return
+        chunks = self._slots % self.rows_a_core // self._each
+        self._slots[(self._slots >= 0) & is_gone[chunks.clip(0, self.chunks - 1)]] = -1
+        self._left = self._count_left()
+        self._states[is_gone] = _FREE
+
+    def place(self, numbers: Numbers) -> RecordBatch:
+        """Return the batch of the records with these numbers. Records without a row get one, and must be read.
+
+        If a new chunk is not full, it also takes the records with the lowest numbers that have no row. If fewer records
+        than a chunk would then be left without a row, they get a row, too, in one more chunk.
+        """
+        missing: list[tuple[int, Numbers]] = []
+        if self._left.any():
+            found, first = np.unique(numbers[self._slots[numbers] < 0], return_index=True)
+            if len(found):
+                missing = self._place_chunks(found[np.argsort(first)])
+        slots = self._slots[numbers]
+        if (slots < 0).any():
+            raise UsageError(
+                "this Resident has no rows for some of these records, because the order that it was made for never "
+                "needs them: make another Resident for this loader"
+            )
+        return RecordBatch(slots, missing, numbers)
+
+    def check_owners(self, slots: npt.NDArray[np.int32]) -> None:
+        """Raise UsageError if a core's part of a batch has a record that lies in the memory of another core.
+
+        If records have owners, the cores exchange no records, so the core would read a wrong record.
+        """
+        if not self.is_local:
+            return
+        own = np.arange(len(slots)) * self.cores // max(1, len(slots))
+        if len(slots) % self.cores or (slots // self.rows_a_core != own).any():
+            raise UsageError(
+                'shuffle="local" gives each core the samples in its own memory, and in this batch a core would get '
+                "samples of another core: give the loader `cores`, the number of cores that share a batch, and leave "
+                "pad_last out"
+            )
+
+    def _count_left(self) -> Numbers:
+        is_left = self._slots < 0
+        if self.owners is None:
+            return np.array([int(is_left.sum())])
+        counts: Numbers = np.bincount(self.owners[is_left & (self.owners >= 0)], minlength=self.cores)
+        return counts
+
+    def _place_chunks(self, new: Numbers) -> list[tuple[int, Numbers]]:
+        groups = [new] if self.owners is None else [new[self.owners[new] == core] for core in range(self.cores)]
+        count = max(-(-len(group) // self._width) for group in groups)
+        if 0 < int(self._left.max()) - count * self._width < self._width:
+            count += 1
+        rows = np.full((len(groups), count * self._width), -1)
+        for at, group in enumerate(groups):
+            filled = self._filled(group, at, count * self._width)
+            rows[at, : len(filled)] = filled
+        chunks = np.flatnonzero(self._states == _FREE)[:count].tolist()
+        return [
+            (chunk, self._fill(chunk, rows[:, first : first + self._width].reshape(-1)))
+            for chunk, first in zip(chunks, range(0, count * self._width, self._width), strict=True)
+        ]
+
+    def _filled(self, group: Numbers, owner: int, most: int) -> Numbers:
+        """Return the records of `group`, then other records of the same owner without a row, at most `most` in all."""
+        more = min(most, int(self._left[owner])) - len(group)
+        if not more:
+            return group
+        is_left = self._slots < 0
+        is_left[group] = False
+        if self.owners is not None:
+            is_left &= self.owners == owner
+        return np.concatenate([group, np.flatnonzero(is_left)[:more]])
+
+    def _fill(self, chunk: int, numbers: Numbers) -> Numbers:
+        """Assign the rows of a chunk to the records in `numbers`, -1 for none; return the numbers of those to read.
+
+        The result has the first record in place of each -1, so that the chunk is read in one piece.
+        """
+        is_record = numbers >= 0
+        self._states[chunk] = _PLANNED  # first, so that an interrupt frees the rows again
+        self._slots[numbers[is_record]] = self.rows_of_chunk(chunk)[is_record]
+        self._left -= np.bincount(np.flatnonzero(is_record) // self._width, minlength=len(self._left))
+        last = int(np.flatnonzero(is_record)[-1]) + 1
+        return np.where(is_record, numbers, numbers[is_record][0])[:last]
+
+    def rows_of_chunk(self, chunk: int) -> npt.NDArray[np.int32]:
+        """Return the rows of a chunk, int32 (n,). The rows on one core are consecutive."""
+        cores, places = np.divmod(np.arange(self.chunk), self._each)
+        return (cores * self.rows_a_core + chunk * self._each + places).astype(np.int32)
 
 
 class Resident:
@@ -114,15 +286,14 @@ class Resident:
     def __init__(self, dataset: Any, device: Any = "cpu") -> None:
         """Begin with no record on the device.
 
-        `device` is a torch device, a JAX Sharding that divides the first axis of a batch, or a ResidentMemory. Raises
-        UsageError for a device that this machine does not have, or a sharding that divides other axes.
+        `device` is a torch device, or a JAX Sharding that divides the first axis of a batch. Raises UsageError for a
+        device that this machine does not have, or a sharding that divides other axes.
         """
         self.dataset = dataset.packed() if hasattr(dataset, "packed") else dataset
-        self._memory: ResidentMemory = device if hasattr(device, "reserve") else _memory_of(device)
+        self._memory: DeviceMemory = device if hasattr(device, "reserve") else _memory_of(device)
         self._slots: RecordSlots | None = None
-        self._tables: dict[str, ResidentTable] = {}
-        self._is_pair = False
-        self._has_begun = False
+        self._tables: dict[str, Any] = {}
+        self._is_pair = self._has_begun = False
         #: Called with the error if the records do not fit; from then on, the host reads every batch. If this is None,
         #: the error is raised.
         self.on_no_room: Callable[[DeviceFullError], None] | None = None
@@ -137,12 +308,8 @@ class Resident:
         )
 
     @classmethod
-    def of(cls, loader: Any, memory: ResidentMemory) -> Resident:
-        """Return a Resident that keeps records in the form in which `loader` reads them.
-
-        Records are packed only if the loader reads packed records. In contrast, `Resident(dataset, device)` packs
-        records whenever their codec has a packed form.
-        """
+    def of(cls, loader: Any, memory: DeviceMemory) -> Resident:
+        """Return a Resident that keeps records in the form in which `loader` reads them, packed or not."""
         resident = cls(loader.dataset, memory)
         resident.dataset = loader.dataset
         return resident
@@ -154,7 +321,7 @@ class Resident:
         From the first iteration on, this also counts the rows that fill up the last chunks and tiles.
         """
         rows = int(self.dataset.records) if self._slots is None else self._slots.rows
-        return rows * bytes_a_row(self.dataset, self._memory)
+        return rows * _row_bytes(self.dataset, self._memory)
 
     @property
     def is_full(self) -> bool:
@@ -167,7 +334,7 @@ class Resident:
         return self._slots
 
     @property
-    def tables(self) -> Mapping[str, ResidentTable]:
+    def tables(self) -> Mapping[str, Any]:
         """The tables in the device's memory, by the names of fields, "label" and the names of columns."""
         return self._tables
 
@@ -190,10 +357,7 @@ class Resident:
             self.end()
 
     def begin(self) -> None:
-        """Begin to give batches to one loop. Raises UsageError while another loop takes batches.
-
-        Two loops at once would overwrite each other's uploads.
-        """
+        """Begin to give batches to one loop. Two loops at once would overwrite each other's uploads."""
         if self._has_begun:
             raise UsageError(
                 "another loop takes batches of the same Resident: end that loop first, or make another Resident"
@@ -209,8 +373,8 @@ class Resident:
     def iterate(self, loader: Any) -> Generator[Any, None, None]:
         """Begin an iteration of `loader`, and return a generator of what `loader.iterate_records` yields.
 
-        The batches in it are `RecordBatch`es. Raises UsageError for a loader of other samples, and for an order "local"
-        that assigns samples to other cores than the first loader's order.
+        Raises UsageError for a loader of other samples, and for an order "local" that assigns samples to other cores
+        than the first loader's order.
         """
         self._check(loader)
         cores, owners = self._memory.cores, loader.record_owners(self._memory.cores)
@@ -228,7 +392,7 @@ class Resident:
         try:
             with contextlib.closing(batches):
                 for read in batches:
-                    slots.hand_out(upload.chunk for upload in read.batch.uploads)
+                    slots.hand_out(chunk for chunk, _ in read.batch.uploads)
                     yield read
         finally:  # if the loop ends early, batches were read ahead
             slots.forget_planned()
@@ -244,8 +408,7 @@ class Resident:
 
     def put(self, batch: RecordBatch) -> SentBatch:
         """Send a batch's row numbers, and its chunks of records, to the device. Any thread may call this."""
-        if self._slots is not None:
-            self._slots.check_owners(batch.slots)
+        self._count_rows(batch)
         uploads = []
         for chunk, read in batch.uploads:
             self._is_pair = not isinstance(read, Mapping)
@@ -254,29 +417,28 @@ class Resident:
             sent = {name: self._memory.put(array, name) for name, array in fields.items()}
             uploads.append((chunk, self._memory.put(number), sent))
             self.uploaded_bytes += sum(array.nbytes for array in fields.values())
-        self.row_bytes += batch.slots.nbytes
         return SentBatch(self._memory.put(batch.slots), uploads, batch.numbers)
 
     def put_rows(self, batches: Sequence[RecordBatch]) -> list[SentBatch]:
         """Send the row numbers of several batches of one size together; no batch may have records to upload."""
         for batch in batches:
-            if self._slots is not None:
-                self._slots.check_owners(batch.slots)
-            self.row_bytes += batch.slots.nbytes
+            self._count_rows(batch)
         sent = self._memory.put_all([batch.slots for batch in batches])
         return [SentBatch(slots, (), batch.numbers) for slots, batch in zip(sent, batches, strict=True)]
+
+    def _count_rows(self, batch: RecordBatch) -> None:
+        if self._slots is not None:
+            self._slots.check_owners(batch.slots)
+        self.row_bytes += batch.slots.nbytes
 
     def receive(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> None:
         """Write the records that were sent with a batch to their rows; call this in the thread that computes.
 
         `written` is called after each chunk. If writing is interrupted or fails, all records are uploaded again when
-        they are needed. Raises DeviceFullError if the records do not fit into the device's memory, and UsageError
-        before the first iteration.
+        they are needed. Raises DeviceFullError if the records do not fit into the device's memory.
         """
         if self._slots is None:
             raise UsageError("a batch was received before an iteration had begun: call iterate or batches first")
-        if not sent.uploads:
-            return
         try:
             for chunk, number, fields in sent.uploads:
                 for name, array in fields.items():
@@ -292,8 +454,7 @@ class Resident:
     def receive_or_read(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> Batch | None:
         """Receive a batch as `receive` does, and return None. If the records do not fit, read the batch and return it.
 
-        A batch that was read here is in the host's memory. The first time that the records do not fit, `on_no_room` is
-        called; if `on_no_room` is None, DeviceFullError is raised. `written` is called after each chunk.
+        A batch that was read here is in the host's memory.
         """
         if self._has_room:
             try:
@@ -317,12 +478,11 @@ class Resident:
         return {name: table.take(slots) for name, table in self._tables.items()}
 
     def _to_batch(self, fields: dict[str, Any]) -> Batch:
-        if IMAGE in fields and fields[IMAGE].ndim == 4:
-            fields[IMAGE] = self._memory.as_image(fields[IMAGE])
+        if IMAGE in fields and fields[IMAGE].ndim == 4 and hasattr(fields[IMAGE], "permute"):  # JAX keeps channels last
+            fields[IMAGE] = fields[IMAGE].permute(0, 3, 1, 2)
         return (fields[IMAGE], fields[LABEL]) if self._is_pair else fields
 
     def _check(self, loader: Any) -> None:
-        """Raise UsageError unless `loader` reads this Resident's samples, in the form that this Resident keeps."""
         own, other = self.dataset, loader.dataset
         if other.record_fields != own.record_fields:
             raise UsageError(
@@ -336,37 +496,93 @@ class Resident:
             )
 
 
-def bytes_a_record(dataset: Any, memory: ResidentMemory) -> int:
-    """Return the bytes of a record in a device's memory, packed if its codec has a packed form; see `bytes_a_row`."""
-    return bytes_a_row(dataset.packed() if hasattr(dataset, "packed") else dataset, memory)
+class ResidentDecision:
+    """Says whether records stay on a device, how many bytes of its memory they need, and why.
+
+    With the choice "auto" this is decided when `decide` is called, after the first steps have allocated their memory.
+    Until then, `is_resident` is False.
+    """
+
+    def __init__(
+        self, choice: ResidentChoice, memory: DeviceMemory | None, planned_bytes: int, never: str, not_auto: str
+    ) -> None:
+        """Take the user's `choice`, the device's `memory`, and the bytes that all records need in it.
+
+        `never` says why the device cannot keep records, and `not_auto` why the choice "auto" does not keep them; each
+        is "" if there is no such reason. Raises UsageError for the choice "yes" if the records do not fit, or `never`
+        gives a reason.
+        """
+        self.planned_bytes, self.choice, self._memory = planned_bytes, choice, memory
+        self.is_resident, self.reason, self._is_open = False, "resident=yes", False
+        if choice == "yes":
+            free = None if never or memory is None else memory.free_bytes()
+            if free is not None and planned_bytes > free:
+                never = f"the device has {free / 1e9:,.2f} GB left"
+            if never:
+                raise UsageError(
+                    f"resident=yes would keep {self._gigabytes} of records on the device, but {never}: use resident=no"
+                )
+            self.is_resident = True
+        elif choice == "auto":
+            self._is_open = not (never or not_auto)
+            self.reason = never or not_auto or "the first steps have not ended yet"
+
+    def decide(self) -> bool:
+        """Decide for the choice "auto" whether records stay on the device; False if there is nothing left to decide."""
+        if not self._is_open:
+            return False
+        free, self._is_open = (self._memory and self._memory.free_bytes()) or 0, False
+        self.is_resident = self.planned_bytes <= MOST_OF_FREE * free
+        relation = "fit into" if self.is_resident else "are more than"
+        self.reason = f"they {relation} {MOST_OF_FREE:.0%} of the {free / 1e9:,.2f} GB that steps leave"
+        return self.is_resident
+
+    def give_up(self, error: DeviceFullError) -> None:
+        """Keep no records on the device from now on, and log a warning; raise `error` if the choice is "yes"."""
+        if self.choice == "yes":
+            raise error
+        self.is_resident, self.reason = False, str(error)
+        _log.warning("%s. From now on, each batch is sent to the device when it is needed", error)
+
+    def describe(self) -> str:
+        if self.is_resident:
+            return f"yes, {self._gigabytes} of records in the device's memory: {self.reason}"
+        return f"no, {self._gigabytes} of records are sent as they are needed: {self.reason}"
+
+    @property
+    def _gigabytes(self) -> str:
+        return f"{self.planned_bytes / 1e9:,.2f} GB"
 
 
-def bytes_a_row(samples: Any, memory: ResidentMemory) -> int:
+def table_bytes(samples: Any, memory: DeviceMemory, batch_size: int, ranks: int = 1) -> int:
+    """Return the bytes of all records in the memories of all cores, uploaded in chunks of `batch_size` records.
+
+    With several `ranks`, these are the bytes of one rank, which has an equal share of the records.
+    """
+    records = -(-int(samples.records) // ranks)
+    rows = memory.cores * _whole(-(-records // batch_size) * (batch_size // memory.cores), memory.tile.rows)
+    return rows * _row_bytes(samples, memory)
+
+
+def _row_bytes(samples: Any, memory: DeviceMemory) -> int:
     """Return the bytes of one record in a device's memory, with its label, its columns and the padding of tiles."""
     values = as_named(samples.to_batch([np.empty((0, *f.shape), f.dtype) for f in samples.record_fields], np.arange(0)))
     arrays = [np.asarray(array) for array in values.values()]
     return sum(memory.itemsize(each.dtype) * memory.tile.padded(math.prod(each.shape[1:])) for each in arrays)
 
 
-def table_bytes(dataset: Any, memory: ResidentMemory, batch_size: int, ranks: int = 1) -> int:
-    """Return the bytes of all records in the memories of all cores, uploaded in chunks of `batch_size` records.
-
-    With several `ranks`, these are the bytes of one rank, which has an equal share of the records.
-    """
-    records = -(-int(dataset.records) // ranks)
-    return rows_of(records, batch_size, memory.cores, memory.tile) * bytes_a_record(dataset, memory)
-
-
 def _are_same(one: Numbers | None, other: Numbers | None) -> bool:
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
+def _whole(count: int, unit: int) -> int:
+    """Return the smallest multiple of `unit` that is at least `count`."""
+    return -(-count // unit) * unit
+
+
 def as_named(batch: Batch) -> Mapping[str, Any]:
     """Return a loader's batch as a dict by field name; (images, labels) become "image" and "label"."""
-    if isinstance(batch, Mapping):
-        return batch
-    images, labels = batch
-    return {IMAGE: images, LABEL: labels}
+    return batch if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
 
 
 def channels_last(name: str, array: Any) -> Any:
@@ -379,10 +595,9 @@ def channels_last(name: str, array: Any) -> Any:
     return np.moveaxis(array, 1, 3) if isinstance(array, np.ndarray) else array.permute(0, 2, 3, 1)
 
 
-def _memory_of(device: Any) -> ResidentMemory:
-    if type(device).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        memory: ResidentMemory = load_callable("tpucache.jax.memory:JaxMemory")(device)
-        return memory
-    from tpucache.ondevice.memory import TorchMemory  # it imports torch, which JAX programs do not need
-
-    return TorchMemory(device)
+def _memory_of(device: Any) -> DeviceMemory:
+    is_jax = type(device).__module__.partition(".")[0] in ("jax", "jaxlib")
+    # By their names, because JAX programs do not need torch, nor programs of torch JAX.
+    name = "tpucache.jax.resident:JaxMemory" if is_jax else "tpucache.ondevice.modules:TorchMemory"
+    memory: DeviceMemory = load_callable(name)(device)
+    return memory

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, PublishError
 from tpucache.kaggle import check_id
-from tpucache.loading.joined import PARENTS_NAME, to_parents
+from tpucache.loading.find import PARENTS_NAME, to_parents
 from tpucache.publish.bundle import CARD_NAME, make_card
 from tpucache.publish.rules import Metadata, PublishOptions
 from tpucache.report.inspect import describe_versions

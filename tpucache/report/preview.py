@@ -328,7 +328,7 @@ def preview_batch(
     cache has augmented variants, the batch shows these. Raises UsageError when there is nothing to show.
     """
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.sampler import full_order
+    from tpucache.loading.order import full_order
     from tpucache.ondevice.settings import AugmentSettings
 
     if isinstance(cache, (str, Path)):

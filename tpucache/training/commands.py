@@ -151,9 +151,9 @@ def predict(options: argparse.Namespace) -> int:
     choose_backend("predict", options)
     if launched(options):
         return 0
+    from tpucache.loading.columns import fold_positions
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import open_cache
-    from tpucache.loading.split import fold_positions
     from tpucache.runs import OUT_OF_FOLD_NAME
     from tpucache.training.device import open_device
     from tpucache.training.prediction import Predictor
@@ -473,8 +473,8 @@ def _split(data: CachedDataset, options: argparse.Namespace) -> tuple[CachedData
     Training data change the variant in each epoch if the cache has augmented variants. Validation data are not
     augmented.
     """
+    from tpucache.loading.columns import fold_split, stratified_split
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.split import fold_split, stratified_split
     from tpucache.store.files import is_url
 
     valid = options.valid

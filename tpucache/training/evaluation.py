@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from tpucache.errors import TrainingError
+from tpucache.loading.ahead import Uncounted
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.loader import CachedLoader, Uncounted
+from tpucache.loading.loader import CachedLoader
 from tpucache.native import Array
 from tpucache.ondevice.resident import Resident, as_named
 from tpucache.progress import Progress

@@ -19,10 +19,19 @@ from tpucache.loading.ahead import Ahead
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.draws import draw, pack
-from tpucache.ondevice.residence import ResidentDecision
-from tpucache.ondevice.resident import Resident, ResidentTable, as_named, channels_last, table_bytes
+from tpucache.ondevice.resident import (
+    NO_TILE,
+    DeviceFullError,
+    RecordBatch,
+    RecordSlots,
+    Resident,
+    ResidentDecision,
+    Tile,
+    as_named,
+    channels_last,
+    table_bytes,
+)
 from tpucache.ondevice.settings import ResidentChoice
-from tpucache.ondevice.slots import NO_TILE, DeviceFullError, RecordBatch, RecordSlots, Tile
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device, open_device
 from tpucache.training.device.base import ALONE, DeviceBatch, Processes, ResidentRows, put_all
@@ -55,7 +64,7 @@ class DeviceMemory:
         """Return arrays of one shape and dtype on the device, sent in one transfer if the device can do that."""
         return put_all(self.device, [*map(torch.from_numpy, arrays)])
 
-    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Any:
         """Return a table on the device with a row for each row of `slots`.
 
         The records that are written to it have the dtype and shape of `chunk`.
@@ -69,10 +78,6 @@ class DeviceMemory:
     def free_bytes(self) -> int | None:
         """Return the free bytes on all cores together; None if the device does not report them."""
         return self.device.free_bytes()
-
-    def as_image(self, images: torch.Tensor) -> torch.Tensor:
-        """Return a view (batch, channels, height, width) of images (batch, height, width, channels)."""
-        return images.permute(0, 3, 1, 2)
 
 
 class Residence:
@@ -95,9 +100,9 @@ class Residence:
         self._memory, self._resident, self._valid, self._keeps_valid = DeviceMemory(device), None, None, True
         ranks, size = device.processes.world_size, settings.part_size
         sizes = dict.fromkeys(settings.sizes.epochs)
-        planned = max(table_bytes(in_size(train_set, each), self._memory, size // ranks, 1) for each in sizes)
+        planned = max(table_bytes(in_size(train_set, each).packed(), self._memory, size // ranks) for each in sizes)
         if valid_set is not None:
-            planned += table_bytes(valid_set, self._memory, size // ranks, ranks)
+            planned += table_bytes(valid_set.packed(), self._memory, size // ranks, ranks)
         is_finished = train_set.is_finished and (valid_set is None or valid_set.is_finished)
         never = _problem(device) if is_finished else "the cache is not built yet"
         self._decision = ResidentDecision(choice, self._memory, planned, never, _problem_of_auto(device))

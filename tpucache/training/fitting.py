@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from tpucache.loading.columns import stratified_split
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.split import stratified_split
 from tpucache.progress import note
 from tpucache.runs import BEST_NAME
 from tpucache.training.defaults import Custom

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tpucache.errors import UnfinishedError, UsageError
+from tpucache.loading.columns import fold_splits
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.split import fold_splits
 from tpucache.runs import OUT_OF_FOLD_NAME, fold_folder
 from tpucache.training.data import begin, prepare_data
 from tpucache.training.device import Device

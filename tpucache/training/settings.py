@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from tpucache.errors import UsageError
-from tpucache.loading.options import threads_option
+from tpucache.loading.ahead import threads_option
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import check_options, option
 from tpucache.plugins import PartTable

@@ -42,7 +42,7 @@ from tpucache import (
 )
 from tpucache.cli import main
 from tpucache.insight import hashes
-from tpucache.loading.threads import ReadingThreads
+from tpucache.loading.ahead import ReadingThreads
 from tpucache.store.cache import field_batches
 from tpucache.store.hashes import kept_hashes
 from tpucache.store.remote import fetch, local

@@ -16,7 +16,7 @@ from ranks import COMMON, NORMS, SETTINGS, TRAIN, VALID, learn
 from torch.distributed import TCPStore
 
 from tpucache import CachedDataset
-from tpucache.loading.sampler import full_order
+from tpucache.loading.order import full_order
 from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tpucache.ondevice.resident import Resident, ResidentTable, SentBatch
-    from tpucache.ondevice.slots import RecordSlots, Tile
+    from tpucache.ondevice.resident import RecordSlots, Resident, SentBatch, Tile
 
 Result = TypeVar("Result")
 #: Returns a batch's mean loss, and the share of its targets that count in the mean; None where all count.
@@ -52,7 +51,7 @@ class Processes:
 
         The shares are in rank order, and their sizes differ by at most one row.
         """
-        from tpucache.loading.sampler import rank_slice  # --help imports this file, and must be fast
+        from tpucache.loading.order import rank_slice  # --help imports this file, and must be fast
 
         return rank_slice(0, size, self.rank, self.world_size)
 
@@ -203,7 +202,7 @@ class Device(Protocol):
         """
         ...
 
-    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Any:
         """Return a table in the device's memory with a row for each row of `slots`.
 
         Records are written to it in chunks of the dtype and shape of `chunk`, which is on the device. Raises

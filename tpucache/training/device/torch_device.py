@@ -22,8 +22,8 @@ from torch import nn
 
 from tpucache.errors import UsageError
 from tpucache.machine import gpu_problem
-from tpucache.ondevice.memory import TorchTable
-from tpucache.ondevice.slots import NO_TILE, RecordSlots
+from tpucache.ondevice.modules import TorchTable
+from tpucache.ondevice.resident import NO_TILE, RecordSlots
 from tpucache.training.device.base import MOST_AHEAD, Counters
 from tpucache.training.device.process_group import open_processes
 from tpucache.training.settings import Precision

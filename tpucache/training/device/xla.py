@@ -26,7 +26,7 @@ from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.machine import keep_freed_blocks
-from tpucache.ondevice.slots import XLA_TILE, DeviceFullError, RecordSlots
+from tpucache.ondevice.resident import XLA_TILE, DeviceFullError, RecordSlots
 from tpucache.training.device.base import ALONE, MOST_AHEAD, BusyTime, Counters, is_launched
 from tpucache.training.device.process_group import join_hosts
 from tpucache.training.device.tensors import READERS

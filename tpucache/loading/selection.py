@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.loading.indices import Positions, to_positions
+from tpucache.loading.order import epoch_variants
 from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead
-from tpucache.loading.sampler import epoch_variants
+from tpucache.loading.tensors import Positions, to_positions
 from tpucache.native import Array
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
