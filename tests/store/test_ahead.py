@@ -20,13 +20,12 @@ from slow_answers import SlowAnswers
 
 from tpucache import machine
 from tpucache.errors import DamageError
-from tpucache.store import ahead, files, samples
+from tpucache.store import ahead, samples
 from tpucache.store.ahead import (
     MOST_BYTES,
     MOST_FILES,
     FilesAhead,
     Lateness,
-    ThreadPool,
     WholeFile,
     cached_for_threads,
     map_ahead,
@@ -144,33 +143,6 @@ def test_a_file_that_changes_while_it_is_read_is_damage_or_an_error(
     assert verify_cache(many) == []
 
 
-@pytest.mark.parametrize("size", [CHUNK, 2 * CHUNK, 2 * CHUNK - 1])
-@pytest.mark.parametrize("more", [1, CHUNK, 3 * CHUNK])
-@pytest.mark.parametrize("wait", [0.0, 1.0])
-def test_a_file_that_grows_while_it_is_read_is_not_taken_for_the_shorter_one(
-    tmp_path: Path, size: int, more: int, wait: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has its right size when it is opened. What is added must be seen, also after a last piece that is whole."""
-    path = tmp_path / "file"
-    path.write_bytes(b"a" * size)
-    real = WholeFile.read
-
-    def read(file: WholeFile, offset: int, **options: bool) -> bytes:
-        with file._lock:
-            if file._opened is None:
-                file.found, file._opened = file.size, OpenFile(file.path)
-                with path.open("ab") as growing:
-                    growing.write(b"b" * more)
-        return real(file, offset, **options)
-
-    monkeypatch.setattr(WholeFile, "read", read)
-    lateness, file = Lateness(), WholeFile(path, size)
-    lateness.waited(wait)
-    with FilesAhead([file], lateness) as files:
-        found = b"".join(files.chunks(file))
-    assert found.startswith(b"a" * size + b"b")
-
-
 @pytest.mark.parametrize("work", [0.001, 1000.0])
 def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, work: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """And as much as that is asked for at any time, however long the work on the last piece was."""
@@ -195,39 +167,6 @@ def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, work: float, mon
             assert (len(files._ahead) + 1) * CHUNK == MOST_BYTES
             if number == 20:
                 break
-
-
-def test_the_next_files_are_opened_while_pieces_of_earlier_ones_fill_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = [WholeFile(tmp_path / f"{number}", 2 * MOST_BYTES) for number in range(3)]
-    for file in files:
-        file.path.touch()
-        os.truncate(file.path, file.size)
-    opened, real = threading.Semaphore(0), OpenFile.__init__
-    monkeypatch.setattr(OpenFile, "__init__", lambda self, path: (real(self, path), opened.release())[0])
-    lateness = Lateness()
-    lateness.waited(1.0)
-    with FilesAhead(files, lateness) as ahead:
-        chunks = ahead.chunks(files[0])
-        next(chunks)
-        for _ in files:
-            assert opened.acquire(timeout=60)
-    assert not opened.acquire(blocking=False)
-
-
-@pytest.mark.parametrize("wait", [0.0, 1.0])
-def test_a_file_that_was_read_is_closed(many: Path, wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lateness, "files", property(lambda _: MOST_FILES if wait else 0))
-    counts, lock = list[int](), threading.Lock()
-
-    def count(_: object) -> None:
-        with lock:
-            opened = [number.resolve() for number in Path("/proc/self/fd").iterdir()]
-            counts.append(sum(path.parent == many.resolve() and path.suffix == ".lmdb" for path in opened))
-
-    assert verify_cache(many, count) == []
-    assert counts[-1] == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
@@ -306,31 +245,6 @@ def test_where_storage_is_late_records_are_asked_for_whatever_a_few_of_them_say(
     late = ShardReader(many, cache.manifest.shards, latency=1.0)
     late.hint(rows)
     assert len(asked) >= len(cache.manifest.shards)
-
-
-def test_an_index_and_a_samples_table_are_asked_for_whole_when_they_are_opened(
-    many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(machine, "read_ahead", lambda number, offset, length: asked.append((offset, length)))
-    cache = Cache.open(many)
-    assert len(cache.samples) > 1
-    assert len(cache.index) == 40
-    assert asked == [(0, cache.manifest.table.bytes), (0, cache.manifest.index.bytes)]
-
-
-def test_of_a_large_samples_table_the_next_bytes_are_asked_for_while_it_is_read(
-    many: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(machine, "read_ahead", lambda number, offset, length: asked.append((offset, offset + length)))
-    monkeypatch.setattr(samples, "_CHUNK_BYTES", 100)
-    for module in (samples, files):
-        monkeypatch.setattr(module, "MOST_ASKED", 300)
-    cache = Cache.open(many)
-    assert len(cache.samples.numbers) == 40
-    wanted = [(0, 300), (0, 300), *((at, at + 100) for at in range(300, cache.manifest.table.bytes, 100))]
-    assert asked[: len(wanted)] == wanted
 
 
 def test_storage_that_takes_no_hints_is_read(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,16 +378,6 @@ def test_threads_that_ask_at_once_get_one_value_that_was_made_once() -> None:
     assert make("a") is found[0]
 
 
-def test_a_value_that_takes_long_keeps_no_thread_from_another_value() -> None:
-    is_made = threading.Event()
-
-    @cached_for_threads(2)
-    def make(number: int) -> bool:
-        return is_made.wait(60) if number == 0 else is_made.set() is None
-
-    assert in_threads(2, make) == [True, True]
-
-
 def test_an_error_is_not_kept() -> None:
     calls: list[int] = []
 
@@ -503,31 +407,3 @@ def test_only_the_values_asked_for_last_are_kept_and_none_after_clearing() -> No
     make.cache_clear()
     make(1)
     assert calls == [0, 1, 2, 1, 1]
-
-
-@pytest.mark.parametrize("allowed", [0, 1, 3])
-def test_a_pool_makes_do_with_the_threads_that_the_system_allows(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, start = [], threading.Thread.start
-
-    def start_some(thread: threading.Thread) -> None:
-        if len(started) == allowed:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    def ask(number: int) -> int:
-        time.sleep(0.003)
-        if number == 30:
-            raise ValueError("broken")
-        return -number
-
-    monkeypatch.setattr(threading.Thread, "start", start_some)
-    with ThreadPool(8) as pool:
-        answers = [pool.submit(ask, number) for number in range(40)]
-        assert [answer.result() for answer in answers[:30]] == [-number for number in range(30)]
-        with pytest.raises(ValueError, match="broken"):
-            answers[30].result()
-        assert len(started) == allowed
-    with pytest.raises(RuntimeError, match="shutdown"):
-        pool.submit(ask, 1)
-    assert list(map_ahead(ask, range(20))) == [-number for number in range(20)]

@@ -30,11 +30,6 @@ def record(cache: Cache, variant: int, position: int) -> bytes:
     return bytes(cache.reader.read(row))
 
 
-def test_every_record_is_found_by_its_variant_and_position(cache: Cache) -> None:
-    found = [[record(cache, variant, position) for position in range(7)] for variant in range(3)]
-    assert found == RECORDS
-
-
 def test_each_position_may_have_a_variant_of_its_own(cache: Cache) -> None:
     positions, variants = np.array([6, 0, 3, 3]), np.array([2, 0, 1, 2])
     together = cache.rows(variants, positions)
@@ -69,12 +64,6 @@ def test_opening_a_cache_opens_its_manifest_alone(cache: Cache) -> None:
     for use in (lambda: opened.index, lambda: opened.samples, lambda: record(opened, 0, 0)):
         with pytest.raises(DamageError):
             use()
-
-
-def test_each_part_is_opened_once(cache: Cache) -> None:
-    assert cache.index is cache.index
-    assert cache.samples is cache.samples
-    assert cache.reader is cache.reader
 
 
 def test_a_pickled_cache_is_small_and_reads_where_it_arrives(cache: Cache) -> None:

@@ -19,12 +19,6 @@ def test_a_key_is_the_eight_big_endian_bytes_of_its_number(number: int) -> None:
 
 
 @pytest.mark.slow
-@given(NUMBERS, NUMBERS)
-def test_keys_sort_as_their_numbers(one: int, other: int) -> None:
-    assert (fmt.encode_key(one) < fmt.encode_key(other)) == (one < other)
-
-
-@pytest.mark.slow
 @given(st.integers(0, fmt.MAX_VARIANTS), st.integers(0, fmt.MAX_SHARDS))
 def test_every_shard_name_is_one_that_readers_accept_and_tells_variant_and_block(variant: int, block: int) -> None:
     match = fmt.SHARD_NAME.fullmatch(fmt.shard_name(variant, block))
@@ -38,14 +32,6 @@ def test_every_shard_name_is_one_that_readers_accept_and_tells_variant_and_block
 )
 def test_shards_keep_the_names_they_had(variant: int, block: int, name: str) -> None:
     assert fmt.shard_name(variant, block) == name
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../v00-00000.lmdb", "v00-00000.lmdb/..", "v00-00000.lmdb\n", "v0-00000.lmdb", "v00-0000.lmdb", "v00-00000xlmdb"],
-)
-def test_no_other_name_is_a_shard(name: str) -> None:
-    assert fmt.SHARD_NAME.fullmatch(name) is None
 
 
 def test_an_index_row_is_twenty_little_endian_bytes_in_this_order() -> None:

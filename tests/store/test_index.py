@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpucache import machine
 from tpucache.errors import DamageError, FormatError
-from tpucache.store import index as index_module
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.format import INDEX_DTYPE
@@ -50,36 +47,6 @@ def test_a_row_that_is_not_there_is_an_error(large: tuple[Path, Manifest]) -> No
         RecordIndex(*large)[np.array([5 * RECORDS])]
 
 
-def test_only_blocks_that_are_asked_for_are_read_and_each_once(
-    large: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index, read, preadv = RecordIndex(*large), [], os.preadv
-    monkeypatch.setattr(machine, "preadv", lambda file, parts, at: read.append(at) or preadv(file, parts, at))
-    index[np.array([9999, 3, 5, 9999])]
-    assert len(read) == 2
-    index[np.array([7, 9000])]
-    assert len(read) == 2
-
-
-def test_all_blocks_are_asked_for_before_the_first_is_read(
-    large: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index, calls = RecordIndex(*large), list[str]()
-    advise, preadv = os.posix_fadvise, os.preadv
-    monkeypatch.setattr(os, "posix_fadvise", lambda *call: calls.append("ask") or advise(*call))
-    monkeypatch.setattr(machine, "preadv", lambda *call: calls.append("read") or preadv(*call))
-    index[np.array([0, RECORDS - 1])]
-    assert calls == ["ask", "ask", "read", "read"]
-
-
-def test_threads_read_rows_at_once(large: tuple[Path, Manifest]) -> None:
-    rows, index = Cache(*large).index.read_all(), RecordIndex(*large)
-    orders = [np.random.default_rng(seed).permutation(RECORDS) for seed in range(8)]
-    with ThreadPoolExecutor(8) as threads:
-        for order, read in zip(orders, threads.map(index.__getitem__, orders), strict=True):
-            assert np.array_equal(read, rows[order])
-
-
 def test_a_pickled_index_is_small_and_opens_again(large: tuple[Path, Manifest]) -> None:
     index = RecordIndex(*large)
     index.read_all()
@@ -100,11 +67,6 @@ def test_an_index_cut_short_while_it_is_open_is_damage_and_not_a_crash(
     assert index[np.array([4000])]["length"].tolist() == [4]  # it was read before
     with pytest.raises(DamageError, match=r"index\.npy was cut short while it was open"):
         index[np.array([RECORDS - 1])]
-
-
-def test_memory_that_is_not_to_be_had_is_no_traceback() -> None:
-    with pytest.raises(index_module.StoreError, match="no memory for an index of"):
-        index_module._reserve(1 << 60)
 
 
 def test_a_record_that_no_field_can_have_is_refused_before_it_is_read(

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import pickle
 import random
 import resource
-import shutil
-import tempfile
-import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk import disk_place
-from patience import PATIENCE
 
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.cache import Cache
-from tpucache.store.files import OpenFile
 from tpucache.store.format import INDEX_DTYPE, shard_name
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import Numbers, Rows, ShardReader, _extents
@@ -72,11 +65,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ShardEntr
     return directory, entries, np.array(rows, INDEX_DTYPE)
 
 
-def test_every_record_comes_back(cache: Path, records: Records) -> None:
-    reader, index = opened(cache)
-    assert [bytes(reader.read(row)) for row in index] == [*records[0], *records[1]]
-
-
 @pytest.mark.parametrize("block", [1, 2, 5])
 def test_records_of_any_length_come_back(
     tmp_path: Path, write_cache: WriteCache, records_of: Callable[..., list[bytes]], block: int
@@ -94,15 +82,6 @@ def test_records_scatter_into_buffers_in_the_order_of_their_rows(cache: Path, re
     buffers = [[bytearray(4), bytearray(int(index[at]["length"]) - 4)] for at in order]
     reader.scatter(index[order], [[memoryview(part) for part in parts] for parts in buffers])
     assert [b"".join(parts) for parts in buffers] == [everything[at] for at in order]
-
-
-def test_nothing_is_opened_before_it_is_read(cache: Path) -> None:
-    reader, index = opened(cache)
-    assert open_files(cache) == 0
-    reader.read(index[0])
-    assert open_files(cache) == 1
-    reader.close()
-    assert open_files(cache) == 0
 
 
 def test_a_closed_reader_opens_again(cache: Path, records: Records) -> None:
@@ -138,39 +117,6 @@ def test_at_most_256_files_stay_open(many: tuple[Path, list[ShardEntry], Rows]) 
     assert open_files(directory) == ALL_OPEN
 
 
-def test_the_files_read_last_are_those_kept_open(
-    many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory, entries, rows = many
-    reader = ShardReader(directory, entries)
-    real, asked = os.open, []
-    monkeypatch.setattr(os, "open", lambda path, flags: asked.append(Path(path).name) or real(path, flags))
-    for number in range(MANY):
-        reader.read(rows[3 * number])
-        reader.read(rows[0])
-    assert asked == [entry.name for entry in entries]
-    kept = open_shards(directory)
-    assert {entries[0].name, entries[MANY - 1].name} <= kept
-    assert entries[1].name not in kept
-
-
-@pytest.mark.slow
-def test_one_scatter_keeps_to_256_files_too(
-    many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory, entries, rows = many
-    preadv, most = os.preadv, 0
-
-    def counting(number: int, buffers: list[memoryview], offset: int) -> int:
-        nonlocal most
-        most = max(most, open_files(directory))
-        return preadv(number, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", counting)
-    ShardReader(directory, entries).scatter(rows[::3], [[memoryview(bytearray(6))] for _ in range(MANY)])
-    assert most <= ALL_OPEN
-
-
 @pytest.mark.slow
 def test_many_threads_share_a_reader_of_more_files_than_it_keeps(many: tuple[Path, list[ShardEntry], Rows]) -> None:
     directory, entries, rows = many
@@ -184,24 +130,6 @@ def test_many_threads_share_a_reader_of_more_files_than_it_keeps(many: tuple[Pat
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(read, range(16)))
     assert open_files(directory) == ALL_OPEN
-
-
-def test_threads_do_not_wait_for_each_other_s_files_to_open(
-    many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory, shards, _ = many
-    reader, meeting = ShardReader(directory, shards), threading.Barrier(3, timeout=PATIENCE)
-    open_shard = ShardReader._open_shard
-
-    def meet(self: ShardReader, shard: int) -> OpenFile:
-        meeting.wait()
-        return open_shard(self, shard)
-
-    monkeypatch.setattr(ShardReader, "_open_shard", meet)
-    with ThreadPoolExecutor(3) as threads:
-        files = list(threads.map(reader.file, [0, 1, 1]))
-    assert files[1] is files[2] is reader.file(1)
-    assert open_files(directory) == 2
 
 
 def test_a_missing_shard_is_damage_with_its_name(cache: Path) -> None:
@@ -219,13 +147,6 @@ def test_a_shard_of_another_size_is_damage_with_its_name(cache: Path, change: in
     os.truncate(path, path.stat().st_size + change)
     with pytest.raises(DamageError, match=r"v00-00001\.lmdb is [0-9,]+ bytes, the manifest says [0-9,]+.*verify"):
         reader.read(index[3])
-
-
-def test_an_empty_shard_is_damage(cache: Path) -> None:
-    reader, index = opened(cache)
-    os.truncate(cache / "v01-00002.lmdb", 0)
-    with pytest.raises(DamageError, match=r"v01-00002\.lmdb is 0 bytes"):
-        reader.read(index[-1])
 
 
 def test_a_shard_cut_short_while_it_is_open_is_damage_and_not_a_crash(cache: Path) -> None:
@@ -278,17 +199,6 @@ def test_a_hint_changes_nothing_that_is_read(cache: Path, records: Records) -> N
     assert [bytes(reader.read(row)) for row in index] == [*records[0], *records[1]]
 
 
-def test_nothing_is_asked_for_what_is_in_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (place := disk_place()) is None:
-        pytest.skip("this filesystem has no way to say what is in memory")
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        reader, index = opened(Path(shutil.copytree(cache, Path(folder) / "cache")))
-        for row in index:
-            reader.read(row)
-        monkeypatch.setattr(os, "posix_fadvise", lambda *asked: pytest.fail(f"asked for {asked}"))
-        reader.hint(index)
-
-
 def test_a_hint_asks_for_neighbours_together_and_for_every_byte(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda number, start, length, advice: asked.append((start, length)))
@@ -310,25 +220,11 @@ def test_records_of_one_shard_with_less_than_64_kib_between_them_are_one_stretch
     assert list(_extents(rows)) == [(0, 0, near + 10), (0, far, far + 7), (1, 10, 15), (2, 15, 16)]
 
 
-@pytest.mark.parametrize("column", ["shard", "offset", "length"])
-def test_a_hint_about_damage_is_silent(cache: Path, column: str) -> None:
-    reader, index = opened(cache)
-    (cache / "v00-00000.lmdb").unlink()
-    rows = index.copy()
-    rows[column][3:] = np.iinfo(rows.dtype[column]).max
-    reader.hint(rows)
-
-
 def test_the_index_has_a_row_a_record_and_is_not_for_writing(cache: Path, records: Records) -> None:
     _, index = opened(cache)
     assert index.dtype == INDEX_DTYPE
     assert index["length"].tolist() == [len(record) for variant in records for record in variant]
     assert not index.flags.writeable
-
-
-def test_an_empty_cache_has_an_empty_index(tmp_path: Path, write_cache: WriteCache) -> None:
-    manifest = write_cache(tmp_path, [[]])
-    assert len(Cache(tmp_path, manifest).index.read_all()) == 0
 
 
 def test_a_missing_index_is_damage(cache: Path) -> None:
@@ -432,16 +328,6 @@ def test_too_many_open_files_are_no_damage(cache: Path, name: str) -> None:
     use()
 
 
-def test_a_machine_out_of_files_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> int:
-        raise OSError(errno.ENFILE, "Too many open files in system")
-
-    reader, index = opened(cache)
-    monkeypatch.setattr(os, "open", fail)
-    with pytest.raises(StoreError, match=r"not damaged: the whole machine.*fs\.file-max"):
-        reader.read(index[0])
-
-
 def test_a_shard_of_the_same_size_that_holds_others_records_is_damage(cache: Path, records: Records) -> None:
     """As where two caches' files, or two variants', were mixed."""
     manifest = Manifest.load(cache)
@@ -485,12 +371,3 @@ def test_records_are_read_in_another_way_once_their_shards_are_proven(cache: Pat
     assert [len(each) for each in asked] == [1, 1, 3]
     reader.close()
     assert reader.read_by(rows, read) == 0
-
-
-def test_more_files_than_may_be_open_are_not_read_in_another_way(
-    many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory, shards, rows = many
-    reader = ShardReader(directory, shards)
-    monkeypatch.setattr(reader, "file", lambda _: pytest.fail("one was opened"))
-    assert reader.read_by(rows, lambda *_: pytest.fail("it was called")) == 0

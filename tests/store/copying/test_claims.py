@@ -18,12 +18,6 @@ def claim_of(**files):
     return Claim("fetch", f"identity of {sorted(files.items())}", {names[name]: files[name] for name in files})
 
 
-def test_an_empty_place_is_free(tmp_path):
-    claim = claim_of(v00="a")
-    check_ours("there", [], [], claim)
-    check_ours("there", [f".{CLAIM_NAME}.17.tmp"], [], claim)  # killed while it claimed
-
-
 @pytest.mark.parametrize("name", ["index.npy", "v00-00000.lmdb", "README.md", "manifest.json", ".index.npy.part"])
 def test_no_name_makes_a_folder_ours(name):
     with pytest.raises(UsageError, match=f"holds {name} and no cache that could be continued"):
@@ -58,12 +52,6 @@ def test_a_file_that_no_claim_tells_of_is_not_overwritten():
     for name in ("v01-00000.lmdb", ".v01-00000.lmdb.part"):
         with pytest.raises(UsageError, match=f"do not belong to its cache and would be replaced .{name}"):
             check_ours("there", ["v00-00000.lmdb", name], [dataclasses.replace(before, command="finished")], after)
-
-
-def test_every_claim_of_a_place_counts():
-    mine, other = claim_of(v00="a"), claim_of(v00="x")
-    with pytest.raises(UsageError, match="another cache"):
-        check_ours("there", ["v00-00000.lmdb"], [mine, other], mine)
 
 
 def test_a_claim_comes_back_from_its_folder_until_it_ends(cache, tmp_path):

@@ -54,11 +54,3 @@ def test_the_lock_keeps_other_threads_out() -> None:
     for thread in threads:
         thread.join()
     assert most == 1
-
-
-def test_an_error_inside_unlocks() -> None:
-    lock = ThreadLock()
-    with pytest.raises(RuntimeError), lock:
-        raise RuntimeError
-    with lock:
-        pass

@@ -42,13 +42,6 @@ def opened_files() -> set[Path]:
     return found
 
 
-def test_text_is_read_as_open_reads_it(tmp_path):
-    (tmp_path / "text").write_bytes("\ufeffa\r\nü".encode())
-    assert files.read_text(tmp_path / "text", "utf-8-sig") == "a\nü"
-    with files.open_text(tmp_path / "text", "utf-8-sig", newline="") as file:
-        assert file.read() == "a\r\nü"
-
-
 # Runs commands in one process, which must not take long, and prints what became of each.
 COMMANDS = """
 import contextlib, io, json, sys

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from patience import PATIENCE
 from servers import Server
 from stores import KEYS, serve_s3
-from torch.utils.data import DataLoader
 
 from tpucache import CachedDataset, CachedLoader, StoreError, UsageError
-from tpucache.errors import NotACacheError
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.remote import objects, retry
 from tpucache.store.remote.url import Remote
@@ -65,13 +62,6 @@ def test_a_cache_pushed_to_s3_trains_and_fetches_as_its_original(
     verify_cache(tmp_path / "copy")
     names = Remote(f"{s3}/cache").names()
     assert names >= {path.name for path in cache.iterdir() if path.suffix != ".lock"} - {"work"}
-
-
-def test_a_bucket_without_a_cache_is_named(s3: str, tmp_path: Path) -> None:
-    with pytest.raises(NotACacheError, match="s3://bucket/nothing holds no manifest"):
-        CachedDataset(f"{s3}/nothing", cache_dir=tmp_path)
-    with pytest.raises(UsageError, match="names no bucket"):
-        CachedDataset("s3://", cache_dir=tmp_path)
 
 
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: str, cache: Path, tmp_path: Path) -> None:
@@ -229,16 +219,6 @@ def test_a_forked_process_is_refused_and_does_not_hang(served: Server) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_workers_of_a_dataloader_read_the_same(served: Server, cache: Path, tmp_path: Path) -> None:
-    dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "kept", in_memory=False)
-    loader = DataLoader(dataset, 50, num_workers=1, multiprocessing_context="spawn")
-    own = CachedDataset(cache)
-    expected = torch.stack([own[at][0] for at in range(len(own))])
-    assert torch.equal(torch.cat([images for images, _ in loader]), expected)
 
 
 @pytest.mark.parametrize("change", [lambda remote: remote.put("file", b""), lambda remote: remote.remove("file")])

@@ -27,15 +27,12 @@ from disk import SmallDisk
 from patience import PATIENCE, wait_for
 from servers import Server
 from thorough import thorough
-from torch.utils.data import DataLoader
 from work import package_lines
 
 from tpucache import (
     CachedDataset,
     CachedLoader,
     DamageError,
-    MixedLoader,
-    NotACacheError,
     Recipe,
     StoreError,
     build_cache,
@@ -43,10 +40,8 @@ from tpucache import (
 from tpucache.cli import main
 from tpucache.insight import hashes
 from tpucache.loading.ahead import ReadingThreads
-from tpucache.store.cache import field_batches
 from tpucache.store.hashes import kept_hashes
 from tpucache.store.remote import fetch, local
-from tpucache.store.remote.cache import RemoteCache
 
 Opened = Callable[..., CachedDataset]
 TABLES = ("manifest.json", "index.npy", "samples.npz")
@@ -71,34 +66,6 @@ def test_hashes_of_a_cache_at_a_url_are_those_of_a_local_copy_and_kept(opened: O
     assert np.array_equal(kept.words, found.words)
 
 
-def test_every_way_of_reading_gives_what_a_local_copy_gives(opened: Opened, cache: Path) -> None:
-    own = CachedDataset(cache)
-    image, label = opened()[77]
-    assert image.equal(own[77][0])
-    assert label == own[77][1]
-    assert opened(cache_dir=opened().directory.parent / "b").select([5, 3])[1][0].equal(own[3][0])
-    dataset = opened(cache_bytes=0)
-    assert np.array_equal(
-        np.concatenate([*dataset.field_batches("image")]), np.concatenate([*own.field_batches("image")])
-    )
-    remote = opened(cache_bytes=0)._open_reader.cache
-    rows = remote.index[np.array([3, 149])]
-    assert [bytes(remote.reader.read(row)) for row in rows] == [
-        bytes(own._open_reader.cache.reader.read(row)) for row in rows
-    ]
-    assert len([*field_batches(remote, np.arange(20), "image")]) == 1
-    kept = opened(in_memory=True, cache_bytes=0)
-    assert batches(kept, 2) == batches(own, 2)
-    mixed = [
-        [
-            images.tolist()
-            for images, _ in MixedLoader([CachedLoader(each, 8, shuffle=True), CachedLoader(own, 8)], shares=[3, 1])
-        ]
-        for each in (opened(cache_bytes=0), own)
-    ]
-    assert mixed[0] == mixed[1]
-
-
 def test_a_mounted_folder_is_copied_piece_by_piece(cache: Path, small_pieces: None, tmp_path: Path) -> None:
     mounted = tmp_path / "mounted"
     mounted.symlink_to(cache)
@@ -109,32 +76,12 @@ def test_a_mounted_folder_is_copied_piece_by_piece(cache: Path, small_pieces: No
     assert batches(dataset, shuffle="block", window=32) == expected
 
 
-def test_no_path_reads_what_is_not_there(opened: Opened, cache: Path, server: Server) -> None:
-    dataset, own = opened(), CachedDataset(cache)
-    for position in range(0, 150, 7):  # pieces of some samples are kept, and those of others are holes
-        dataset[position]
-    held = threading.Event()
-    server.fault = lambda name, number: "503" if held.is_set() else None
-    held.set()
-    threading.Timer(0.05, held.clear).start()  # whatever reads before this reads a hole
-    assert dataset[3][0].equal(own[3][0])
-    assert batches(dataset) == batches(own)
-
-
 def test_a_cache_is_opened_by_three_requests_however_many_open_it(opened: Opened, server: Server) -> None:
     datasets = [opened() for _ in range(4)]
     assert dict(server.requests) == dict.fromkeys(TABLES, 1)
     copies = [pickle.loads(pickle.dumps(dataset)) for dataset in datasets]
     assert [copy[9][1] for copy in copies] == [datasets[0][9][1]] * 4
     assert {name: server.requests[name] for name in TABLES} == dict.fromkeys(TABLES, 1)
-
-
-def test_what_was_read_once_is_read_from_the_disk_from_then_on(opened: Opened, cache: Path, server: Server) -> None:
-    first = batches(opened(), 2, shuffle="block")
-    asked = len(server.ranges)
-    server.fault = lambda name, number: "503" if name not in TABLES else None
-    assert batches(opened(), 2, shuffle="block") == first == batches(CachedDataset(cache), 2, shuffle="block")
-    assert len(server.ranges) == asked
 
 
 @pytest.mark.usefixtures("no_leases")  # what comes over a network is not mapped, and neither is the folder then
@@ -186,25 +133,6 @@ def test_records_are_kept_in_memory_at_once_where_the_processor_has_time(
         assert loader.metrics()["records"]["memory"] - before == expected
 
 
-def test_the_tables_are_asked_for_at_once(opened: Opened, server: Server) -> None:
-    both = threading.Barrier(2)
-
-    def wait(name: str, _: int) -> None:
-        if name in TABLES[1:]:
-            both.wait(PATIENCE)  # raises where the other one is not asked for
-
-    server.fault = wait
-    assert len(opened()) == 150
-
-
-def test_bytes_are_asked_for_once(opened: Opened, server: Server) -> None:
-    dataset = opened()
-    batches(dataset, 3, shuffle="block", window=32)
-    spans = [each for each in server.ranges if each[0].endswith(".lmdb")]
-    asked = sum(stop - start for _, start, stop in spans)
-    assert asked == len({(name, place) for name, start, stop in spans for place in range(start, stop)})
-
-
 def test_no_more_is_kept_than_was_allowed(opened: Opened, cache: Path) -> None:
     dataset = opened(cache_bytes=30 << 10)
     assert batches(dataset, 2, shuffle=True) == batches(CachedDataset(cache), 2, shuffle=True)
@@ -254,14 +182,6 @@ def test_a_web_server_that_refuses_a_shard_is_one_error_that_guesses_no_keys(ope
     assert not re.search(r"keys|expired|still valid|tries", str(caught.value))
 
 
-def test_a_web_server_that_refuses_the_manifest_is_one_error_without_keys(opened: Opened, server: Server) -> None:
-    server.fault = lambda name, number: "403"
-    with pytest.raises(StoreError, match="403") as caught:
-        opened()
-    assert "\n" not in str(caught.value)
-    assert not re.search(r"keys|expired|no manifest", str(caught.value))
-
-
 def test_what_goes_wrong_beside_the_network_is_an_error_and_no_wait_without_an_end(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,11 +223,6 @@ def test_a_shard_that_changes_while_it_is_read_is_refused(opened: Opened, cache:
         server.close()
 
 
-def test_weak_tags_that_differ_for_equal_bytes_refuse_nothing(opened: Opened, cache: Path, server: Server) -> None:
-    server.is_weak = True
-    assert batches(opened()) == batches(CachedDataset(cache))
-
-
 @pytest.mark.parametrize("call", ["ftruncate", "writev"])
 def test_a_file_that_may_not_grow_is_one_error_or_none(
     opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str
@@ -343,20 +258,6 @@ def test_a_full_disk_ends_keeping_with_one_warning(
     assert len(found) == 1, found
 
 
-def test_what_a_power_cut_lost_is_fetched_again(opened: Opened, cache: Path, server: Server) -> None:
-    dataset = opened()
-    expected = batches(dataset)
-    directory = dataset.directory
-    dataset._open_reader.cache.reader.close()
-    shard = directory / "v00-00000.lmdb"
-    data = bytearray(shard.read_bytes())
-    data[: len(data) // 2] = bytes(len(data) // 2)  # lost by a power cut
-    shard.write_bytes(data)
-    asked = len(server.ranges)
-    assert batches(opened()) == expected == batches(CachedDataset(cache))
-    assert len(server.ranges) > asked
-
-
 def test_without_a_network_what_is_here_is_used_with_a_warning(
     opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -367,17 +268,6 @@ def test_without_a_network_what_is_here_is_used_with_a_warning(
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert batches(opened()) == expected
     assert any("The local copy of the manifest from an earlier time is used" in message for message in caplog.messages)
-
-
-def test_a_cache_built_anew_at_the_url_is_another_one(
-    opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = opened()
-    monkeypatch.setattr("tpucache.store.remote.cache._FRESH_SECONDS", 0.0)
-    assert opened().directory == first.directory
-    server.folder = server.folder.parent / "nothing"
-    with pytest.raises(NotACacheError, match=r"holds no manifest.json"):
-        opened()
 
 
 def test_a_folder_that_is_no_url_s_is_not_taken(opened: Opened, tmp_path: Path) -> None:
@@ -407,16 +297,6 @@ def test_an_iteration_that_is_abandoned_leaves_nothing_that_waits(opened: Opened
     for thread in fetcher._threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # torch, where there is one core
-def test_workers_of_a_dataloader_read_it(opened: Opened, cache: Path, forkserver: str) -> None:
-    dataset = opened(cache_bytes=0)
-    loader = DataLoader(dataset, 16, num_workers=2, multiprocessing_context=forkserver)
-    found = [images.tolist() for images, _ in loader]
-    assert found == [images.tolist() for images, _ in DataLoader(CachedDataset(cache), 16)]
 
 
 SHARING = """
@@ -514,11 +394,6 @@ def test_what_a_killed_process_had_fetched_is_used_and_the_rest_is_fetched(
     assert batches(opened()) == batches(CachedDataset(cache))
 
 
-def test_an_opened_cache_says_where_it_is_kept(opened: Opened, tmp_path: Path) -> None:
-    cache = RemoteCache.open_url(opened()._open_reader.cache.url, tmp_path / "kept")
-    assert cache.directory == tmp_path / "kept" / cache.manifest.identity
-
-
 def test_what_is_kept_is_listed_and_removed_unless_it_is_in_use(
     opened: Opened, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -556,11 +431,6 @@ def test_how_much_is_kept_is_said_until_all_is(opened: Opened) -> None:
     wait_for(lambda: fresh.network.kept_bytes == fresh.network.total_bytes)
     assert fresh.network.total_bytes == sum(e.bytes for e in fresh.manifest.shards)
     assert fresh.network.progress == ""
-
-
-def test_a_folder_of_pieces_is_no_cache(opened: Opened) -> None:
-    with pytest.raises(NotACacheError):
-        CachedDataset(opened().directory)
 
 
 def test_commands_read_a_cache_at_a_url(
@@ -624,15 +494,6 @@ def test_a_run_from_a_url_is_that_from_a_local_copy(
     described = json.loads((tmp_path / "there" / "run.json").read_text())
     assert described["validation"]["cache"] == server.url
     assert main(["report", str(tmp_path / "there"), "-o", str(tmp_path / "run.html")]) == 0
-
-
-def test_threads_are_woken_for_work_alone(opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them at each change would take more time than what they read."""
-    looks = itertools.count()
-    look = fetch.Fetcher._next
-    monkeypatch.setattr(fetch.Fetcher, "_next", lambda self: (next(looks), look(self))[1])
-    batches(opened(), 2, shuffle="block")
-    assert next(looks) < 20 * sum(server.requests.values())
 
 
 FILLED = """

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import PATIENCE
 
 from tpucache import DamageError, DependencyError
 from tpucache.store.codecs import encode, unpack_rows
@@ -105,16 +101,6 @@ def test_damaged_records_unpack_or_are_damage_and_stay_in_their_rows(codec: str)
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_record_of_another_size_is_damage(codec: str) -> None:
-    field = field_of(codec)
-    larger = field_of(codec, 2 * SIDE)
-    record = encode(larger, np.zeros((2 * SIDE, SIDE, 3), np.uint8))
-    with pytest.raises(DamageError, match="unpack"):
-        unpack(field, [record])
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("codec", CODECS)
 def test_threads_unpack_at_once(codec: str) -> None:
     field = field_of(codec)
     records = records_of(field)
@@ -149,17 +135,6 @@ def test_memory_that_is_not_contiguous_is_refused(codec: str) -> None:
 
 @pytest.mark.parametrize("way", ["package"], indirect=True)
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize(("codec", "package"), [("dct-zstd", "zstandard"), ("dct-lz4", "lz4")])
-def test_the_slower_way_is_reported_once(codec: str, package: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "tpucache"):
-        for _ in range(3):
-            unpack(field_of(codec), records_of(field_of(codec), 1))
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert f"by the package {package}" in message
-
-
-@pytest.mark.parametrize("way", ["package"], indirect=True)
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("codec", "modules"), [("dct-zstd", ["zstandard"]), ("dct-lz4", ["lz4", "lz4.block"])])
 def test_without_library_and_package_the_codec_says_what_to_install(
     codec: str, modules: list[str], monkeypatch: pytest.MonkeyPatch
@@ -169,31 +144,3 @@ def test_without_library_and_package_the_codec_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DependencyError, match=f"pip install {modules[0]}"):
         unpack(field_of(codec), records)
-
-
-def test_each_thread_has_a_context_that_is_freed_with_it() -> None:
-    if libraries.unpack_zstd() is None:
-        pytest.skip("this system has no libzstd.so.1")
-    library = libraries.ctypes.CDLL("libzstd.so.1")
-    create, free, made, freed = library.ZSTD_createDCtx, library.ZSTD_freeDCtx, [], []
-    create.restype, free.argtypes = libraries.ctypes.c_void_p, [libraries.ctypes.c_void_p]
-
-    def counted_create() -> int:
-        made.append(create())
-        return int(made[-1])
-
-    def counted_free(context: int) -> None:
-        freed.append(context)
-        free(context)
-
-    counting = SimpleNamespace(ZSTD_createDCtx=counted_create, ZSTD_freeDCtx=counted_free)
-    contexts = libraries._Contexts(counting)
-    for turn in range(1, 4):
-        with ThreadPoolExecutor(1) as thread:
-            assert thread.submit(lambda: contexts.own.address == contexts.own.address == made[-1]).result()
-        assert len(made) == 1 + turn
-        assert freed == made[1:]
-    with ThreadPoolExecutor(2) as threads:
-        meeting = Barrier(2, timeout=PATIENCE)
-        addresses = list(threads.map(lambda _: (contexts.own.address, meeting.wait())[0], range(2)))
-    assert len({contexts.own.address, *addresses}) == 3

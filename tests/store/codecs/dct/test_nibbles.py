@@ -42,12 +42,6 @@ def test_the_same_values_come_back(values: bytes) -> None:
     assert form.endswith(whole)
 
 
-def test_the_first_of_two_values_is_in_the_lower_bits_and_others_follow_whole() -> None:
-    assert narrowed(bytes([1, 7, 8, 0xF8, 0xF7])).hex() == "71" + "80" + "00" + "08f7"
-    assert narrowed(bytes([0xFF])).hex() == "0f"
-    assert narrowed(b"") == b""
-
-
 @given(VALUES, st.data())
 def test_bytes_of_another_length_are_refused(values: bytes, data: st.DataObject) -> None:
     form = narrowed(values)

@@ -54,14 +54,6 @@ def test_any_bytes_fill_the_row_or_are_refused(packing: str, form: bytes, size: 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 86_632])
-def test_bytes_that_are_all_set_and_large_take_the_most_bytes(packing: str, size: int) -> None:
-    whole = -(-size // 64) * 64
-    form = squeeze(b"\x80" * whole, packing)
-    assert len(form.masks) + len(form.values) == most_bytes(size, packing)
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 86_632])
 def test_masks_that_are_all_set_lead_to_the_end_of_the_scratch_memory(packing: str, size: int) -> None:
     """The compiled loop reads and writes where the masks lead, in steps of 64 bytes, before it compares lengths."""
     groups = -(-size // 64)
