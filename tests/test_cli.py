@@ -75,35 +75,6 @@ def test_a_bad_sample_is_named_or_listed(photos, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [
-        (["inspect", "nowhere"], 1),
-        (["warmup", "nowhere", "cache"], 1),
-        (["warmup", ".", "cache", "--size", "0"], 1),
-        (["warmup", ".", "cache", "--size", "1x2x3"], 2),
-        (["warmup", ".", "cache", "--jobs", "0"], 2),
-        (["train"], 2),
-        (["dance"], 2),
-        ([], 2),
-    ],
-)
-def test_what_cannot_be_done_ends_in_one_line(arguments, status, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tpucache", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == status
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert "tpucache" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.slow
 def test_a_time_limit_ends_with_status_three_and_the_same_command_continues(photos, tmp_path, capsys):
     command = ["warmup", str(photos), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]
     assert main([*command, "--time-limit", "0"]) == 3
@@ -111,23 +82,6 @@ def test_a_time_limit_ends_with_status_three_and_the_same_command_continues(phot
     assert out == ""
     assert "Run the same command again to continue" in err.splitlines()[-1]
     assert main(command) == 0
-
-
-@pytest.mark.slow
-def test_training_stopped_by_a_time_limit_ends_with_status_three(cache, tmp_path, capsys):
-    arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--backend", "eager", "--model", "cnn"]
-    assert main([*arguments, "--epochs", "1", "--batch-size", "32", "--time-limit", "0"]) == 3
-    assert "--resume" in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_training_on_a_folder_of_ones_own_cache_works(cache, tmp_path, capsys):
-    arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--backend", "eager", "--model", "cnn"]
-    assert main([*arguments, "--valid", str(cache), "--epochs", "1", "--batch-size", "32", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["epochs"][0]["valid_samples"] == 150
-    assert main([*arguments, "--resume", "--valid", str(cache), "--epochs", "1", "--batch-size", "32"]) == 0
-    assert "images/s" in capsys.readouterr().out
 
 
 def installed_command(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,59 +34,48 @@ def kernel(tmp_path: Path) -> tuple[Path, Path]:
     return meminfo, tmp_path / "cgroup"
 
 
-def write(cgroup: Path, **files: str) -> None:
-    cgroup.mkdir(parents=True, exist_ok=True)
+def write(cgroup: Path, files: dict[str, object]) -> None:
     for name, text in files.items():
-        (cgroup / name.replace("memory_", "memory.", 1)).write_text(text)
+        (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroup / name).write_text(f"{text}\n")
 
 
-def test_a_system_that_does_not_say_what_is_free_has_half_of_its_memory(tmp_path, monkeypatch):
-    nothing = tmp_path / "meminfo"
-    assert available_memory(nothing) == 0
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert available_memory(nothing) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    monkeypatch.delattr(os, "sysconf")
-    assert available_memory(nothing) == 0
+V1 = "memory/memory."
+NO_LIMIT = 9223372036854771712
+#: Files of a container; its limit and what is available, in GiB.
+CONTAINERS: list[tuple[dict[str, object], int | None, float]] = [
+    ({}, None, 10),
+    ({"memory.max": 4 * GB, "memory.current": 3 * GB, "memory.stat": f"anon 5\nfile {2 * GB}"}, 4, 3),
+    ({"memory.max": 4 * GB, "memory.current": 3 * GB}, 4, 1),  # nothing of what is used counts as free
+    ({"memory.max": "max", "memory.current": 1, "memory.stat": "file 0"}, None, 10),
+    ({"memory.max": GB, "memory.current": 2 * GB, "memory.stat": "file 0"}, 1, 0),
+    ({"memory.max": "max", "memory.high": 2 * GB, "memory.current": GB, "memory.stat": "file 0"}, 2, 1),
+    # Files in shared memory are part of the page cache, and are not free.
+    ({"memory.max": 4 * GB, "memory.current": 3 * GB, "memory.stat": f"file {2 * GB}\nshmem {GB}"}, 4, 2),
+    ({V1 + "limit_in_bytes": 2 * GB, V1 + "usage_in_bytes": GB, V1 + "stat": "cache 1\ntotal_cache 0"}, 2, 1),
+    ({V1 + "limit_in_bytes": NO_LIMIT, V1 + "usage_in_bytes": 0}, None, 10),
+    (
+        {
+            V1 + "limit_in_bytes": NO_LIMIT,
+            V1 + "usage_in_bytes": GB,
+            V1 + "stat": f"hierarchical_memory_limit {2 * GB}\ntotal_cache 0",  # above what is visible
+        },
+        2,
+        1,
+    ),
+]
 
 
-def test_without_a_container_it_is_the_machines(kernel):
-    assert available_memory(*kernel) == 10 * GB
-
-
-def test_a_container_gets_its_limit_less_what_it_holds_beside_the_page_cache(kernel):
+@pytest.mark.parametrize(("files", "limit", "available"), CONTAINERS)
+def test_a_container_has_its_limit_less_what_it_holds_beside_the_page_cache(files, limit, available, kernel):
     meminfo, cgroup = kernel
-    write(cgroup, memory_max=f"{4 * GB}\n", memory_current=f"{3 * GB}\n", memory_stat=f"anon 5\nfile {2 * GB}\n")
-    assert available_memory(meminfo, cgroup) == 3 * GB
-
-
-def test_the_first_version_of_cgroups_counts_too(kernel):
-    meminfo, cgroup = kernel
-    write(
-        cgroup / "memory",
-        memory_limit_in_bytes=str(2 * GB),
-        memory_usage_in_bytes=str(GB),
-        memory_stat="cache 1\ntotal_cache 0\n",
-    )
-    assert available_memory(meminfo, cgroup) == GB
-
-
-def test_a_container_without_a_limit_gets_the_machines(kernel):
-    meminfo, cgroup = kernel
-    write(cgroup, memory_max="max\n", memory_current="1\n", memory_stat="file 0\n")
-    assert available_memory(meminfo, cgroup) == 10 * GB
-
-
-def test_a_container_over_its_limit_has_nothing(kernel):
-    meminfo, cgroup = kernel
-    write(cgroup, memory_max="10", memory_current="20", memory_stat="file 0")
-    assert available_memory(meminfo, cgroup) == 0
+    write(cgroup, files)
+    expected = Memory(16 * GB, None if limit is None else limit * GB, available * GB)
+    assert measure_memory(meminfo, cgroup) == expected
 
 
 def test_where_nothing_can_be_learnt_there_is_nothing(tmp_path):
-    assert available_memory(tmp_path / "none", tmp_path) == 0
-
-
-def test_this_machine_has_some():
+    assert measure_memory(tmp_path / "none", tmp_path) == Memory(0, None, 0)
     assert available_memory() > 0
 
 
@@ -116,19 +104,6 @@ def test_a_quota_of_processor_time_is_read_from_either_version_of_cgroups(files,
 )
 def test_usable_cores_are_the_fewest_of_affinity_and_quota(cores, usable):
     assert cores.usable == usable
-
-
-def test_memory_has_the_limit_of_its_container_where_there_is_one(kernel):
-    meminfo, cgroup = kernel
-    assert measure_memory(meminfo, cgroup) == Memory(16 * GB, None, 10 * GB)
-    write(cgroup / "memory", memory_limit_in_bytes="9223372036854771712", memory_usage_in_bytes="0")
-    assert measure_memory(meminfo, cgroup).limit is None
-    (cgroup / "memory" / "memory.limit_in_bytes").write_text(str(2 * GB))
-    assert measure_memory(meminfo, cgroup).limit == 2 * GB
-
-
-def test_memory_that_is_not_reported_is_zero(tmp_path):
-    assert measure_memory(tmp_path / "none", tmp_path) == Memory(0, None, 0)
 
 
 def test_space_is_that_of_the_file_system_under_a_folder(tmp_path):
@@ -161,29 +136,6 @@ def test_chips_that_only_their_files_tell_of_count(tmp_path):
     assert (found.generation, found.chips) == ("unknown", 4)
 
 
-def test_files_in_shared_memory_are_not_free(kernel):
-    meminfo, cgroup = kernel
-    statistics = f"anon 5\nfile {2 * GB}\nshmem {GB}\n"
-    write(cgroup, memory_max=f"{4 * GB}\n", memory_current=f"{3 * GB}\n", memory_stat=statistics)
-    assert available_memory(meminfo, cgroup) == 2 * GB
-    statistics = f"cache 7\nshmem 3\ntotal_cache {3 * GB}\ntotal_shmem {2 * GB}\n"
-    usage = {"memory_usage_in_bytes": str(3 * GB), "memory_stat": statistics}
-    write(cgroup / "memory", memory_limit_in_bytes=str(3 * GB), **usage)
-    assert available_memory(meminfo, cgroup) == GB
-
-
-def test_a_limit_that_slows_down_counts_as_one(kernel):
-    meminfo, cgroup = kernel
-    write(cgroup, memory_max="max\n", memory_high=f"{2 * GB}\n", memory_current=f"{GB}\n", memory_stat="file 0\n")
-    assert measure_memory(meminfo, cgroup) == Memory(16 * GB, 2 * GB, GB)
-
-
-def test_without_statistics_nothing_of_what_is_used_counts_as_free(kernel):
-    meminfo, cgroup = kernel
-    write(cgroup, memory_max=str(4 * GB), memory_current=str(3 * GB))
-    assert available_memory(meminfo, cgroup) == GB
-
-
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("narrow", ["", "a", "a/b", "a/b/c"])
 def test_the_narrowest_of_nested_containers_counts(version, narrow, kernel, tmp_path):
@@ -193,22 +145,11 @@ def test_the_narrowest_of_nested_containers_counts(version, narrow, kernel, tmp_
     cgroup = cgroup if version == 2 else cgroup / "memory"
     for path in ("", "a", "a/b", "a/b/c"):
         limit, used = (3 * GB, 2 * GB) if path == narrow else (9 * GB, 4 * GB)
-        if version == 2:
-            write(cgroup / path, memory_max=str(limit), memory_current=str(used), memory_stat="file 0")
-        else:
-            names = {"memory_limit_in_bytes": str(limit), "memory_usage_in_bytes": str(used)}
-            write(cgroup / path, **names, memory_stat="total_cache 0")
+        names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+        write(cgroup / path, dict(zip((f"memory.{name}" for name in names), (limit, used), strict=True)))
     cgroup = cgroup if version == 2 else cgroup.parent
     assert available_memory(meminfo, cgroup, own) == GB
     assert measure_memory(meminfo, cgroup, own).limit == 3 * GB
-
-
-def test_a_limit_above_what_is_visible_counts(kernel, tmp_path):
-    meminfo, cgroup = kernel
-    statistics = f"hierarchical_memory_limit {2 * GB}\ntotal_cache 0\n"
-    usage = {"memory_usage_in_bytes": str(GB), "memory_stat": statistics}
-    write(cgroup / "memory", memory_limit_in_bytes="9223372036854771712", **usage)
-    assert measure_memory(meminfo, cgroup) == Memory(16 * GB, 2 * GB, GB)
 
 
 @pytest.mark.parametrize("text", ["", "0::/../other\n", "4:memory:/../../x\n", "what\n", "1:memory\n"])
@@ -216,7 +157,7 @@ def test_a_container_whose_place_is_not_visible_gets_the_limit_of_its_root(text,
     meminfo, cgroup = kernel
     own = tmp_path / "own"
     own.write_text(text)
-    write(cgroup, memory_max=str(4 * GB), memory_current=str(GB), memory_stat="file 0")
+    write(cgroup, {"memory.max": 4 * GB, "memory.current": GB})
     assert available_memory(meminfo, cgroup, own) == 3 * GB
 
 

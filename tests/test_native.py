@@ -159,33 +159,6 @@ def test_threads_unpack_at_once(codec: str) -> None:
         assert all(threads.map(is_right, range(32)))
 
 
-@pytest.mark.parametrize("way", LOOPS)
-@pytest.mark.parametrize("codec", CODECS)
-def test_no_sparse_form_makes_the_loop_write_beyond_its_row(way: str, codec: str) -> None:
-    """Whatever the masks say: the bytes that numpy finds, or damage as by numpy."""
-
-    @settings(max_examples=60)
-    @given(st.binary(max_size=700), st.integers(0, 1 << 30))
-    def check(start: bytes, seed: int) -> None:
-        field = field_of(codec)
-        rng = np.random.default_rng(seed)
-        first = rng.choice(np.array([0, 1, 16, 255], np.uint8), int(rng.integers(0, 300))).tobytes()
-        content = start + first
-        record = compressed(codec, content)
-        found, expected, messages = empty(field, 3), empty(field, 3), []
-        for out, how in ((found, way), (expected, "plain")):
-            try:
-                unpack(field, [record], np.array([1]), out, how)
-                messages.append("")
-            except DamageError as error:
-                messages.append(str(error))
-        assert messages[0] == messages[1]
-        assert (found[[0, 2]] == UNTOUCHED).all()
-        assert messages[0] or (found == expected).all()
-
-    check()
-
-
 def guarded(length: int) -> np.ndarray[Any, Any]:
     """Return zeros that end where a page begins which ends the process when it is touched."""
     whole = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -49,15 +48,15 @@ def test_one_number_is_both_sides() -> None:
     assert Recipe(size=[3, 5]).size == (3, 5)
 
 
-def test_a_recipe_does_not_change() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Recipe().seed = 1
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("size", [0, -1, 16385, (0, 5), (5,), (1, 2, 3), (), "224", "22", (1.5, 2), True, (True, 2), (None, 1)]),
+        (
+            "size",
+            [0, -1, 16385, (0, 5), (5,), (1, 2, 3), (), "224", "22", (1.5, 2), (True, 2), (None, 1), None, 224.0],
+        ),
+        ("augment", [3, None]),
+        ("exact", ["no", None]),
         ("fit", ["", "Crop", "squash", None, 1, ["crop"]]),
         ("codec", ["", "RAW", "gif", "bytes", None, 1, ["raw"]]),
         ("variants", [-1, 1001, 1.0, "1", None, True]),
@@ -81,18 +80,6 @@ def test_quality_has_the_codecs_range(codec: Any, low: int, high: int) -> None:
     for quality in (low - 1, high + 1, True, float(low)):
         with pytest.raises(RecipeError, match=f"{low} to {high} for {codec}"):
             Recipe(codec=codec, quality=quality)
-
-
-@pytest.mark.parametrize("size", [None, 224.0, 3.5])
-def test_a_size_that_is_no_size_is_refused(size: Any) -> None:
-    with pytest.raises(RecipeError):
-        Recipe(size=size)
-
-
-@pytest.mark.parametrize("part", [{"augment": 3}, {"augment": None}, {"exact": "no"}, {"exact": None}], ids=str)
-def test_parts_of_another_type_are_refused(part: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError):
-        Recipe(**part)
 
 
 @pytest.mark.parametrize(
@@ -132,11 +119,6 @@ def test_more_variants_in_other_files_are_the_same_recipe() -> None:
     few, many = Recipe(variants=1).to_dict(), Recipe(variants=8, shard_mb=64, max_blocks=5).to_dict()
     assert fingerprint(few) == fingerprint(many)
     assert differences(few, many) == []
-
-
-def test_the_order_of_the_parts_is_not_part_of_the_fingerprint() -> None:
-    content = Recipe().to_dict()
-    assert fingerprint(dict(reversed(content.items()))) == fingerprint(content)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)

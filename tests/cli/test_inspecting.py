@@ -41,6 +41,13 @@ def test_report_writes_a_page(cache, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
+        ([], 2, "required: COMMAND"),
+        (["inspect", "nowhere"], 1, "nowhere does not exist"),
+        (["warmup", "nowhere", "new"], 1, "nowhere"),
+        (["warmup", ".", "new", "--size", "0"], 1, "size is one or two whole numbers"),
+        (["warmup", ".", "new", "--size", "1x2x3"], 2, "a size is N or HxW"),
+        (["warmup", ".", "new", "--jobs", "0"], 2, "at least 1"),
+        (["train"], 2, "required: CACHE, --run"),
         (["preview", "nowhere"], 1, "nowhere does not exist"),
         (["report", "nowhere"], 1, "nowhere does not exist"),
         (["preview", "CACHE", "-o", "sheet.txt"], 2, "use .png"),
@@ -69,7 +76,7 @@ def test_what_cannot_be_done_ends_in_one_line(arguments, status, message, cache,
     said = capsys.readouterr()
     line, *see = said.err.splitlines()
     assert message in line
-    assert see in ([], [f"see tpucache {arguments[0]} --help"])
+    assert see in ([], [f"see {' '.join(['tpucache', *arguments[:1]])} --help"])
     assert said.out == ""
 
 

@@ -18,7 +18,7 @@ class TensorBoard:
     The tags of an epoch's metrics begin with `valid/`, those of its other numbers with `epoch/`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str | Path) -> None:
         """Take the folder to write to, in which nothing is written yet. Raises DependencyError without TensorBoard."""
         try:
             from torch.utils.tensorboard import SummaryWriter
