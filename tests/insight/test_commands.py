@@ -167,7 +167,7 @@ def test_folds_follow_a_column_of_groups(caches: Path, tmp_path: Path, capsys: p
     [
         (["--corrections", "--label-col", "x"], "the following arguments are required: TABLE"),
         (["--groups", "duplicates", "t.csv"], "--groups and --stratify are for --make-folds"),
-        (["--make-folds", "3", "--label-col", "x"], "the options for a table's columns need a .csv"),
+        (["--make-folds", "3", "--label-col", "x"], "the options for a table need a .csv"),
         (["--make-folds", "3", "--groups", "patient"], "has no column 'patient' for groups"),
         (["--make-folds", "1"], "divided into 2 to 20 folds, not 1"),
         (["--make-folds", "99"], "divided into 2 to 20 folds, not 99"),

@@ -177,7 +177,7 @@ def measure_against(
     workers: int | None = None,
     seconds: float = 10.0,
 ) -> dict[str, Any]:
-    """Read a cache's source with a DataLoader for some seconds, and return its rate and how it is measured."""
+    """Read a cache's source with a DataLoader for some seconds, and return its rate."""
     from torch.utils.data import DataLoader, RandomSampler
 
     workers = count_cores().usable if workers is None else workers

@@ -47,7 +47,6 @@ from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
     from tpucache.cli.comparing import CodecFigures, Listed
-    from tpucache.store.cache import Cache
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
     from tpucache.warmup.sources import Source
@@ -69,7 +68,6 @@ _MOST_NAMED: Final = 5
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish a build that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.store.files import is_kaggle
     from tpucache.text import shown
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
@@ -124,11 +122,14 @@ def warmup(options: argparse.Namespace) -> int:
         *(f"  skipped {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped),
         *(f"  left out {count:,} {suffix!r}: no images by their names" for suffix, count in left_out(manifest).items()),
     ]
-    if options.truncate and not is_kaggle(options.cache):  # a cache at Kaggle cannot be read back here
-        lines.append(f"  truncated to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
     report = describe(manifest)
     if isinstance(options.cache, Path):  # a cache at a URL would have to be downloaded
-        found = findings(Cache.open(options.cache))
+        opened = Cache.open(options.cache)
+        if options.truncate:
+            lengths: Any = opened.samples.get("length", [])
+            cut = sum(length > options.pad for length in lengths)
+            lines.append(f"  truncated to {options.pad:,} numbers: {cut:,} samples")
+        found = findings(opened)
         lines += [f"  look at: {line}" for line in found.lines()]
         report["findings"] = found.to_dict()
     show(options, report, lines)
@@ -171,18 +172,6 @@ def selected_source(options: argparse.Namespace) -> Source:
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
 
 
-def _reopened(cache: str | Path) -> Cache:
-    from tpucache.store.cache import Cache
-    from tpucache.store.remote.cache import RemoteCache
-
-    return Cache.open(cache) if isinstance(cache, Path) else RemoteCache.open_url(cache)
-
-
-def _truncated(cache: str | Path, pad: int) -> int:
-    lengths: Any = _reopened(cache).samples.get("length", [])
-    return sum(length > pad for length in lengths)
-
-
 def relabel(options: argparse.Namespace) -> int:
     """Give a finished cache the labels, folds and columns of a .csv, or new folds. No record is changed."""
     from tpucache.errors import UsageError
@@ -191,28 +180,20 @@ def relabel(options: argparse.Namespace) -> int:
 
     began = time.monotonic()
     table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
-    if options.table is None and (table != TableOptions() or options.corrections or options.classes is not None):
-        raise UsageError("the options for a table's columns need a .csv: give a .csv after the cache, too")
-    if options.make_folds is None and (options.groups is not None or "stratify" in options.explicit):
+    soft = from_options(SoftOptions, options)
+    of_table = table != TableOptions() or options.corrections or options.classes is not None or soft.soft_labels
+    if options.table is None and of_table:
+        raise UsageError("the options for a table need a .csv: give a .csv after the cache, too")
+    if options.make_folds is None and options.explicit & {"groups", "stratify"}:
         raise UsageError("--groups and --stratify are for --make-folds N: give --make-folds, too")
     if options.make_folds is not None and options.fold_col is not None:
-        raise UsageError(
-            "--fold-col reads folds from the table, and --make-folds makes new folds: leave one of the options out"
-        )
-    soft = from_options(SoftOptions, options)
-    if options.table is None and soft.soft_labels:
-        raise UsageError("--soft-labels is for a table of predictions: give the table after the cache, too")
+        raise UsageError("--fold-col reads folds from the table, and --make-folds makes new ones: leave one out")
     found: dict[str, Any] = {}
     lines: list[str] = []
     if options.table is not None:
-        chosen: dict[str, Any] = {
-            "labels": options.labels,
-            "classes": options.classes,
-            "missing_label": options.missing_label,
-            "corrections": options.corrections,
-        }
-        chosen["soft"] = soft
-        manifest = relabel_cache(options.cache, options.table, table, **chosen)
+        given = ("labels", "classes", "missing_label", "corrections")
+        chosen: dict[str, Any] = {name: getattr(options, name) for name in given}
+        manifest = relabel_cache(options.cache, options.table, table, **chosen, soft=soft)
     if options.make_folds is not None:
         manifest, found, lines = call("folds", options)
     lines = [

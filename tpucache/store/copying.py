@@ -47,7 +47,7 @@ from tpucache.store.files import (
 )
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, WORK_NAME, name_behind
 from tpucache.store.history import known_files, refuse_version
-from tpucache.store.lock import check_locks, flock
+from tpucache.store.lock import flock
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
@@ -105,7 +105,6 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
     `doing` says in messages what the process does, such as "staging a cache into". If another process has locked the
     folder, this waits if `waits` is True, and otherwise raises StoreError.
     """
-    check_locks(f"{doing} {folder}")
     refuse_version(folder)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

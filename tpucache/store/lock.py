@@ -38,9 +38,9 @@ _NEW: Final = _OPEN | os.O_CREAT | os.O_EXCL
 _held: set[int] = set()  # descriptors of lock files
 
 
-def check_locks(doing: str, *, of_open_files: bool = False) -> None:
-    """Raise DependencyError with `of_open_files` on every system but Linux."""
-    if of_open_files and not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
+def check_locks(doing: str) -> None:
+    """Raise DependencyError on a system without locks of open files."""
+    if not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
         raise DependencyError(
             f"{doing} needs locks of open files, which only Linux has: copy the cache with `tpucache fetch` instead"
         )

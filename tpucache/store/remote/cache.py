@@ -110,7 +110,7 @@ class RemoteCache(Cache):
         used, with a warning. `version` is the number of the version to open, by default the newest; "@2" after the URL
         names version 2, too.
         """
-        check_locks("streaming a cache from a URL", of_open_files=True)
+        check_locks("streaming a cache from a URL")
         url, named = split_version(url)
         number = one_version(version, named, shown(url))
         below = Path(cache_dir) if cache_dir is not None else default_directory()
@@ -376,7 +376,6 @@ class Copies(Mapping[str, Path]):
 
 def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
     """Copy files from the folder at a URL to this machine. Files that were copied before are only verified."""
-    check_locks("copying files from a URL")
     below = (default_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]).expanduser().absolute()
     found: dict[str, Path] = {}
     try:
