@@ -62,11 +62,7 @@ def samples_a_task(block: Block, fields: Sequence[Field], samples: int) -> int:
 
 
 def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Recipe, first: int = 0) -> list[Block]:
-    """Divide samples into blocks of equal size, give or take one sample, numbered from `first`.
-
-    The records of one variant of a block take at most about `recipe.shard_mb` MiB, unless `recipe.max_blocks` allows
-    only fewer and larger blocks.
-    """
+    """Divide samples into blocks of equal size, give or take one sample, numbered from `first`."""
     if not samples:
         return []
     by_bytes = max(1, (recipe.shard_mb << 20) // record_bytes(fields))
@@ -82,10 +78,7 @@ def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Reci
 
 
 def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe, *, retry: bool = False) -> list[Block]:
-    """Return the blocks to add to a finished cache: its own blocks with new variants, and blocks of new samples.
-
-    With `retry`, the skipped samples are among the new ones. `listing` has the numbers of the cache.
-    """
+    """Return the blocks to add to a finished cache: its own blocks with new variants, and blocks of new samples."""
     manifest = cache.manifest
     variants = tuple(variant for variant in range(recipe.variants + 1) if variant not in manifest.variants)
     blocks = _blocks_of(cache, listing, variants) if variants else []
@@ -96,7 +89,6 @@ def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe, *, retry: boo
 
 
 def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> list[Block]:
-    """Return the blocks of a finished cache, without skipped and deleted samples, and with `variants` to build."""
     numbers = cache.samples.numbers.tolist()
     manifest, blocks = cache.manifest, []
     for entry in sorted(manifest.shards, key=lambda entry: entry.block):

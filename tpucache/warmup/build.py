@@ -184,7 +184,6 @@ def build_cache(
 
 
 def _warn_of_random(source: Source, plan: BuildPlan, manifest: Manifest) -> None:
-    """Warn if the first sample had another content when it was read to be stored. Sources of files are not checked."""
     if plan.first is None or loads_in_threads(source):
         return
     number, digest = plan.first
@@ -247,10 +246,6 @@ class _Build:
     kept: KeptListings
 
     def run(self) -> Manifest:
-        """Build the blocks of the plan, continue an interrupted run if there is one, and return the manifest.
-
-        Raises HeldError if another process builds the cache; with `on_prospect`, only after that process has ended.
-        """
         try:
             return self._build()
         except HeldError:
@@ -263,11 +258,6 @@ class _Build:
             raise refused.error from None
 
     def _wait(self, on_prospect: Callable[[Prospect], None]) -> None:
-        """Wait while another process builds the cache.
-
-        If readers can follow the build, call `on_prospect` once that process has saved its plan. Raises RecipeError,
-        SourceError or BuildError if that process builds a different cache.
-        """
         plan, work = self.plan, self.context.work
         is_done = not self._can_be_followed()
         while is_worked_on(work):
@@ -279,10 +269,6 @@ class _Build:
             time.sleep(_WAIT_SECONDS)
 
     def _can_be_followed(self) -> bool:
-        """Return whether readers can follow the build: all samples, labels and classes of the cache are known already.
-
-        A build that began without readers is continued without them, and the other way round.
-        """
         rule, work = self.plan.label_rule, self.context.work
         is_known = self.plan.existing is None and not self.context.skip_errors and (rule is None or rule.like is None)
         is_asked = self.options.on_prospect is not None and self.upload is None and not Log(work, False).path.exists()
@@ -339,10 +325,6 @@ class _Build:
             check_kaggle_files(existing + sum(len(block.variants) for block in self.plan.blocks))
 
     def _compared_with_cache(self) -> BuildContext:
-        """Build a few records of the existing cache again, and raise BuildError if they differ from the cache's.
-
-        Return the context, with the versions of libraries that differ from those with which the cache was built.
-        """
         existing = self.plan.existing
         if existing is None:
             return self.context
@@ -353,11 +335,6 @@ class _Build:
         return context
 
     def _announce(self, scheduler: Scheduler, advice: str) -> None:
-        """Estimate the remaining work, and pass the estimate to the option `announce`.
-
-        Nothing is estimated if neither `announce` nor `on_prospect` is given. Raises BuildError if the disk has too
-        little room, with `advice` in the message, or if the cache would exceed Kaggle's limits.
-        """
         announce, is_followed = self.options.announce, self.options.on_prospect is not None
         if announce is None and not is_followed:
             return
@@ -390,9 +367,6 @@ def _warn_of_slow_parts(plan: BuildPlan) -> None:
 
 
 def _clean_up(cache: Path, manifest: Manifest) -> None:
-    """Remove tables, shards and manifests that belong to no version of the cache, and then the work folder.
-
-    The work folder is removed last, so that a later run can go on.
-    """
+    """Remove what belongs to no version of the cache. The work folder is removed last, so that a later run can go on."""
     remove_old_files(cache, manifest)
     remove_folder(cache / WORK_NAME)

@@ -27,7 +27,7 @@ Target = Literal["kaggle"] | None
 
 
 def ignore(_: object) -> None:
-    """Do nothing. This is the default of the option `on_progress`."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class TakesOptions(Protocol[Names, Result_co]):
         *args: Names.args,
         **options: Names.kwargs,
     ) -> Result_co:
-        """Call the function. `options` are its options as keyword arguments."""
+        """Call the function."""
 
 
 def options_by_name(

@@ -18,11 +18,7 @@ from tpucache.warmup.run.plan_file import is_adding_to
 
 @contextlib.contextmanager
 def changing(cache: Path, doing: str) -> Iterator[Cache]:
-    """Lock a finished cache against other writers, and yield its newest version.
-
-    `doing` names the change in messages, such as "relabel". Raises BuildError if the cache is locked or cannot be
-    written, or if a warmup that adds to it is not finished; and the errors of opening a cache.
-    """
+    """Lock a finished cache against other writers, and yield its newest version."""
     refuse_version(cache)
     manifest = Manifest.load(cache)
     finished_cache(cache)  # raises an error if files are missing
@@ -49,20 +45,13 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
 
 
 def next_history(folder: Path, before: Manifest, command: str) -> History:
-    """Save the manifest `before` as the file of an earlier version, and return the history of the next version.
-
-    `command` is the command that makes the next version. Raises OSError.
-    """
+    """Save the manifest `before` as the file of an earlier version, and return the history of the next version."""
     name = version_name(before.number)
     write_atomically(folder / name, before.text.encode(), folder / WORK_NAME / f"{name}.tmp")
     return History(before.number + 1, command, (*before.parents, before.identity))
 
 
 def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
-    """Write a manifest and return it. If the cache has earlier versions, also record when this version was made.
-
-    Raises OSError.
-    """
     work = folder / WORK_NAME
     if manifest.history is not None:
         note_time(folder, manifest, work / f"{TIMES_NAME}.tmp")
@@ -71,11 +60,7 @@ def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def keep_table(folder: Path, entry: FileEntry, first: str, generation: int) -> FileEntry:
-    """Give an unchanged table a name in the next version, as a link or a copy of its file. Return its new entry.
-
-    `first` is the table's name in the first version, such as `index.npy`, and `generation` the number in the new name:
-    `index-1.npy` for 1. Raises OSError.
-    """
+    """Give an unchanged table a name in the next version, as a link or a copy of its file."""
     name = table_name(first, generation)
     link_or_copy(folder / entry.name, folder / name, folder / WORK_NAME / f"{name}.tmp")
     return FileEntry(name, entry.bytes, entry.sha256)

@@ -29,13 +29,7 @@ _parsing: Final = threading.Lock()
 
 
 def code_digests(name: str) -> dict[str, Any]:
-    """Return the SHA-256 hashes of the code of the callable `name`, given as `module:name`, as JSON values.
-
-    `source_sha256` is the hash of the module's file, "" without a file. `helpers` maps names of helper modules to the
-    hashes of their files; without helpers, the key is missing. Helpers are all modules that the module imports directly
-    or indirectly, except those of Python, of tpucache and of installed packages. Raises UsageError when the callable
-    cannot be imported.
-    """
+    """Return the SHA-256 hashes of the code of the callable `name`, given as `module:name`, as JSON values."""
     load_callable(name)
     module = name.partition(":")[0]
     digests = {found: _sha256(path) for found, path in _files(module).items()}
@@ -44,10 +38,7 @@ def code_digests(name: str) -> dict[str, Any]:
 
 
 def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names of the modules whose code differs between two definitions of one callable.
-
-    `before` and `now` have the keys `callable` and those that `code_digests` returns.
-    """
+    """Return the names of the modules whose code differs between two definitions of one callable."""
     module = str(now.get("callable", "")).partition(":")[0]
     changed = [module] if before.get(OWN) != now.get(OWN) else []
     old, new = before.get(HELPERS, {}), now.get(HELPERS, {})
@@ -55,11 +46,7 @@ def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def check_imported(definition: Mapping[str, Any]) -> None:
-    """Raise RecipeError if the code that this process has imported differs from the hashes in `definition`.
-
-    This happens if a file was changed after a notebook or a reused worker had imported it. Raises UsageError when the
-    callable cannot be imported.
-    """
+    """Raise RecipeError if the code that this process has imported differs from the hashes in `definition`."""
     name = definition["callable"]
     load_callable(name)
     module = name.partition(":")[0]
@@ -91,9 +78,8 @@ def _files(module: str) -> dict[str, Path]:
 
 
 def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the file of each module that a dotted name contains, as long as the module is the user's own.
-
-    For `a.b.c`, these are `a`, `a.b` and `a.b.c`.
+    """Yield the name and the file of each module that a dotted name contains, as long as the module is the user's
+    own.
     """
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
@@ -108,7 +94,6 @@ def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
-    """Yield the dotted names that a module's file imports, also inside functions."""
     try:
         with _parsing:
             tree = ast.parse(path.read_bytes())
@@ -142,7 +127,6 @@ def _file(spec: ModuleSpec | None) -> Path | None:
 
 
 def _is_local(module: str, path: Path) -> bool:
-    """Return whether a module is the user's own: not installed, and not part of Python or tpucache."""
     if module.partition(".")[0] == "tpucache" or any(part in _INSTALLED for part in path.parts):
         return False
     return not any(path.is_relative_to(folder) for folder in _standard_folders())

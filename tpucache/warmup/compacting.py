@@ -87,10 +87,8 @@ def compact_cache(cache: str | Path) -> Manifest:
 
 
 def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], first: int, generation: int) -> None:
-    """Move the new files into the cache's folder under unused names, save a manifest of them, and remove the old files.
-
-    The names of shards have block numbers from `first`, and the names of tables have the number `generation`. Raises
-    OSError.
+    """Move the new files into the cache's folder under unused names, save a manifest of them, and remove the old
+    files.
     """
     work, shards = folder / WORK_NAME, []
     for entry in manifest.shards:
@@ -148,12 +146,7 @@ class _Compaction:
 
 
 def _shard(cache: Cache, layout: _Compaction, block: int, variant: int) -> tuple[ShardEntry, Array]:
-    """Write one shard into the work folder: for each sample of the new block `block`, its record in `variant`.
-
-    Return the shard's manifest entry, whose `first` the caller sets later, and its
-    index rows. Raises DamageError for a record whose checksum is not that of the index, BuildError or OSError when the
-    disk fails.
-    """
+    """Write one shard into the work folder: for each sample of the new block `block`, its record in `variant`."""
     name = shard_name(variant, block)
     path = cache.directory / WORK_NAME / name
     olds = layout.blocks[block]
@@ -215,7 +208,6 @@ def _as_built(name: str, column: Column) -> Column:
 
 
 def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Return the value of `source` in the manifest, with the new numbers of samples."""
     before = cache.manifest
     source = dict(before.source)
     digests = content_digests(before)
@@ -228,10 +220,6 @@ def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) ->
 
 
 def _listing(before: Manifest, layout: _Compaction, columns: Mapping[str, Column]) -> Listing:
-    """Return the listing of a source that has only the remaining samples, made from what the cache stores.
-
-    The cache has no labels and columns of skipped samples: they get no label, and the first sample's values in columns.
-    """
     numbers: list[int] = np.asarray(columns["number"]).tolist()
     paths, labels = list(columns["path"]), columns.get(LABEL)
     read = {} if labels is None else dict(zip(numbers, np.asarray(labels).tolist(), strict=True))

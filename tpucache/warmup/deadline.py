@@ -34,10 +34,7 @@ class Deadline:
 
     @classmethod
     def of(cls, time_limit: float | None) -> Deadline:
-        """Return the deadline for a time limit in seconds from now; None: no deadline.
-
-        The deadline is earlier than the limit, by 10% of it but at most 60 s. Raises UsageError for an invalid limit.
-        """
+        """Return the deadline for a time limit in seconds from now; None: no deadline."""
         if time_limit is None:
             return cls()
         if not isinstance(time_limit, (int, float)) or not 0 <= time_limit < math.inf:
@@ -46,15 +43,13 @@ class Deadline:
 
     @property
     def is_past(self) -> bool:
-        """Whether the deadline has passed."""
         return self.at is not None and time.time() >= self.at
 
     @contextlib.contextmanager
     def interrupting(self, activity: str) -> Iterator[None]:
         """Interrupt the body of the `with` statement at the deadline, but not in its first two seconds.
 
-        The body must not write files. Only the main thread is interrupted. Raises UnfinishedError, whose message says
-        that the time limit came while `activity`, such as "the source was listed".
+        The body must not write files.
         """
         if self.at is None or threading.current_thread() is not threading.main_thread():
             yield

@@ -70,10 +70,7 @@ def delete_samples(cache: str | Path, *, where: str | None = None, paths: Iterab
 
 
 def read_paths(file: str | Path) -> list[str]:
-    """Return the paths of samples that a file lists: one path on each line, or the column `path` of a .csv.
-
-    Raises SourceError for a file that cannot be read, or has no paths.
-    """
+    """Return the paths of samples that a file lists: one path on each line, or the column `path` of a .csv."""
     file = Path(file)
     if file.suffix.lower() == ".csv":
         table = read_table(file)
@@ -111,10 +108,6 @@ def undo_delete(cache: str | Path) -> Manifest:
 
 
 def _undone(folder: Path, now: Manifest) -> Manifest:
-    """Return the manifest of the version before the last deletion. A deletion that was undone does not count.
-
-    `now` is the present manifest. Raises UsageError if its samples are not the result of a deletion.
-    """
     version = now
     while version.history is not None and (undone := _UNDONE.fullmatch(version.history.command)):
         version = load_earlier(folder, version, int(undone[1]))
@@ -140,7 +133,6 @@ def _positions(cache: Cache, paths: Sequence[str]) -> Positions:
 
 
 def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
-    """Write a version without the samples at the positions `chosen`. `command` is the command that makes it."""
     folder, before = cache.directory, cache.manifest
     is_kept = np.ones(before.samples, np.bool_)
     is_kept[chosen] = False
@@ -169,10 +161,7 @@ def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
 def without_numbers(
     shards: Sequence[ShardEntry], numbers: npt.NDArray[np.uint64], gone: set[int]
 ) -> tuple[ShardEntry, ...]:
-    """Return the manifest entries of a cache's shards after the samples with the numbers `gone` are deleted.
-
-    `numbers` are the numbers of the samples before the deletion, in the order of the samples table.
-    """
+    """Return the manifest entries of a cache's shards after the samples with the numbers `gone` are deleted."""
     changed, firsts = [], dict[int, int]()
     for entry in shards:
         own = numbers[entry.first : entry.first + entry.records].tolist()
@@ -186,11 +175,6 @@ def without_numbers(
 
 
 def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) -> Statistics:
-    """Return the statistics of a cache after the deletion of the samples at the positions `chosen`.
-
-    Clean images of deleted samples are decoded, to subtract their pixels from the sums. Raises UsageError if the cache
-    has images, but no clean variant.
-    """
     before, manifest = cache.manifest.statistics, cache.manifest
     counts = class_counts(np.asarray(columns[LABEL]), manifest.classes) if before.class_counts else ()
     if not before.sums or manifest.fields[0].name != IMAGE:
@@ -214,10 +198,8 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
 
 
 def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:
-    """Return the value of `source` in the manifest after the deletion of the samples with the numbers `gone`.
-
-    It has the content hashes and the description of labels of the remaining samples. It has no counts of annotations,
-    because nothing says how many of those in the source belong to the deleted samples.
+    """It has no counts of annotations, because nothing says how many of those in the source belong to the deleted
+    samples.
     """
     source = dict(before.source)
     digests = source.get("digests")

@@ -97,11 +97,7 @@ def estimate(
     deadline: Deadline = NEVER,
     trials: Trials = Trials(),  # it is frozen
 ) -> Estimate:
-    """Encode a few samples, evenly spread, in this process, and estimate the remaining work from them.
-
-    Samples that fail are ignored. `folder` is a folder on the cache's disk. `jobs` is the number of workers, which
-    decides how many spool files exist at once; None: one for each core.
-    """
+    """Encode a few samples, evenly spread, in this process, and estimate the remaining work from them."""
     samples = remaining.samples
     done = _try_samples(encoder, samples, deadline, trials)
     timed = [trial.seconds for trial in done[1:] or done]  # the first one also includes imports
@@ -168,11 +164,6 @@ def on_disk_bytes(length: int) -> float:
 
 
 def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    """Return the most bytes that spool files will take at once, beyond those that exist already.
-
-    A block has spool files until its shards are written. Meanwhile the next block is built, and tasks of the block
-    after it may run. `size` is the size of a record in bytes.
-    """
     blocks = sorted(remaining.unsealed, reverse=True)
     ahead = sum(blocks) if remaining.is_followed else _TASKS_PER_WORKER * jobs * remaining.most
     return max(0, round(min(sum(blocks), sum(blocks[:2]) + ahead) * size) - remaining.spooled)
@@ -195,10 +186,7 @@ def check_room(expected: Estimate, cache: Path, advice: str) -> None:
 
 
 def kaggle_blocks(recipe: Recipe) -> int:
-    """Return the largest number of blocks with which a cache has at most the shards that `--target kaggle` allows.
-
-    Raises BuildError if even one block has too many shards.
-    """
+    """Return the largest number of blocks with which a cache has at most the shards that `--target kaggle` allows."""
     blocks = kaggle.TARGET_SHARDS // (recipe.variants + 1)
     if not blocks:
         raise BuildError(
@@ -221,7 +209,7 @@ def check_kaggle_bytes(expected: Estimate, cache: Path, sent: int = 0, *, is_kep
     """Raise BuildError if a cache, including its estimated rest, is larger than Kaggle's limits.
 
     All shards together must fit into a dataset. If they are kept on this machine (`is_kept`), they must also fit into
-    /kaggle/working. `sent` is the number of bytes that Kaggle has already and this machine has not.
+    /kaggle/working.
     """
     total = expected.bytes + sum(path.stat().st_size for path in cache.glob("*.lmdb"))
     if is_kept and total > kaggle.WORKING_BYTES:

@@ -53,11 +53,7 @@ class Finished:
 
 
 def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
-    """Write a request to `target`, the standard input of a process that runs `main`.
-
-    If the source is large (`is_large`), `main` starts its workers before it reads the source. Raises BuildError for a
-    source that cannot be pickled, OSError.
-    """
+    """Write a request to `target`, the standard input of a process that runs `main`."""
     from tpucache.warmup.run.executors import Executor, to_pickle
 
     try:
@@ -74,10 +70,7 @@ def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
 
 
 def main() -> None:
-    """Read a request from standard input, build the cache, and write pickled answers to standard output.
-
-    The answers are a Prospect, if the cache can be read while it is built, and then a Finished or an exception.
-    """
+    """Read a request from standard input, build the cache, and write pickled answers to standard output."""
     from tpucache.warmup.run.executors import ForkedWorkers
 
     answers = os.fdopen(os.dup(1), "wb")
@@ -115,13 +108,7 @@ def build_for_readers(
     done: Callable[[], None] = lambda: None,
     **others: Any,
 ) -> Manifest:
-    """Build a cache while other processes read it, and return its manifest.
-
-    If another process is building the cache already, wait, and continue the build if that process ends early.
-
-    `tell` is called at most once, with a Prospect, and `done` is called when the cache is finished. The other arguments
-    and the errors are those of `build_cache`.
-    """
+    """Build a cache while other processes read it, and return its manifest."""
     from tpucache.warmup.build import build_cache
 
     prospects: list[Prospect] = []
@@ -148,7 +135,6 @@ class Maker:
     """Builds single records of a cache in the process that reads it. Threads may share a Maker."""
 
     def __init__(self, source: Any, cache: Path, recipe: Recipe | None = None, **others: Any) -> None:
-        """Plan the cache as `build_cache` does with these arguments. Raises its errors for the source."""
         from tpucache.recipe import Recipe
         from tpucache.warmup.plan import make_encoder, meant_source, plan_build
         from tpucache.warmup.sources import to_source
@@ -165,7 +151,6 @@ class Maker:
         self._alone: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if is_safe else threading.Lock()
 
     def __call__(self, numbers: Numbers) -> list[bytes]:
-        """Return the records with these row numbers in the index. Raises SampleError."""
         with self._alone:
             return [self._record(*divmod(number, len(self._samples))) for number in numbers.tolist()]
 
@@ -180,7 +165,7 @@ def _answer(answers: BinaryIO, message: object) -> None:
 
 
 def _end_workers() -> None:
-    """Kill the workers. The next build does their unfinished tasks again."""
+    """Kill the workers."""
     for worker in multiprocessing.active_children():
         worker.kill()
 

@@ -19,10 +19,7 @@ _REPLACEMENTS: Final = ("nrtk-albumentations",)
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions of Python, tpucache, libraries and plugins by name.
-
-    An optional library that is not installed has the version "".
-    """
+    """Return the installed versions of Python, tpucache, libraries and plugins by name."""
     return {
         "tpucache": __version__,
         "python": platform.python_version(),

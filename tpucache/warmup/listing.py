@@ -74,14 +74,7 @@ def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
 
 
 def number_samples(listing: Listing, cache: Cache, *, retry: bool = False) -> Listing:
-    """Return a listing in which each sample of the cache, kept or skipped, has its old number; new samples follow.
-
-    A deleted sample has its old number, too, even if the source lacks it now. It is not built again.
-
-    If the cache was relabelled, and no samples are added or, with `retry`, tried again, the listing gets the cache's
-    labels and columns instead of the source's. Raises SourceError when a sample of the cache is missing, or has another
-    size or label now, or when only one of the two, the cache and the listing, was made with `--boxes`.
-    """
+    """Return a listing in which each sample of the cache, kept or skipped, has its old number; new samples follow."""
     check_boxes(cache.manifest, listing, cache.directory)
     table = cache.samples
     numbers = dict(zip(table.paths, table.numbers.tolist(), strict=True))
@@ -132,11 +125,7 @@ def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Li
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
-    """Return the position in `listing` of each sample of `numbered`, as text: slices such as `5:155 0:5`.
-
-    `listing` has the samples in the source's own order, and `numbered` in the order of the cache. `-` stands for a
-    sample that the source lacks.
-    """
+    """Return the position in `listing` of each sample of `numbered`, as text: slices such as `5:155 0:5`."""
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
     return to_slices([places.get(sample.path) for sample in numbered.samples])
 
@@ -153,11 +142,7 @@ def to_slices(places: Sequence[int | None]) -> str:
 
 
 def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
-    """Return the position of each sample in the source, by the sample's number, as the manifest states it.
-
-    Samples that the source lacked are left out. The dict is empty if the manifest has no such positions. `samples` is
-    the number of kept, skipped and deleted samples together.
-    """
+    """Return the position of each sample in the source, by the sample's number, as the manifest states it."""
     places, number = dict[int, int](), 0
     for part in str(manifest.source.get("order", "")).split():
         if part == _ABSENT:
@@ -173,10 +158,7 @@ def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
 
 
 def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
-    """Describe how the paths and sizes of samples differ from those in `before`, with which a build began.
-
-    If they are equal, the text says that the order, labels or columns differ.
-    """
+    """Describe how the paths and sizes of samples differ from those in `before`, with which a build began."""
     sizes: Any = before[SIZE_COLUMN]
     old = dict(zip(before.paths, np.asarray(sizes).tolist(), strict=True))
     new = {sample.path: sample.bytes for sample in samples}
@@ -232,10 +214,6 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
 
 
 def _comparable(label: Any, classes: Sequence[str]) -> Any:
-    """Return a label in a form that stays equal when classes are added or their order changes.
-
-    This is the name of a class, the names of several classes with their values, or numbers as float32.
-    """
     if isinstance(label, int):
         return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
     if label is None:
@@ -245,9 +223,8 @@ def _comparable(label: Any, classes: Sequence[str]) -> Any:
 
 
 def as_asked(source: Source, manifest: Manifest) -> Source:
-    """Return `source`, read with the options with which a cache was built: limit, patterns, padding, labels, classes.
-
-    If the cache was relabelled, the options for labels are left out.
+    """Return `source`, read with the options with which a cache was built: limit, patterns, padding, labels,
+    classes.
     """
     asked, read = _saved(manifest.source.get("asked")), _saved(manifest.source.get("labels"))
     part = select_source(
@@ -309,11 +286,7 @@ def _saved(content: Any) -> Mapping[str, Any]:
 
 
 def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
-    """Raise SourceError when labels, classes, folds or other columns differ from those of a finished cache.
-
-    `listing` comes from `number_samples`, which has compared the labels in it. If labels are stored in the samples, the
-    label of the first sample that can be read is compared here.
-    """
+    """Raise SourceError when labels, classes, folds or other columns differ from those of a finished cache."""
     table, folder = cache.samples, cache.directory
     numbers = table.numbers.tolist()
     position, item, unread = _first_item(source, listing, numbers)
@@ -336,10 +309,7 @@ def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
 
 
 def compared_numbers(listing: Listing) -> frozenset[int]:
-    """Return the numbers of up to eight evenly spread samples.
-
-    Later runs compare the content of these samples, to notice another source.
-    """
+    """Return the numbers of up to eight evenly spread samples."""
     count = len(listing.samples)
     return frozenset(number * count // _TRIED for number in range(min(count, _TRIED)))
 
@@ -356,11 +326,7 @@ def content_digests(manifest: Manifest) -> dict[int, str]:
 
 
 def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
-    """Raise SourceError when the content of a few samples has changed since the cache was built.
-
-    Samples that cannot be read are ignored. The comparison ends after about half a second. The samples in `listing`
-    have the same numbers as in the cache.
-    """
+    """Raise SourceError when the content of a few samples has changed since the cache was built."""
     skipped = {skip.number for skip in cache.manifest.skipped}
     began = time.monotonic()
     for number, digest in sorted(content_digests(cache.manifest).items()):
@@ -379,11 +345,7 @@ def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
 def _first_item(
     source: Source, listing: Listing, numbers: Sequence[int]
 ) -> tuple[int, Item | None, UnreadLabelError | None]:
-    """Return the first sample that can be read, as its position in `numbers` and its item, and a label's error.
-
-    At most eight samples are tried, until two can be read. The error is that of a sample whose label cannot be read as
-    it was for the cache, else None. If no sample can be read, the position is 0 and the item None.
-    """
+    """Return the first sample that can be read, as its position in `numbers` and its item, and a label's error."""
     found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):
         try:
@@ -425,7 +387,6 @@ def _is_label(label: Label, before: Any) -> bool:
 
 
 def _is_equal(old: Any, new: Any) -> bool:
-    """Return whether two cells are equal. A number and its text are equal, and so are two NaNs."""
     if str(old) == str(new) or (isinstance(old, str) and isinstance(new, str)):
         return str(old) == str(new)
     first, second = _number(old), _number(new)
@@ -439,10 +400,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> None:
-    """Raise RecipeError when a recipe would make other records than the cache has, or fewer variants.
-
-    `recipe` is the result of `full_recipe`.
-    """
+    """Raise RecipeError when a recipe would make other records than the cache has, or fewer variants."""
     old = {**manifest.recipe}
     if not manifest.augmented:  # the cache has no augmented variants yet
         old.update(augmentation=recipe["augmentation"], augment=recipe["augment"])
@@ -457,10 +415,7 @@ def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> 
 
 
 def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a text for each difference between two recipes, such as another size.
-
-    If both use the same custom code as augmentation, and the code has changed, one text lists the changed modules.
-    """
+    """Return a text for each difference between two recipes, such as another size."""
     old, new = before.get("augmentation", {}), now.get("augmentation", {})
     if not old.get("callable") or old.get("callable") != new.get("callable"):
         return differences(before, now)
@@ -473,8 +428,7 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
     """Raise RecipeError if the pixels of masks are probably not class numbers, but black and white or levels of grey.
 
     The values of up to 32 masks are judged together: a mask with only 0 and 255 is right if other masks have classes
-    such as 1 and 2, because 255 is a pixel without a class. Too many values in one mask are refused, too. If the first
-    mask is a JPEG, there is only a warning. A mask that cannot be decoded is an error later, when its sample is built.
+    such as 1 and 2, because 255 is a pixel without a class.
     """
     found, most, looked_at = set[int](), 0, 0
     positions = np.linspace(0, len(listing.samples) - 1, _MASKS).round().astype(int).tolist()
@@ -505,7 +459,6 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
 
 
 def _fault(values: list[int], most: int) -> str | None:
-    """Return why values are probably not class numbers, or None. `most` is the largest number of values in one mask."""
     if _WHITE in values and {*values} <= {0, _WHITE}:
         return "0 and 255 alone" if len(values) > 1 else "255 alone"
     gaps = np.diff(values)

@@ -103,10 +103,7 @@ class BuildPlan:
 
 
 def meant_source(source: Source, cache: str | Path, options: SourceOptions) -> Source:
-    """Return a source that pads sequences and reads labels as the user's options say.
-
-    If the cache exists already, labels are read in the same way as when it was built.
-    """
+    """Return a source that pads sequences and reads labels as the user's options say."""
     check_separator(options.labels, _separator(source))
     padded = pad_source(source, options.pad, options.truncate)
     names, before = class_names(options.classes), labels_before(Path(cache))
@@ -129,10 +126,7 @@ def make_encoder(source: Source, recipe: Recipe, plan: BuildPlan) -> SampleEncod
 def plan_build(
     source: Source, listing: Listing, recipe: Recipe, options: BuildOptions, existing: Cache | None = None
 ) -> BuildPlan:
-    """Return the plan of a new cache, or of what the cache `existing` lacks: samples, variants, or skipped samples.
-
-    Raises RecipeError, SourceError, DependencyError, and UsageError if skipped samples cannot be tried again.
-    """
+    """Return the plan of a new cache, or of what the cache `existing` lacks: samples, variants, or skipped samples."""
     check_labels(listing)
     if existing is None:
         return _plan_new(source, listing, recipe, options)
@@ -209,7 +203,7 @@ def full_recipe(recipe: Recipe, augmentation: Mapping[str, Any]) -> dict[str, An
 def first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[int, Item, tuple[Field, ...]]:
     """Return the number of the first usable sample, its content, and its fields.
 
-    All other samples must have the same fields. Raises SourceError if no sample is usable.
+    All other samples must have the same fields.
     """
     errors: list[SampleError] = []
     for sample in listing.samples:
@@ -238,7 +232,6 @@ def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> Non
 
 
 def _try_codec(field: Field, quality: int | None) -> None:
-    """Encode and decode one array with a plugin's codec. Raises DependencyError for any error of the codec."""
     array = np.zeros(field.shape, field.dtype)
     data = CODECS.use(field.codec, lambda codec: codec.encode(field, array, quality))
 
@@ -259,7 +252,7 @@ def _warn_of_left_out(listing: Listing) -> None:
 def label_rule(listing: Listing, first: Label) -> LabelRule | None:
     """Return the rule that checks labels which are stored in the samples, or None if the listing has the labels.
 
-    `first` is the label of the first sample. All other labels must be of the same kind.
+    All other labels must be of the same kind.
     """
     if any(sample.label is not None for sample in listing.samples):
         return None
@@ -267,10 +260,7 @@ def label_rule(listing: Listing, first: Label) -> LabelRule | None:
 
 
 def check_labels(listing: Listing) -> None:
-    """Raise SourceError for a class number out of range, or if the listing has a `doubt` about its classes.
-
-    If the user gave the option `classes`, the doubt is ignored.
-    """
+    """Raise SourceError for a class number out of range, or if the listing has a `doubt` about its classes."""
     if listing.doubt and "classes" not in listing.asked:
         raise SourceError(listing.doubt)
     most = len(listing.classes) or MOST_CLASSES
@@ -335,13 +325,7 @@ def _repeats(column: Column) -> bool:
 
 
 def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
-    """Return the full definition of an `--augment` value, as JSON values for the manifest and the fingerprint.
-
-    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. The
-    augmentation is tried on an empty record of `fields`, or on a black image without `fields`. Raises RecipeError when
-    there is no such augmentation, when it changes the shape of an array, or when it is not reproducible; UsageError
-    when a callable cannot be imported; DependencyError when albumentations is needed and cannot be imported.
-    """
+    """Return the full definition of an `--augment` value, as JSON values for the manifest and the fingerprint."""
     if name in PRESETS:
         with calling("albumentations", RecipeError, f"Install a version that has the transforms of the preset {name}"):
             definition: dict[str, Any] = _plain(preset(name, height, width, has_colours=_has_colours(fields)))
@@ -368,12 +352,7 @@ def _has_colours(fields: Sequence[Field]) -> bool:
 
 
 def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:
-    """Return the full definition of a recipe's augmentation as JSON values.
-
-    `before` is the manifest of the finished cache, or None. Without variants in the recipe, the result is the cache's
-    definition, or {} without a cache. It is also the cache's definition if the recipe names the same preset or the same
-    code, and neither library versions nor code have changed. Otherwise the definition is made anew.
-    """
+    """Return the full definition of the augmentation as JSON values: that of the cache, if it still means the same."""
     if not recipe.variants:
         return dict(before.recipe["augmentation"]) if before else {}
     if before is not None and before.augmented and recipe.augment in PRESETS:

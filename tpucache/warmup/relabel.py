@@ -186,17 +186,13 @@ def _new_columns(
 
 
 def _used_part(table: CsvTable, rows: RowNumbers) -> tuple[CsvTable, RowNumbers]:
-    """Return a table of the rows of samples alone, in their order, and the number of each sample's row in it.
-
-    Labels that only other rows have are no classes of the cache.
-    """
+    """Return a table of the rows of samples alone, in their order, and the number of each sample's row in it."""
     used, places = np.unique(rows, return_inverse=True)
     columns = {name: [cells[row] for row in used.tolist()] for name, cells in table.columns.items()}
     return dataclasses.replace(table, columns=columns, lines=[table.lines[row] for row in used.tolist()]), places
 
 
 def _tell_of_unused(table: CsvTable, options: TableOptions) -> None:
-    """Warn of columns that are called like labels or folds, and that no option names as such."""
     used = {path_column(table, options), *options.label_cols, options.fold_col, *options.keep}
     left = [name for name in table.names if name not in used and not options.is_dropped(name)]
     for known, given, what, flag in (
@@ -232,10 +228,6 @@ def _table_labels(
 
 
 def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
-    """Return the columns of soft labels and of their weights.
-
-    Raises UsageError unless each sample has one class, and SourceError for a wrong value in the table.
-    """
     samples, classes = cache.samples, cache.manifest.classes
     path, labels = path_column(table, options), samples.get(LABEL)
     if not table.is_own:  # tpucache's tables have a mark before names that a spreadsheet would read as formulas
@@ -272,11 +264,6 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
 def _refuse_ranks(
     table: CsvTable, classes: Sequence[str], rows: Sequence[int], values: npt.NDArray[np.float64]
 ) -> None:
-    """Raise SourceError if `values` (rows, 2) are ranks of two classes.
-
-    The ranks of one run are found by their values, which are spread evenly from 0 to 1. Mean ranks of several runs are
-    found by a row whose prediction, which `predict` makes from probabilities, is not the class with the largest rank.
-    """
     advice = "give a table that predict wrote without --average rank"
     if len(values) > 2 and all(_are_ranks(column) for column in values.T):
         raise SourceError(
@@ -295,7 +282,6 @@ def _refuse_ranks(
 
 
 def _are_ranks(values: npt.NDArray[np.float64]) -> bool:
-    """Return whether numbers are their own ranks from 0 to 1, where equal numbers share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts + 1) / 2)[inverse] / (len(values) - 1)
     return bool(len(counts) > 1 and abs(ranks - values).max() < min(_RANK_ERROR, 0.25 / len(values)))
@@ -369,11 +355,6 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
 
 
 def _find_rows(cache: Cache, table: CsvTable, options: TableOptions, need_all: bool = True) -> RowNumbers:
-    """Return each sample's row number in the table: int64 (samples,), -1 without a row.
-
-    Raises SourceError for a sample with several rows, if no row belongs to any sample, and, with `need_all`, for a
-    sample without a row.
-    """
     column = path_column(table, options)
     keys = table.column(column)
     if options.suffix:
@@ -405,7 +386,6 @@ def _find_rows(cache: Cache, table: CsvTable, options: TableOptions, need_all: b
 
 
 def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
-    """Return advice if keys are names that lost their leading zeros, else ""."""
     known = set(names)
     cut: dict[str, str] = {}
     for name in names:
@@ -430,10 +410,7 @@ def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the ways in which a table's rows may name samples: a description, and a unique name for each sample.
-
-    The names are the paths, the values of `column` or of the id column, or the file names.
-    """
+    """Yield the ways in which a table's rows may name samples: a description, and a unique name for each sample."""
     yield "path", list(samples.paths)
     for name in dict.fromkeys((column, _ID)):
         if name in samples and len(set(names := list(map(str, samples[name])))) == len(names):
@@ -444,11 +421,7 @@ def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list
 
 
 def _tell_apart(table: CsvTable, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the keys of a table's rows, made unique as in a warmup: a repeated key gets a suffix such as `#2`.
-
-    `names` are the names of the cache's samples. Raises SourceError for a repeated key if only one sample has that
-    name.
-    """
+    """Return the keys of a table's rows, made unique as in a warmup: a repeated key gets a suffix such as `#2`."""
     known, apart = set(names), unique(keys)
     for row, (key, own) in enumerate(zip(keys, apart, strict=True)):
         if key != own and key in known and own not in known:
@@ -468,11 +441,6 @@ def _warn_of_others(cache: Cache, table: CsvTable, keys: Sequence[str], names: s
 
 
 def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any], command: str) -> Manifest:
-    """Write the tables and the manifest of a new version, and return its manifest. Raises OSError.
-
-    `changes` has new values of the manifest by key. If nothing changes, nothing is written, and the present manifest is
-    returned.
-    """
     folder, before = cache.directory, cache.manifest
     data = encode_columns(columns)
     if changes.get("classes", before.classes) == before.classes and data == (folder / before.table.name).read_bytes():

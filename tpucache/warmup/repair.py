@@ -102,7 +102,6 @@ def repair_cache(
 
 
 def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage], list[Damage]]:
-    """Divide damages: those of the newest version's files, of files in no manifest, and of earlier versions' files."""
     own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
     unlisted = {TIMES_NAME, hashes_name(manifest)}
     return (
@@ -148,13 +147,11 @@ class _Case:
         ]
 
     def numbers_of(self, entry: ShardEntry) -> list[int]:
-        """Return the numbers of the samples whose records a shard contains, including deleted samples."""
         kept = self.cache.samples.numbers[entry.first : entry.first + entry.records].tolist()
         return sorted([*kept, *entry.deleted])
 
 
 def load_manifest(cache: Path) -> Manifest:
-    """Load the manifest of a cache to repair. Raises NotACacheError, or FormatError when the manifest is damaged."""
     refuse_version(cache)
     try:
         return Manifest.load(cache)
@@ -163,7 +160,6 @@ def load_manifest(cache: Path) -> Manifest:
 
 
 def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: str | None) -> _Case:
-    """Raises an error if the files cannot be built again with the same bytes. Writes no file."""
     manifest = cache.manifest
     entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
     for damage in damages:
@@ -211,10 +207,7 @@ def _repair(
 
 
 def _check_callable(cache: Cache, augment: str | None) -> None:
-    """Raise RecipeError for a callable whose code has changed, or that the user did not name by `augment`.
-
-    The name is checked first, so that code that the user did not name is never imported.
-    """
+    """The name is checked first, so that code that the user did not name is never imported."""
     before = cache.manifest.recipe.get("augmentation", {})
     if not isinstance(before, dict):
         raise FormatError(f"the manifest of {cache.directory} has an invalid augmentation: build the cache anew")
@@ -261,10 +254,7 @@ def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
 
 
 def rebuild_index(case: _Case, work: Path) -> bytes:
-    """Return the index, made from the shards: the damaged ones were built again in the folder `work`.
-
-    Raises DamageError if the SHA-256 of the result is not that in the manifest.
-    """
+    """Return the index, made from the shards: the damaged ones were built again in the folder `work`."""
     manifest = case.cache.manifest
     order = {variant: at for at, variant in enumerate(manifest.variants)}
     numbered = sorted(enumerate(manifest.shards), key=lambda one: (order[one[1].variant], one[1].first))
@@ -288,7 +278,6 @@ def rebuild_index(case: _Case, work: Path) -> bytes:
 
 
 def _rows(path: Path, shard: int) -> Array:
-    """Return the index rows of a shard's records, in key order. `shard` is the shard's position in the manifest."""
     rows = []
     with open_file(path) as file:
         for extent in list(pages.walk(file)):

@@ -44,11 +44,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) -> Manifest:
-    """Write a cache's tables and, last, its manifest, which is returned.
-
-    `shards` are the new shards. The plan's existing cache keeps its own shards, and stays as it is if there is nothing
-    new: no record, and no skipped sample that is not listed yet. Raises SourceError when no sample was usable.
-    """
+    """Write a cache's tables and, last, its manifest, which is returned."""
     existing = plan.existing
     before = existing.manifest if existing else None
     new = _new_info(shards, before)
@@ -113,10 +109,6 @@ def _warn_of_frames(listing: Listing, new: ChunkInfo) -> None:
 
 
 def _history(cache: Path, plan: BuildPlan) -> History | None:
-    """Return the history of the new version, and save the manifest of the version before it. Raises OSError.
-
-    A new cache has no history: None.
-    """
     return next_history(cache, plan.existing.manifest, "warmup") if plan.existing else None
 
 
@@ -149,18 +141,12 @@ def taken(column: Sequence[str] | Array, places: npt.NDArray[np.int64]) -> Colum
 
 
 def class_counts(labels: Array, classes: Sequence[str]) -> tuple[int, ...]:
-    """Return the number of samples of each class.
-
-    `labels` are class numbers (n,). If a sample may have several classes, `labels` are numbers (n, classes), above 0
-    for each class of the sample.
-    """
     if labels.ndim > 1:
         return tuple((labels > 0).sum(0).tolist())
     return tuple(np.bincount(labels[labels >= 0].astype(np.int64), minlength=len(classes)).tolist())
 
 
 def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
-    """Return the value of `source` in the manifest: samples, left-out files, options, and how labels were read."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
     asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
     before = plan.existing.manifest.source if plan.existing else {}
@@ -179,10 +165,6 @@ def _digests(new: ChunkInfo, before: Manifest | None) -> dict[str, str]:
 
 
 def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest | None) -> dict[str, dict[str, int]]:
-    """Return how many boxes, keypoints and masks the source and each variant have, by field.
-
-    `new` has the numbers for new blocks, and `shards` those for new variants of the cache's own blocks.
-    """
     parts = [new.annotations] if new.numbers else []
     if before is not None and before.samples:
         added = ChunkInfo.join([shard.info for shard in _old_blocks(shards, before).values()]).annotations
@@ -192,10 +174,7 @@ def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest 
 
 
 def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the description of labels for a manifest, as JSON values. `asked` is the user's option --labels.
-
-    `labels` is the column of labels, or None. `unused` are names of columns that look like labels but are not used.
-    """
+    """Return the description of labels for a manifest, as JSON values."""
     read: dict[str, Any] = {"asked": asked}
     if labels is None:
         read |= {"kind": "none", "unused": list(unused)}
@@ -211,27 +190,20 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
 
 
 def value_names(names: Sequence[str], labels: Any, classes: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns of labels for a manifest; () unless labels are several values with these names.
-
-    `labels` is the column of labels, or None, and `classes` are the names of the classes.
+    """Return the names of the columns of labels for a manifest; () unless labels are several values with these
+    names.
     """
     are_values = labels is not None and labels.ndim == 2 and not classes
     return tuple(names) if are_values and labels.shape[1] == len(names) > 1 else ()
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
-    """Return the joined info of the blocks that have new samples.
-
-    Other `shards` have new variants of the existing cache's blocks: their samples are in its tables already, and are
-    left out. `before` is that cache's manifest, or None.
-    """
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
     return ChunkInfo.join([infos[block] for block in sorted(infos)])
 
 
 def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[int, BuiltShard]:
-    """Return one new shard of each block that a cache already has. All shards of a block have the same info."""
     old = {entry.block for entry in before.shards} if before else set()
     return {shard.entry.block: shard for shard in shards if shard.entry.block in old}
 
@@ -239,11 +211,7 @@ def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[i
 def sample_columns(
     listing: Listing, new: ChunkInfo, numbers: Array, table: Mapping[str, Column] | None = None
 ) -> tuple[dict[str, Column], tuple[str, ...], tuple[int, ...]]:
-    """Return the columns of the samples table, the classes, and the number of samples of each class.
-
-    `numbers` are the numbers of all kept samples: first those of the existing cache, whose columns are in `table`, then
-    the new ones, whose values are in `new`.
-    """
+    """Return the columns of the samples table, the classes, and the number of samples of each class."""
     table = table if table is not None else {}
     places = numbers.astype(np.int64)
     samples = [listing.samples[number] for number in places.tolist()]
@@ -269,12 +237,7 @@ def sample_columns(
 def label_column(
     labels: Sequence[Any], paths: Sequence[str], classes: tuple[str, ...]
 ) -> tuple[Array, tuple[str, ...], tuple[int, ...]]:
-    """Return the column of labels, the classes, and the number of samples of each class.
-
-    The column has class numbers (n,), or one float32 for each class (n, classes), or values as float64 (n, values). For
-    values, the classes and the numbers of samples are (). Raises SourceError for labels of several kinds, and for class
-    numbers out of range.
-    """
+    """Return the column of labels, the classes, and the number of samples of each class."""
     kinds: set[Any] = set(map(type, labels))
     if kinds <= {tuple, list}:
         kinds = set(map(len, labels))
@@ -302,10 +265,6 @@ def _plain_column(values: Sequence[Any]) -> Column:
 
 
 def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Array]:
-    """Return the manifest entries of all shards, new and existing, and the rows of the index for them.
-
-    Both are ordered by variant and block.
-    """
     rows = {_order(shard.entry): (shard.entry, shard.rows) for shard in shards}
     if existing is not None:
         for entry in existing.manifest.shards:
@@ -330,7 +289,7 @@ def _order(entry: ShardEntry) -> tuple[int, int]:
 
 
 def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
-    """Write a table of a cache atomically, and return its entry in the manifest. Raises OSError."""
+    """Write a table of a cache atomically, and return its entry in the manifest."""
     write_atomically(cache / name, data, cache / WORK_NAME / f"{name}.tmp")
     return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
 
@@ -338,12 +297,6 @@ def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
 def _statistics(
     new: ChunkInfo, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
 ) -> Statistics:
-    """Return the statistics of all samples: those in `new`, and those of the existing cache.
-
-    `before` is the manifest of the existing cache, or None. `samples` is the number of all samples, and `counts` has
-    the number of samples of each class. Mean and deviation are computed from exact sums, so the order of blocks has no
-    effect. Without images, only `counts` are in the result.
-    """
     if fields[0].name != IMAGE:
         return Statistics(class_counts=counts)
     pixels = samples * fields[0].shape[0] * fields[0].shape[1]

@@ -104,18 +104,7 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
 def clean_and_count(
     item: Item, fields: Sequence[Field], recipe: Recipe, path: str
 ) -> tuple[dict[str, Array], Counts, Facts]:
-    """Return a sample's clean arrays by field, its counts of annotations by field, and values such as its width.
-
-    Each array has exactly its field's dtype and shape. The image is cropped and resized by `presize_framed`, and mask,
-    boxes and keypoints are moved in the same way. Boxes are rows of left, top, right, bottom, class (0 without a
-    class), clipped to the visible part of the image. Boxes outside of it are dropped, and rows of -1 fill the rest.
-    Keypoints are rows of x, y and 1, or 0 for points outside of the visible part.
-
-    Annotations are counted in the source, before the crop. The values are those of the image, by column of the samples
-    table. `path` names the sample in errors.
-
-    Raises SampleError if a field is missing, unexpected, of another dtype or shape, or cannot be used.
-    """
+    """Return a sample's clean arrays by field, its counts of annotations by field, and values such as its width."""
     counts: Counts = {}
     facts: Facts = {}
     names = [field.name for field in fields]
@@ -154,7 +143,6 @@ def clean_and_count(
 
 
 def _facts(framing: Framing, kind: str) -> Facts:
-    """Return an image's values by column of the samples table. Mean and deviation are None: the caller sets them."""
     (width, height), kind_name = framing.stored_as("displayed"), kind.partition(" ")[0].lower()
     turned = int(framing.turn != Turn())
     facts: Facts = {WIDTH: width, HEIGHT: height, TYPE: kind_name, TURNED: turned, MEAN: None, STD: None}
@@ -166,10 +154,6 @@ def _names(item: Item) -> list[str]:
 
 
 def _check_alike(image: Array, field: Field, path: str) -> None:
-    """Raise SampleError if an image has other channels or another dtype than `field`.
-
-    Only in the mode keep can images differ in this way.
-    """
     if image.dtype.str != field.dtype or image.shape != field.shape:
         raise SampleError(
             path,
@@ -214,7 +198,7 @@ def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe, path: str) -> tup
     """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
 
     Without `recipe.coordinates`, the mask may have the orientation of the stored or of the displayed image, and its
-    size must show which. Raises SampleError if it does not, or if no size fits.
+    size must show which.
     """
     coordinates = recipe.coordinates
     stored = mask.classes
@@ -239,7 +223,6 @@ def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe, path: str) -> tup
 def _mask_of_runs(
     runs: Array, order: RunsOrder | None, framing: Framing, recipe: Recipe, path: str
 ) -> tuple[Array, int]:
-    """Draw a mask from run lengths. Return its visible part (height, width, 1), and 1 if any pixel is not 0, else 0."""
     coordinates = _coordinates(framing, recipe, path)
     drawn = draw_runs(runs, framing.stored_as(coordinates), path, order)
     stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)
@@ -260,10 +243,6 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 
 
 def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
-    """Return the recipe's `coordinates`, or "stored" if the recipe has none.
-
-    Raises SampleError if the recipe has none and the image's EXIF orientation is not upright.
-    """
     if recipe.coordinates is None and framing.turn != Turn():
         raise SampleError(
             path, f"the image has an EXIF orientation, which its annotations may follow or not; {_UNSTATED}"
@@ -274,11 +253,6 @@ def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
 def _boxes(
     boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, framing: Framing, recipe: Recipe, path: str
 ) -> npt.NDArray[np.float32]:
-    """Return the visible boxes as rows of the record, float32 (max_boxes, 5).
-
-    `boxes` are rows of left, top, right, bottom and, if there are five columns, the class. They are in pixels of an
-    image of `size` (width, height); None: of the sample's image. Raises SampleError.
-    """
     most = recipe.max_boxes
     if not boxes.size:
         return fill_boxes(np.empty((0, 5)), most)
@@ -312,7 +286,6 @@ def _boxes(
 def _keypoints(
     points: npt.NDArray[np.float64], framing: Framing, recipe: Recipe, count: int, path: str
 ) -> npt.NDArray[np.float32]:
-    """Return keypoints (n, 2) as rows of the record, (n, 3), with 0 for points out of view."""
     if points.shape != (count, 2):
         raise SampleError(path, f"field 'keypoints' has the shape {points.shape}, in other samples {(count, 2)}")
     coordinates = _coordinates(framing, recipe, path)

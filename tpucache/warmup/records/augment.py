@@ -65,25 +65,13 @@ class AugmentationError(RecipeError):
 
 
 def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int, variant: int) -> Image:
-    """Return one augmented variant of an image. The same arguments give the same result, in any process and order.
-
-    The arguments are those of `augment_fields`. Raises RecipeError when the augmentation fails or changes the image's
-    shape or dtype.
-    """
     return augment_fields({IMAGE: image}, definition, seed, number, variant)[IMAGE]
 
 
 def augment_fields(
     clean: Mapping[str, Array], definition: Mapping[str, Any], seed: int, number: int, variant: int
 ) -> dict[str, Array]:
-    """Return one augmented variant of a record's arrays, with the same names, dtypes and shapes.
-
-    `definition` is what `resolve` returned, and `number` the sample's number. Mask, boxes and keypoints follow the
-    image: boxes that leave the view are dropped, and keypoints that leave it are marked as invisible. Other fields, and
-    all fields of a record without an image, are returned unchanged.
-
-    Raises RecipeError when the augmentation fails or changes a shape or dtype.
-    """
+    """Return one augmented variant of a record's arrays, with the same names, dtypes and shapes."""
     names = image_fields(clean)
     if not names:
         return dict(clean)
@@ -104,7 +92,6 @@ def augment_fields(
 
 
 def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of `result`. Raises AugmentationError for other names, shapes or dtypes than in `clean`."""
     if not isinstance(result, dict) or result.keys() != clean.keys():
         got = f"one of {', '.join(map(str, result))}" if isinstance(result, dict) else type(result).__name__
         raise AugmentationError(f"the augmentation must return a dictionary of {', '.join(clean)}, not {got}")
@@ -125,8 +112,7 @@ def build_function(
 ) -> Callable[[dict[str, Array], SeedSequence], Any]:
     """Return the function that applies the augmentation of a `definition`, as JSON text, to the fields `names`.
 
-    The function is kept for later calls. Each `thread` has a function of its own, because a pipeline stores its
-    generator.
+    Each `thread` has a function of its own, because a pipeline stores its generator.
     """
     content = json.loads(definition)
     function = _of_definition(content, names)
@@ -165,17 +151,13 @@ def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augmen
 
 
 def _called(target: Callable[..., Any], names: tuple[str, ...]) -> Augment:
-    """Return the user's callable `target` as a function of (arrays, generator).
-
-    For records with only an image, `target` receives and returns the image, otherwise the dictionary of arrays.
-    """
+    """For records with only an image, `target` receives and returns the image, otherwise the dictionary of arrays."""
     if names != (IMAGE,):
         return target
     return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}
 
 
 def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
-    """Return an albumentations pipeline as a function of (arrays, generator)."""
     alone = names == (IMAGE,)
     pipeline = pipeline if alone else with_targets(pipeline, _albumentations())
     options = {} if alone else {"force_apply": True}  # otherwise the outer Compose would draw a number first
@@ -220,11 +202,6 @@ def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict
 
 @functools.cache
 def _albumentations() -> Any:
-    """Import albumentations without its request to PyPI, without torch, and with OpenCV on one thread.
-
-    This is albumentations 2.0.8 or its maintained fork nrtk-albumentations, which has the same module name and licence,
-    and makes the same bytes with each preset. Raises DependencyError.
-    """
     try:
         importlib.metadata.distribution("albumentationsx")
     except importlib.metadata.PackageNotFoundError:
@@ -256,14 +233,11 @@ def _albumentations() -> Any:
 
 
 def with_targets(pipeline: Any, albumentations: Any) -> Any:
-    """Return an albumentations pipeline that also accepts a record's boxes and keypoints. `pipeline` is not changed.
+    """Return an albumentations pipeline that also accepts a record's boxes and keypoints.
 
     The result is a Compose around a copy of the pipeline, so that the pipeline's settings and random draws stay the
-    same. The pipeline's parameters for boxes, such as `min_visibility`, are kept, except their format.
-
-    albumentations moves masks by the nearest pixel. For boxes, pixel i covers [i, i + 1), as in records. For keypoints,
-    the middle of pixel i is i; but albumentations scales them as if i were the edge, so that after an enlargement by 2
-    they are half a pixel off.
+    same. For keypoints, the middle of pixel i is i; but albumentations scales them as if i were the edge, so that after
+    an enlargement by 2 they are half a pixel off.
     """
     own = getattr(pipeline, "processors", {}).get("bboxes")
     limits = own.params.to_dict_private() if own else {}
@@ -277,8 +251,7 @@ def with_targets(pipeline: Any, albumentations: Any) -> Any:
 def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
     """Return a record's arrays as albumentations expects them, by the names of its targets.
 
-    The mask loses its last axis. Rows of -1 and parts outside of the image are removed from the boxes. Keypoints become
-    x, y (n, 2), minus 0.5, because albumentations counts from the middle of the first pixel.
+    Keypoints become x, y (n, 2), minus 0.5, because albumentations counts from the middle of the first pixel.
     """
     targets = {"image": given[IMAGE]}
     if MASK in given:
@@ -291,11 +264,7 @@ def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the results of albumentations in the form of a record: the reverse of `to_targets`.
-
-    `given` are the record's arrays before the augmentation. Raises ValueError when there are more boxes than the record
-    has room for, or another number of keypoints.
-    """
+    """Return the results of albumentations in the form of a record: the reverse of `to_targets`."""
     result: dict[str, Array] = {IMAGE: targets["image"]}
     if MASK in given:
         result[MASK] = targets["mask"][..., None]
@@ -335,17 +304,13 @@ def _area(image: Array) -> tuple[float, float, float, float]:
 
 
 def loaded_generators() -> tuple[str, ...]:
-    """Return which of OpenCV and torch are imported, by module name. Each has a global random generator."""
+    """Return which of OpenCV and torch are imported, by module name."""
     return tuple(name for name in _LIBRARIES if name in sys.modules)
 
 
 @contextlib.contextmanager
 def seeded_generators(entropy: np.random.SeedSequence) -> Iterator[None]:
-    """Seed the generators of `random` and NumPy, and of OpenCV and torch if they are imported, for the `with` block.
-
-    Only one thread at a time runs the block. At its end, all generators get their old state, except that of OpenCV,
-    whose state cannot be read.
-    """
+    """Seed the generators of `random` and NumPy, and of OpenCV and torch if they are imported, for the `with` block."""
     words = entropy.generate_state(8)
     seed = int.from_bytes(words.tobytes(), "little")
     with _lock, contextlib.ExitStack() as stack:

@@ -46,7 +46,6 @@ class DicomImage:
     orientation = 1
 
     def __init__(self, data: bytes, path: str) -> None:
-        """Read the file without decoding its pixels. Raises SampleError for a broken file, or without pydicom."""
         self._path = path
         try:
             import pydicom
@@ -66,7 +65,6 @@ class DicomImage:
         return Decoded(to_pixels(numbers, recipe.mode, None, self._path), 1.0)
 
     def _numbers(self) -> Array:
-        """Return the stored numbers (height, width), or RGB colours (height, width, 3)."""
         from pydicom import pixels
 
         file = self._file
@@ -84,7 +82,6 @@ class DicomImage:
         return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
 
     def _refuse_unusual(self) -> None:
-        """Raise ValueError for bits that pydicom does not move, and for tags that disagree on what is bright."""
         stored, high = int(self._file.BitsStored), self._file.get("HighBit")
         if high is not None and int(high) != stored - 1:
             raise ValueError(
@@ -123,9 +120,8 @@ class DicomImage:
         return str(self._file.PhotometricInterpretation) == _INVERTED
 
     def _kept(self, numbers: Array) -> Array:
-        """Return the stored numbers, or float32 if the file rescales them.
-
-        If the file says that low numbers are bright, the numbers are inverted, so that low numbers are always dark.
+        """If the file says that low numbers are bright, the numbers are inverted, so that low numbers are always
+        dark.
         """
         low, high = self._range
         if self._is_inverted:
@@ -136,21 +132,12 @@ class DicomImage:
         return (numbers.astype(np.float64) * slope + intercept).astype(np.float32)
 
     def _shown(self, numbers: Array, white: int | None) -> npt.NDArray[np.uint8]:
-        """Return the numbers as a viewer displays them: 0 is black, 255 white.
-
-        `white` is the white level that the recipe states, or None.
-        """
         shares = self._shares(numbers, white)
         if self._is_inverted:
             shares = 1 - shares
         return np.asarray(np.rint(shares.clip(0, 1) * 255), np.uint8)
 
     def _shares(self, numbers: Array, white: int | None) -> npt.NDArray[np.float64]:
-        """Return the brightness of each number, from 0 (black) to 1 (white). The result is not clipped.
-
-        `white` is the white level that the recipe states, or None. Raises ValueError if nothing shows which number is
-        white.
-        """
         from pydicom import pixels
 
         slope, intercept = self._rescaling
@@ -176,7 +163,6 @@ class DicomImage:
 
 @contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """Raise SampleError in place of any error of pydicom and its decoders, and ignore their warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,12 +175,10 @@ def _refusing(path: str) -> Iterator[None]:
 
 
 def _first(value: Any) -> float:
-    """Return an element such as WindowWidth as a float; the first of its values if there are several."""
     return float(value[0] if isinstance(value, (list, tuple)) or hasattr(value, "insert") else value)
 
 
 def _window(values: npt.NDArray[np.float64], centre: float, width: float, function: str) -> npt.NDArray[np.float64]:
-    """Map numbers to 0..1 by a window and a VOI LUT `function` (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3)."""
     if function == "SIGMOID":
         return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
     if function == "LINEAR":

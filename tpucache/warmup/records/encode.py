@@ -53,10 +53,7 @@ class SampleEncoder:
     is_labelled: bool = False
 
     def encode(self, sample: Sample, variants: Sequence[int], item: Item | None = None) -> EncodedSample:
-        """Decode a sample once, and encode its record for each of `variants`.
-
-        `item` is the result of `load`; without it, the sample is loaded here. Raises SampleError, RecipeError.
-        """
+        """Decode a sample once, and encode its record for each of `variants`."""
         item = self.load(sample) if item is None else item
         clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)
         records, counts = [], [given]
@@ -67,7 +64,7 @@ class SampleEncoder:
         return EncodedSample(item, clean, records, counts, facts)
 
     def load(self, sample: Sample) -> Item:
-        """Load a sample from its source and check its label. Raises SampleError."""
+        """Load a sample from its source and check its label."""
         if reason := self.listed_fault(sample):
             raise SampleError(sample.path, reason)
         item = self.source.load(sample)
@@ -84,7 +81,7 @@ class SampleEncoder:
     def augment(
         self, clean: Mapping[str, npt.NDArray[Any]], sample: Sample, variant: int
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of an augmented variant, made from the clean arrays. Raises SampleError, RecipeError."""
+        """Return the arrays of an augmented variant, made from the clean arrays."""
         try:
             return augment_fields(clean, self.augmentation, self.recipe.seed, sample.number, variant)
         except AugmentationError as error:

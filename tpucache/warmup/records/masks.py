@@ -60,12 +60,12 @@ class DecodedMask(NamedTuple):
 
 
 def decode_mask(data: bytes | Array, path: str, recipe: Recipe | None = None) -> Mask:
-    """Return a mask's class numbers in its stored orientation, uint8 (height, width). Raises SampleError."""
+    """Return a mask's class numbers in its stored orientation, uint8 (height, width)."""
     return decode_turned_mask(data, path, recipe or Recipe()).classes
 
 
 def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> DecodedMask:
-    """Return a mask with what is known of its file. Raises SampleError."""
+    """Return a mask with what is known of its file."""
     if isinstance(data, np.ndarray):
         return DecodedMask(_from_array(data, path, recipe))
     with opened(data, path, _WHAT, recipe.max_pixels) as image:
@@ -81,7 +81,6 @@ def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> Decode
 
 
 def _check_depth(image: Image, data: bytes, *, is_scaled: bool) -> None:
-    """Raise PixelsError for a mask whose numbers Pillow changes when it converts them to another depth."""
     if image.format == "PPM" and image.mode != "1" and not is_scaled and white_of_ppm(data) not in (255, 65535):
         raise PixelsError(
             f"the file says that {white_of_ppm(data)} is white, so Pillow scales the pixels' numbers: save it as a PNG"
@@ -95,12 +94,7 @@ def _check_depth(image: Image, data: bytes, *, is_scaled: bool) -> None:
 
 
 def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool:
-    """Return whether a mask is a palette image of greys that differ from their indices.
-
-    Such a file does not show whether the greys or the indices are its classes. The result is False for black at index 0
-    and white at index 1, which can only mean the classes 0 and 1. Raises SampleError for a mask that does not decode,
-    or has too many pixels for Pillow or `max_pixels`.
-    """
+    """Return whether a mask is a palette image of greys that differ from their indices."""
     if isinstance(data, np.ndarray):
         return False
     with opened(data, "", _WHAT, max_pixels) as image:
@@ -113,11 +107,6 @@ def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool
 
 
 def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) -> _Numbers:
-    """Return the levels of grey of a mask, opened as `image` from its file `data`. `turned` is the EXIF orientation.
-
-    With `scaled`, a colour image whose pixels are all grey is taken, too. Raises SampleError for other images with
-    colours.
-    """
     if image.mode == "1":
         return _Numbers(stored_pixels(image, data) * np.uint8(255), turned, 255)
     if image.mode.startswith("I"):
@@ -144,12 +133,7 @@ def _is_grey(pixels: Array) -> bool:
 
 
 def draw_runs(runs: Array, size: tuple[int, int], path: str, order: RunsOrder | None = None) -> Mask:
-    """Return the mask of an image of `size` (width, height): uint8 (height, width), 0 outside of all runs.
-
-    `runs` are rows of class, first pixel and length, int64 (n, 3). Pixels are counted from 0, along the rows if `order`
-    is "rows", else down the columns. Later runs overwrite earlier ones. Raises SampleError for a run that ends after
-    the last pixel, and, if `order` is None, for runs that were probably written along the rows.
-    """
+    """Return the mask of an image of `size` (width, height): uint8 (height, width), 0 outside of all runs."""
     width, height = size
     pixels = np.zeros(width * height, np.uint8)
     ends = runs[:, 1] + runs[:, 2]
@@ -172,7 +156,6 @@ def draw_runs(runs: Array, size: tuple[int, int], path: str, order: RunsOrder | 
 
 
 def _edges(mask: Mask) -> int:
-    """Return how many pairs of neighbouring pixels differ."""
     return int(np.count_nonzero(mask[1:] != mask[:-1]) + np.count_nonzero(mask[:, 1:] != mask[:, :-1]))
 
 
@@ -189,11 +172,6 @@ def _from_array(data: Array, path: str, recipe: Recipe) -> Mask:
 
 
 def _to_classes(numbers: _Numbers, recipe: Recipe, path: str) -> Mask:
-    """Return a mask's whole numbers as class numbers, uint8.
-
-    They are unchanged, or, with `mask_values` "scale", 0 for black and 1 for white. Raises SampleError for numbers out
-    of range, and with "scale" for numbers between black and white.
-    """
     values, white = numbers.values, numbers.white
     low, high = int(values.min()), int(values.max())
     if recipe.mask_values == "scale":

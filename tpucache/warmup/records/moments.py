@@ -40,7 +40,6 @@ def moments(image: Array) -> Moments:
 
 
 def add_moments(first: Moments, second: Moments) -> Moments:
-    """Return the sum of two moments. Moments without channels count as 0."""
     if not first[0] or not second[0]:
         return first if first[0] else second
     sums, squares = ([a + b for a, b in zip(one, other, strict=True)] for one, other in zip(first, second, strict=True))
@@ -48,10 +47,7 @@ def add_moments(first: Moments, second: Moments) -> Moments:
 
 
 def mean_and_std(channels_moments: Moments, image: Array) -> tuple[float, float]:
-    """Return the mean of all numbers of an image, and their standard deviation around the mean of their channel.
-
-    `channels_moments` are the moments of the image.
-    """
+    """Return the mean of all numbers of an image, and their standard deviation around the mean of their channel."""
     scale = 1 << (FLOAT_BITS if image.dtype.kind == "f" else 0)
     channels, pixels = image.shape[2], image.size // image.shape[2]
     sums, squares = channels_moments
@@ -82,7 +78,6 @@ def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
     # (high * 2^12 + low)^2 is computed in three parts, whose sums are exact.
 
     def total(weights: Array, step: int) -> int:
-        """Return the exact sum of weights[i] * 2^(step * places[i]) over all i."""
         return sum(int(part) << (step * place) for place, part in enumerate(np.bincount(places, weights).tolist()))
 
     squares = (total(high * high, 2) << 24) + (total(high * low, 2) << 13) + total(low * low, 2)
@@ -91,5 +86,5 @@ def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
 
 
 def _shifted(value: int, by: int) -> int:
-    """Return value * 2^by. For a negative `by`, the bits that are shifted out must be 0."""
+    """For a negative `by`, the bits that are shifted out must be 0."""
     return value << by if by >= 0 else value >> -by

@@ -73,9 +73,8 @@ class ArrayImage:
 
 
 def with_channels_last(array: Array, path: str) -> Array:
-    """Return pixels (height, width, channels) of an array (height, width), (height, width, channels) or (channels, …).
-
-    Raises SampleError if the shape is not that of an image.
+    """Return pixels (height, width, channels) of an array (height, width), (height, width, channels) or (channels,
+    …).
     """
     if array.ndim == 2 and array.size:
         return array[..., None]
@@ -93,12 +92,7 @@ def with_channels_last(array: Array, path: str) -> Array:
 
 
 def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
-    """Convert an array of pixels, of any dtype and order of axes, to a recipe's `mode`.
-
-    For the modes rgb and grey, return uint8 pixels: (height, width) for the mode grey and for arrays with one channel,
-    else (height, width, 3). An opaque last channel of 2 or 4 is left out, another one is refused. For the mode keep,
-    return the unchanged numbers, (height, width, channels). Raises SampleError.
-    """
+    """Convert an array of pixels, of any dtype and order of axes, to a recipe's `mode`."""
     pixels = with_channels_last(array, path)
     if mode == "keep":
         if pixels.dtype.str not in KEPT_DTYPES:
@@ -127,11 +121,7 @@ def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
 
 
 def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
-    """Return whole numbers or floats as uint8, in the same shape: 0 stays 0, `white` becomes 255.
-
-    Without `white`, 65535 is white, or 1 for floats, if the numbers show that this is their range. Raises
-    UncertainRangeError if they do not, as int16 never does, and for numbers that are out of the range or not finite.
-    """
+    """Return whole numbers or floats as uint8, in the same shape: 0 stays 0, `white` becomes 255."""
     low, high = values.min().item(), values.max().item()
     if not (np.isfinite(low) and np.isfinite(high)):
         raise UncertainRangeError("some of its pixels are not finite numbers: save the image with 8 bits")
@@ -162,10 +152,6 @@ def check_opaque(last: Array, count: int) -> None:
 
 
 def over_white(image: Image.Image) -> Image.Image:
-    """Return an image with transparency as RGB, over white.
-
-    Raises PixelsError if all pixels are transparent but have different colours: then alpha hides a whole picture.
-    """
     rgba = image.convert("RGBA")
     if not rgba.getchannel("A").getbbox() and rgba.getcolors(1) is None:  # None: more than one colour
         raise PixelsError(
@@ -177,12 +163,10 @@ def over_white(image: Image.Image) -> Image.Image:
 
 
 def is_npy(data: bytes) -> bool:
-    """Return whether bytes begin as an .npy file does."""
     return data.startswith(_NPY)
 
 
 def read_npy(data: bytes, path: str) -> Array:
-    """Return the array of an .npy file. Raises SampleError for a broken file, and for anything but numbers."""
     try:
         array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError, TypeError, SyntaxError, OverflowError) as error:

@@ -73,11 +73,7 @@ _BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1",
 
 @contextmanager
 def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None) -> Iterator[Image.Image]:
-    """Open an image and yield it, decoded unless it is a JPEG or TIFF. Raises SampleError for any error of Pillow.
-
-    `path` names the sample in errors, and `what` the sample's part, such as "the mask: ". `max_pixels` replaces
-    Pillow's own limit.
-    """
+    """Open an image and yield it, decoded unless it is a JPEG or TIFF."""
     if not data:
         raise SampleError(path, f"{what}the file is empty")
     if is_heif(data):
@@ -139,11 +135,7 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
 
 
 def orientation(image: Image.Image, data: bytes) -> int:
-    """Return the EXIF orientation, 1 to 8, of an image that `opened` yielded for `data`; 1 if it cannot be read.
-
-    If the metadata of a TIFF are broken, decoding should raise an error. Pillow raises this error only at the first
-    access, so the metadata are read from another copy of the file.
-    """
+    """Return the EXIF orientation, 1 to 8, of an image that `opened` yielded for `data`; 1 if it cannot be read."""
     try:
         if image.format != "TIFF":
             return _asked_orientation(image)
@@ -165,11 +157,7 @@ def decode(
     white: int | None = None,
     mode: Mode = "rgb",
 ) -> Decoded:
-    """Return the pixels of `image`, which `opened` yielded for the file content `data`, in a recipe's `mode`.
-
-    A JPEG is decoded at the smallest scale with at least `least` (width, height); None: at full scale. `white` is the
-    number for white in images with more than 8 bits; None: it is concluded from the numbers.
-    """
+    """Return the pixels of `image`, which `opened` yielded for the file content `data`, in a recipe's `mode`."""
     if image.format in _JPEGS and image.mode in ("L", "RGB"):
         decoded = decode_jpeg(data, image.size, least, is_grey=image.mode == "L" or mode == "grey")
         if decoded is not None:
@@ -188,12 +176,7 @@ def decode(
 def decode_jpeg(
     data: bytes, size: tuple[int, int], least: tuple[int, int] | None, is_grey: bool
 ) -> tuple[npt.NDArray[np.uint8], float] | None:
-    """Return a JPEG's pixels, (height, width) if `is_grey`, else RGB (height, width, 3), and the scale, 1/8 to 1.
-
-    `size` is the file's (width, height). The smallest scale with at least `least` (width, height) is used; None: full
-    scale. Returns None if simplejpeg is not installed, refuses the file or does not decode it at this scale. Then
-    Pillow has to decode it.
-    """
+    """Return a JPEG's pixels, (height, width) if `is_grey`, else RGB (height, width, 3), and the scale, 1/8 to 1."""
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:
         return None
@@ -210,7 +193,6 @@ def decode_jpeg(
 
 
 def _eighths(size: tuple[int, int], least: tuple[int, int] | None) -> int:
-    """Return the smallest of libjpeg's scales, in eighths, at which an image has at least `least` (width, height)."""
     if least is None or max(size) < SCALES:  # in tiny images, two scales may have the same size
         return SCALES
     fitting = (
@@ -232,17 +214,13 @@ def find_simplejpeg() -> Any:
 
 
 def stored_pixels(image: Image.Image, data: bytes, mode: str | None = None) -> Array:
-    """Return the pixels, in stored orientation, of an image that `opened` yielded for `data`.
-
-    With `mode`, the pixels are converted to this mode of Pillow.
-    """
+    """Return the pixels, in stored orientation, of an image that `opened` yielded for `data`."""
     as_stored = _undo(image, data)
     image.load()
     return as_stored(np.asarray(image if mode in (None, image.mode) else image.convert(mode)))
 
 
 def _undo(image: Image.Image, data: bytes) -> Callable[[Array], Array]:
-    """Return a function that brings decoded pixels into stored orientation. Pillow turns TIFFs when it decodes them."""
     if image.format != "TIFF":
         return lambda pixels: pixels
     turned = TURNS[orientation(image, data)]
@@ -256,7 +234,6 @@ def check_size(size: tuple[int, int], path: str, what: str, max_pixels: int | No
 
 
 def _refuse_misread(image: Image.Image, data: bytes) -> None:
-    """Raise PixelsError for a file that Pillow decodes to wrong pixels without an error."""
     if isinstance(image, BmpImagePlugin.BmpImageFile):
         bits, is_packed = _bits_of_bmp(data, image.format), image.tile[0][0] == "raw"
         if image.mode == "1" and bits != 1:
@@ -277,7 +254,6 @@ def _refuse_misread(image: Image.Image, data: bytes) -> None:
 
 
 def _bits_of_jpeg2000(data: bytes) -> int:
-    """Raises PixelsError for a file that does not state its bits."""
     start = data.find(_JPEG2000_SIZE)
     count = int.from_bytes(data[start + 40 : start + 42], "big")
     channels = data[start + 42 : start + 42 + 3 * count : 3]
@@ -299,7 +275,6 @@ def is_heif(data: bytes) -> bool:
 
 
 def register_heif(path: str, what: str = "") -> None:
-    """Let Pillow read HEIF files by pillow-heif. Raises SampleError if this library is missing or fails."""
     try:
         _register()
     except ImportError as error:
@@ -317,7 +292,6 @@ def _register() -> None:
 
 @contextmanager
 def _as_broken() -> Iterator[None]:
-    """Raise OSError, which counts as a broken image, in place of errors that are not in `_BROKEN`."""
     try:
         yield
     except (*_BROKEN, Image.DecompressionBombWarning, Image.DecompressionBombError):

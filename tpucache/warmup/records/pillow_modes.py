@@ -54,7 +54,7 @@ def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> A
     """Return the pixels of an image, read from `data` by Pillow, in a recipe's `mode`.
 
     rgb: uint8 (height, width, 3), or (height, width) for grey without transparency. grey: uint8 (height, width). keep:
-    the file's channels, (height, width) for one. Raises PixelsError.
+    the file's channels, (height, width) for one.
     """
     if mode == "keep":
         return _as_they_are(image, data)
@@ -99,11 +99,7 @@ def _deep_grey(image: Image.Image, data: bytes, white: int | None) -> npt.NDArra
 
 
 def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
-    """Raise UncertainRangeError if 16-bit colours cannot be reduced to their high bytes, which Pillow keeps.
-
-    That is so if the white level is not 65535 or not certain. It is also so if the file makes one colour transparent:
-    other colours may have the same high bytes. The image has one of `COLOUR_MODES`.
-    """
+    """Raise UncertainRangeError if 16-bit colours cannot be reduced to their high bytes, which Pillow keeps."""
     if "transparency" in image.info:
         raise UncertainRangeError("one of its 16-bit colours is transparent: save the image with 8 bits or with alpha")
     if white is None and _highest_byte(image, data) < LEAST_16 >> 8:
@@ -118,10 +114,7 @@ def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
 
 
 def _highest_byte(image: Image.Image, data: bytes) -> int:
-    """Return the largest high byte of 16-bit colours, without alpha.
-
-    Returns 255 for a black PNG, so that it is not refused: it is black with any white level.
-    """
+    """Returns 255 for a black PNG, so that it is not refused: it is black with any white level."""
     pixels = np.asarray(image)
     colours = pixels[..., :3] if image.mode in ("RGBA", "RGBX", "RGBa") else pixels
     highest = int(colours.max())
@@ -139,12 +132,6 @@ def _is_black_png(data: bytes) -> bool:
 
 
 def _as_they_are(image: Image.Image, data: bytes) -> Array:
-    """Return the numbers of a file unchanged: uint8, uint16, int16 or float32. A palette becomes RGB or RGBA.
-
-    Numbers of fewer than 8 bits are scaled to 0..255.
-
-    Raises PixelsError for numbers of other types, and for channels or bits that Pillow does not read.
-    """
     bits, count = bits_of(image, data), len(image.getbands())
     if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_CHANNELS, 1) > count:
         channels = image.tag_v2[_TIFF_CHANNELS]
@@ -169,7 +156,6 @@ def _as_they_are(image: Image.Image, data: bytes) -> Array:
 
 
 def _whole_numbers(image: Image.Image, bits: int) -> Array:
-    """Return the pixels that Pillow reads as 32-bit integers, with as many bits as the file has. Raises PixelsError."""
     if image.format == "PPM":
         return np.asarray(image).astype("<u2")
     if isinstance(image, TiffImagePlugin.TiffImageFile) and bits == 16:
@@ -179,7 +165,7 @@ def _whole_numbers(image: Image.Image, bits: int) -> Array:
 
 
 def is_white_zero(image: Image.Image) -> bool:
-    """Return whether 0 is white in a TIFF of grey. Pillow inverts it if it has 8 bits, and else returns its numbers."""
+    """Return whether 0 is white in a TIFF of grey."""
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
         return False
     return bool(image.tag_v2.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO)
@@ -192,7 +178,7 @@ def white_of_ppm(data: bytes) -> int:
 
 
 def deep_colours(image: Image.Image, data: bytes) -> Array:
-    """Return 16-bit colours, read by OpenCV: Pillow keeps only high bytes. Raises DependencyError, PixelsError."""
+    """Return 16-bit colours, read by OpenCV: Pillow keeps only high bytes."""
     try:
         import cv2
     except ImportError as error:

@@ -47,11 +47,8 @@ _threads: Final = threading.local()
 
 
 def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
-    """Return an image (height, width, channels) of the recipe's size: uint8 RGB or grey, or its own dtype with `keep`.
-
-    `data` is an encoded image, or an array (height, width), (height, width, channels) or (channels, height, width).
-    `path` names the sample in errors. Raises SampleError if the data are not an image, are broken, or cannot be
-    converted to the recipe's mode.
+    """Return an image (height, width, channels) of the recipe's size: uint8 RGB or grey, or its own dtype with
+    `keep`.
     """
     return presize_framed(data, recipe, path).pixels
 
@@ -69,9 +66,8 @@ class Presized(NamedTuple):
 
 
 def presize_framed(data: bytes | Array, recipe: Recipe, path: str) -> Presized:
-    """Bring an image to the recipe's size as `presize` does, and return it with its framing and kind (see `Presized`).
-
-    The arguments and the errors are those of `presize`.
+    """Bring an image to the recipe's size as `presize` does, and return it with its framing and kind (see
+    `Presized`).
     """
     with open_image(data, recipe, path) as image:
         framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)
@@ -89,9 +85,7 @@ class SourceImage(Protocol):
     """An image whose pixels may still be undecoded."""
 
     @property
-    def size(self) -> tuple[int, int]:
-        """The stored (width, height)."""
-        ...
+    def size(self) -> tuple[int, int]: ...
 
     @property
     def kind(self) -> str:
@@ -99,24 +93,16 @@ class SourceImage(Protocol):
         ...
 
     @property
-    def orientation(self) -> int:
-        """The EXIF orientation, 1 to 8."""
-        ...
+    def orientation(self) -> int: ...
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return pixels in the recipe's mode and in stored orientation.
-
-        A JPEG may be decoded at a smaller scale, but with at least `least` (width, height); None: at full scale.
-        """
+        """Return pixels in the recipe's mode and in stored orientation."""
         ...
 
 
 @contextmanager
 def open_image(data: bytes | Array, recipe: Recipe, path: str) -> Iterator[SourceImage]:
-    """Yield the image in an encoded file, an .npy or DICOM file, or an array.
-
-    `path` names the sample in errors. Raises SampleError, also for errors of decoding in the `with` block.
-    """
+    """Yield the image in an encoded file, an .npy or DICOM file, or an array."""
     if isinstance(data, np.ndarray):
         yield ArrayImage(data, path)
     elif is_npy(data):
@@ -146,10 +132,7 @@ def slow_parts() -> list[str]:
 
 
 def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
-    """Return the part of `pixels` inside `box`, resized to `size`: (height, width) or (height, width, channels).
-
-    `box` is (left, top, right, bottom) in fractions of pixels, inside the image; `size` is (width, height).
-    """
+    """Return the part of `pixels` inside `box`, resized to `size`: (height, width) or (height, width, channels)."""
     if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
         channels = pixels[..., None] if pixels.ndim == 2 else pixels
         resized = np.dstack([_one_channel(channels[..., each], box, size) for each in range(channels.shape[2])])
@@ -199,11 +182,7 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 
 
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
-    """Return the slice of an axis that Lanczos reads to resize the part from `start` to `stop` to `count` pixels.
-
-    The axis has `length` pixels, and `start` and `stop` may be fractions. Also returns where the part begins in the
-    slice, and how long it is.
-    """
+    """Return the slice of an axis that Lanczos reads to resize the part from `start` to `stop` to `count` pixels."""
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
     return slice(first, last), start - first, (stop - first) - (start - first)

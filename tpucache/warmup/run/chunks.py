@@ -74,10 +74,6 @@ class ChunkInfo:
     digests: dict[str, str] = field(default_factory=dict)
 
     def add(self, samples: Sequence[KeptSample]) -> None:
-        """Add samples that are not skipped.
-
-        A column of the source replaces a column about images with the same name.
-        """
         values = [{**sample.facts, **sample.columns} for sample in samples]
         for name in {*self.columns, *itertools.chain.from_iterable(values)}:
             column = self.columns.setdefault(name, [None] * len(self.numbers))
@@ -86,14 +82,12 @@ class ChunkInfo:
         self.labels.extend(map(operator.attrgetter("label"), samples))
 
     def count(self, place: str, counts: Mapping[str, int]) -> None:
-        """Add a sample's counts of annotations, by field. `place` is `IN_SOURCE` or the number of a variant."""
         for name, count in counts.items():
             places = self.annotations.setdefault(name, {})
             places[place] = places.get(place, 0) + count
 
     @property
     def every_number(self) -> list[int]:
-        """The numbers of all samples, kept and skipped."""
         return [*self.numbers, *(skip.number for skip in self.skipped)]
 
     def covers(self, samples: Sequence[Sample]) -> bool:
@@ -102,7 +96,6 @@ class ChunkInfo:
 
     @classmethod
     def join(cls, infos: Sequence[ChunkInfo]) -> ChunkInfo:
-        """Join several infos, in order, into one."""
         names = sorted({name for info in infos for name in info.columns})
         joined = itertools.chain.from_iterable  # faster than a comprehension
         return cls(
@@ -131,20 +124,15 @@ class ChunkInfo:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the info as JSON values."""
         return {**vars(self), "skipped": [dataclasses.asdict(skipped) for skipped in self.skipped]}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> ChunkInfo:
-        """Return an info from the JSON values of `to_dict`."""
         return cls(**{**content, "skipped": [Skipped(**skipped) for skipped in content["skipped"]]})
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Add up counts of annotations by field and, in each field, by `IN_SOURCE` or the number of a variant.
-
-    A field that one of the `parts` lacks is left out.
-    """
+    """Add up counts of annotations by field and, in each field, by `IN_SOURCE` or the number of a variant."""
     names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
     return {
         name: {
@@ -168,7 +156,6 @@ class BuiltShard:
 
 
 def save_receipt(work: Path, shard: BuiltShard) -> None:
-    """Record durably that a shard is finished. Raises BuildError."""
     metadata = json.dumps({"entry": shard.entry.to_dict(), "note": shard.info.to_dict()})
     columns = {_METADATA: np.frombuffer(metadata.encode(), np.uint8), "rows": shard.rows}
     path = receipt_path(work, shard.entry.block, shard.entry.variant)
@@ -179,10 +166,7 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
 
 
 def load_receipt(cache: Path, work: Path, block: int, variant: int) -> BuiltShard | None:
-    """Return a finished shard; None if its receipt is missing or damaged, or if the shard does not exist any more.
-
-    A shard exists if its file is in the folder `cache`, or if it was sent to the URL or to Kaggle.
-    """
+    """Return a finished shard; None if its receipt is missing or damaged, or if the shard does not exist any more."""
     try:
         data = read_file(receipt_path(work, block, variant))
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
@@ -198,7 +182,6 @@ def load_receipt(cache: Path, work: Path, block: int, variant: int) -> BuiltShar
 
 
 def receipt_path(work: Path, block: int, variant: int) -> Path:
-    """Return the path of a shard's receipt."""
     return work / f"shard-{block:05d}-v{variant:04d}.npz"
 
 

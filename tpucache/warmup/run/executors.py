@@ -57,10 +57,6 @@ class _Place:
         return cls(os.getpid(), folder, tuple(sys.path))
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Run a task with the working directory and `sys.path` of the process that started the run.
-
-        Each task sets both anew: joblib keeps its workers, and a later run may begin in another directory.
-        """
         if os.getpid() != self.process:
             _end_with(self.process)
             if self.folder is not None:
@@ -83,10 +79,7 @@ class _Pickled:
         return self.function(*arguments)
 
     def wait_for(self, tasks: Callable[[], int]) -> None:
-        """Wait until at least `tasks()` tasks were sent, but at most `_SETTLE_SECONDS`.
-
-        If the run ended earlier, a thread of joblib would print a KeyError.
-        """
+        """If the run ended earlier, a thread of joblib would print a KeyError."""
         until = time.monotonic() + _SETTLE_SECONDS
         while self.times < tasks() and time.monotonic() < until:
             time.sleep(0.001)
@@ -167,7 +160,6 @@ class Executor(WorkerOptions):
                 results.close()
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Dask runs the tasks of a dead worker again, a few times."""
         with self._reaching_cluster():
             from distributed import Client, as_completed
 
@@ -186,7 +178,6 @@ class Executor(WorkerOptions):
         return self.jobs or _AHEAD * cores
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Ray runs the tasks of a dead worker again, a few times."""
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
                 import ray
@@ -208,7 +199,6 @@ class Executor(WorkerOptions):
 
     @contextlib.contextmanager
     def _reaching_cluster(self) -> Iterator[None]:
-        """Raise DependencyError if the cluster's library is missing, BuildError if the cluster cannot be reached."""
         try:
             yield
         except ImportError as error:
@@ -227,7 +217,7 @@ class ForkedWorkers(Executor):
     """
 
     def __init__(self, jobs: int, begin: Callable[[], None]) -> None:
-        """Fork `jobs` workers. Each worker calls `begin` first, to close files that it must not hold."""
+        """Each worker calls `begin` first, to close files that it must not hold."""
         super().__init__(jobs=jobs)
         gc.freeze()  # the modules' objects: otherwise each worker looks through them again and again
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin_worker, (os.getpid(), begin))
@@ -235,7 +225,6 @@ class ForkedWorkers(Executor):
         process.start_processes(lambda: pool.submit(int))  # the first task starts all workers
 
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
-        """Yield the results of tasks, as `Executor.run` does."""
         pool: ProcessPoolExecutor = vars(self)["_pool"]
         running: set[Future[Any]] = set()
 
@@ -313,7 +302,7 @@ def to_pickle(value: object) -> bytes:
 
 @functools.cache
 def _end_with(parent: int) -> None:
-    """End this worker soon after its parent was killed. Otherwise the worker would live for five more minutes."""
+    """End this worker soon after its parent was killed. Otherwise it would live for five more minutes."""
 
     def watch() -> None:
         while os.getppid() == parent:

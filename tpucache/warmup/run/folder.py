@@ -36,11 +36,6 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def cache_folder(cache: Path) -> Iterator[None]:
-    """Make a cache's folder before the `with` block runs. Afterwards, remove new folders that are empty.
-
-    Raises BuildError if the folder holds files that are not a cache, or an unfinished copy. If the block raises
-    OSError, BuildError is raised in its place.
-    """
     refuse_version(cache)
     made: list[Path] = []
     try:
@@ -63,10 +58,7 @@ def cache_folder(cache: Path) -> Iterator[None]:
 
 
 def check_source(source: str | Path, cache: Path) -> None:
-    """Raise UsageError if a source folder and a new cache's folder are the same, or if one contains the other.
-
-    A cache that exists already, finished or not, is not checked.
-    """
+    """Raise UsageError if a source folder and a new cache's folder are the same, or if one contains the other."""
     if not Path(source).is_dir() or _is_cache(cache):
         return
     try:
@@ -83,17 +75,13 @@ def _is_cache(cache: Path) -> bool:
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder and the folders above it. Return those that were missing, innermost first. Raises OSError."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
 
 
 def finished_cache(cache: Path) -> Cache | None:
-    """Return the finished cache in a folder, or None if there is none.
-
-    Raises DamageError when a file is missing, or when its size differs from the manifest.
-    """
+    """Return the finished cache in a folder, or None if there is none."""
     try:
         opened = Cache.open(cache)
     except NotACacheError:
@@ -130,7 +118,7 @@ def disk_failure(place: Path, error: OSError) -> BuildError:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, even if a worker of a killed run still writes files there. Raises OSError."""
+    """Remove a folder, even if a worker of a killed run still writes files there."""
     for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
@@ -138,7 +126,6 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(work: Path) -> None:
-    """Remove the partly written files of an interrupted run."""
     for leftover in (*work.glob("*.lmdb.*"), *work.glob("*.tmp"), *work.glob(".*.tmp")):
         leftover.unlink(missing_ok=True)
 
@@ -146,9 +133,8 @@ def remove_leftovers(work: Path) -> None:
 def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = True) -> None:
     """Remove tables, shards and manifests that belong to no version of a cache.
 
-    No warmup may be adding to the cache. The file with the times of versions is removed if there are no earlier
-    versions. If an earlier version's manifest is damaged, nothing is removed, because the files of that version are not
-    known. Without `is_thorough`, tables with a lower generation (the number in the name) than this manifest's are kept:
+    If an earlier version's manifest is damaged, nothing is removed, because the files of that version are not known.
+    Without `is_thorough`, tables with a lower generation (the number in the name) than this manifest's are kept:
     otherwise the manifests of earlier versions would have to be read.
     """
     listed = {entry.name for entry in manifest.files}
@@ -173,7 +159,6 @@ def _is_cache_file(name: str) -> bool:
 
 
 def _is_earlier(name: str, generation: int) -> bool:
-    """Return whether a file is a table whose generation, the number in its name, is below `generation`."""
     found = TABLE_NAME.fullmatch(name)
     return found is not None and int(found[2] or 0) < generation
 
@@ -184,11 +169,7 @@ class HeldError(BuildError):
 
 @contextmanager
 def hold(work: Path) -> Iterator[str]:
-    """Lock a work folder for this process, for the `with` block, and yield the lock's token.
-
-    Workers check by the token that the run is alive. Raises HeldError when another process has locked the folder,
-    OSError.
-    """
+    """Lock a work folder for this process, for the `with` block, and yield the lock's token."""
 
     def refusal(holder: str) -> BuildError:
         return HeldError(f"another process is writing {work.parent} ({holder}): wait until it ends, or stop it")
@@ -210,5 +191,4 @@ def is_held(work: Path, run: str) -> bool:
 
 
 def is_worked_on(work: Path) -> bool:
-    """Return whether any process has locked a work folder."""
     return lock.is_held(work / LOCK_NAME)

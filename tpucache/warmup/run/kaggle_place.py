@@ -48,10 +48,6 @@ class KagglePlace:
     def __init__(
         self, place: str, folder: Path, companions: Callable[[Manifest], Mapping[str, bytes]] | None = None
     ) -> None:
-        """Check `place`, kaggle:owner/slug, but do not connect yet. Raises UsageError, DependencyError.
-
-        `companions` returns further files to send with the cache, by their names, such as the dataset's card.
-        """
         self.shown, self._folder, self._work = place, folder, folder / WORK_NAME
         self.dataset_id = check_id(place.removeprefix(KAGGLE), "the dataset")
         self.adds_not = (
@@ -65,16 +61,10 @@ class KagglePlace:
 
     @property
     def sent_bytes(self) -> int:
-        """The total bytes of the files that were sent."""
         return self._draft.bytes if self._draft else 0
 
     def resume(self) -> Cache | None:
-        """Find out which of the sent files Kaggle still keeps. The other files will be built again.
-
-        Returns the finished cache in the dataset, or None if there is no dataset. Returns None, too, if this build has
-        made its version of the dataset or has asked Kaggle for it. Raises UsageError for a dataset without a cache,
-        PublishError, BuildError.
-        """
+        """Find out which of the sent files Kaggle still keeps."""
         draft = self._open_draft()
         if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
             draft.forget_expired()
@@ -97,24 +87,14 @@ class KagglePlace:
         """Do nothing: Kaggle cannot store the plan."""
 
     def has(self, entry: ShardEntry) -> bool:
-        """Return whether a shard was sent."""
         return self._open_draft().sent(entry.name, entry.sha256)
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards and mark them as sent. After that, their local files may be removed.
-
-        Raises PublishError, DamageError and OSError, and BuildError if another process sends this cache.
-        """
         for entry in entries:
             self._send_entry(entry)
             sent_path(self._work, entry.block, entry.variant).touch()
 
     def finish(self, manifest: Manifest) -> None:
-        """Send tables, manifest and companions, and make a version. Do nothing if the dataset has this cache already.
-
-        Companions are further files, such as the dataset's card. Raises UnfinishedError if shards have expired, so that
-        the next run builds them again; PublishError, DamageError.
-        """
         draft, text = self._open_draft(), manifest.text.encode()
         if draft.asked_after is None and not draft.has_version and self._dataset.read(MANIFEST_NAME, len(text)) == text:
             self._check_listed(manifest)
@@ -145,7 +125,6 @@ class KagglePlace:
             self._work.rmdir()
 
     def _open_draft(self) -> Draft:
-        """Lock the work folder, and return the journal of the files sent to Kaggle. Raises BuildError, OSError."""
         if self._draft is None:
             self._work.mkdir(parents=True, exist_ok=True)
             self._exits.enter_context(hold(self._work / _LOCK_NAME, self._refusal))
@@ -156,10 +135,6 @@ class KagglePlace:
         return BuildError(f"another process sends {self._folder} to {self.shown} ({holder}): wait for it or stop it")
 
     def _send_left(self, manifest: Manifest, others: Mapping[str, Content]) -> None:
-        """Send the files of `manifest` that Kaggle lacks, then `others`: contents by file name.
-
-        Raises UnfinishedError if a file of `manifest` is neither at Kaggle nor on this machine.
-        """
         lacking = [entry for entry in manifest.files if not self._open_draft().sent(entry.name, entry.sha256)]
         if gone := [entry.name for entry in lacking if not (self._folder / entry.name).exists()]:
             raise UnfinishedError(
@@ -197,7 +172,6 @@ class KagglePlace:
             )
 
     def _cache_there(self) -> Cache:
-        """Return the finished cache in the dataset, without its shards. Raises UsageError, PublishError."""
         data = self._dataset.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         try:
             if data is None:

@@ -34,10 +34,7 @@ def has_plan(work: Path) -> bool:
 
 
 def is_adding_to(work: Path, manifest: Manifest) -> bool:
-    """Return whether a work folder has an unfinished addition to the cache of `manifest`. It must not be removed.
-
-    Raises BuildError when another process has locked the folder, or when the plan in it cannot be read.
-    """
+    """Return whether a work folder has an unfinished addition to the cache of `manifest`. It must not be removed."""
     with hold(work):
         try:
             saved = _read_plan(work)
@@ -50,10 +47,7 @@ def save_or_compare_plan(work: Path, plan: BuildPlan, *, is_sent: bool = False) 
     """Write a plan and the listing of its source, or compare the plan with that of an interrupted run.
 
     If the interrupted run has built nothing, for example because its first sample could not be used, the new plan
-    replaces the plan of that run. This is not done if the cache `is_sent` to a URL, which may have shards already.
-
-    Returns the samples whose size has changed, and the versions that differ (a warning lists them). Raises RecipeError
-    for another recipe, SourceError for another source, BuildError if the existing cache has changed.
+    replaces the plan of that run.
     """
     if has_plan(work):
         try:
@@ -78,7 +72,6 @@ def _has_results(work: Path) -> bool:
 
 
 def _read_plan(work: Path) -> dict[str, Any]:
-    """Raises FileNotFoundError without a plan, BuildError for an invalid one."""
     path = work / _PLAN_NAME
     try:
         content = parse_json(read_file(path))
@@ -90,12 +83,7 @@ def _read_plan(work: Path) -> dict[str, Any]:
 
 
 def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, ...]]:
-    """Compare a plan with the plan in a work folder, and warn of other versions of libraries.
-
-    Returns the samples whose size has changed, and the versions that differ. Raises RecipeError for another recipe,
-    SourceError for another source or other labels, BuildError if the existing cache has changed or only one of the runs
-    is a retry.
-    """
+    """Compare a plan with the plan in a work folder, and warn of other versions of libraries."""
     saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])

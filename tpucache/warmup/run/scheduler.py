@@ -69,11 +69,9 @@ class _Building:
 
     @property
     def missing(self) -> list[int]:
-        """The variants that have no shard yet."""
         return [variant for variant in self.block.variants if variant not in self.shards]
 
     def places(self, numbers: Sequence[int]) -> Positions:
-        """Return the positions in the block of the samples with some numbers."""
         return np.searchsorted(self.numbers, np.array(numbers, np.int64))
 
     def has(self, info: ChunkInfo) -> bool:
@@ -90,10 +88,6 @@ class Scheduler:
         on_progress: Callable[[BuildProgress], None] = lambda progress: None,
         on_shard: Callable[[BuiltShard], None] = lambda shard: None,
     ) -> None:
-        """Find the shards and records of an earlier run.
-
-        `on_progress` is called after each task, and `on_shard` with each finished shard, first those of earlier runs.
-        """
         self._context, self._on_progress, self._on_shard = context, on_progress, on_shard
         self._log = Log(context.work, context.is_followed)
         self._samples: list[Sample] = [sample for block in blocks for sample in block.samples]
@@ -125,7 +119,6 @@ class Scheduler:
             )
 
     def remaining(self) -> Remaining:
-        """Return the amount of remaining work."""
         unsealed = [each for each in self._order if each.missing]
         return Remaining(
             [
@@ -141,7 +134,7 @@ class Scheduler:
         )
 
     def prepare(self) -> None:
-        """Forget what cannot be used of an earlier run, before readers look. Raises BuildError when the disk fails."""
+        """Forget what cannot be used of an earlier run, before readers look."""
         work = self._context.work
         try:
             (work / FAILURE_NAME).unlink(missing_ok=True)
@@ -156,7 +149,7 @@ class Scheduler:
             raise disk_failure(work, error) from error
 
     def build(self, executor: Executor) -> list[BuiltShard]:
-        """Build the missing shards, and return the shards of all blocks. Raises UnfinishedError when the time is up."""
+        """Build the missing shards, and return the shards of all blocks."""
         self._on_progress(self._progress())
         for each in self._order:
             for shard in each.shards.values():
@@ -194,14 +187,9 @@ class Scheduler:
         return self._stopped or self._context.deadline.is_past
 
     def _may_skip(self, block: Block) -> bool:
-        """Return whether samples of a block may be skipped: not if the cache has records of them already."""
         return self._context.skip_errors and 0 in block.variants
 
     def _tasks(self, executor: Executor) -> Iterator[Task]:
-        """Yield tasks that build missing samples, beginning with those that readers ask for.
-
-        While no reader asks for samples, also yield tasks that write the shards of complete blocks.
-        """
         workers = executor.workers
         yield from self._whole_blocks(executor)
         planned: deque[tuple[list[int], bool]] = deque()  # the next tasks, and whether a reader asks for them
@@ -230,10 +218,7 @@ class Scheduler:
         return list_asked(self._context.work) if self._context.is_followed else []
 
     def _whole_blocks(self, executor: Executor) -> Iterator[Task]:
-        """Yield tasks that build small blocks of one variant, and write each into its shard without a spool file.
-
-        The number of these blocks is a multiple of the number of workers.
-        """
+        """Yield tasks that build small blocks of one variant, and write each into its shard without a spool file."""
         if executor.is_cluster or self._context.is_followed:
             return
         small = [each for each in self._order if self._is_small(each)]
@@ -252,10 +237,7 @@ class Scheduler:
         return each.block.variants == (0,) and not is_begun and all(sizes) and sum(sizes) <= _SMALL_BYTES
 
     def _next_samples(self, workers: int) -> tuple[list[int], bool]:
-        """Return the positions of the samples of the next task, and whether a reader asks for one of them.
-
-        If readers do not follow the build, all samples are of one block.
-        """
+        """Return the positions of the samples of the next task, and whether a reader asks for one of them."""
         for name in self._asked():
             self._queues[name] = self._read_asked(self._context.work / name)
         some: list[int] = []
@@ -325,7 +307,6 @@ class Scheduler:
             yield seal_block, (self._context, each.block.number, variant, of_variant, info, executor.is_cluster)
 
     def _take(self, result: Made | WrittenShard | BuiltShard | None) -> None:
-        """Save the result of a task; None if the deadline stopped it."""
         if result is None:
             self._stopped = True
         elif isinstance(result, Made):
@@ -346,7 +327,6 @@ class Scheduler:
         return install_shard(self._context, result) if isinstance(result, WrittenShard) else result
 
     def _row_numbers(self, each: _Building, places: Positions) -> Positions:
-        """Return the numbers in the log of the rows of some samples of a block: (samples, variants)."""
         variants = np.searchsorted(self._variants, each.block.variants)
         return np.asarray(variants[None] * len(self._samples) + (each.part.start + places)[:, None])
 
@@ -398,7 +378,6 @@ class Scheduler:
                     }
 
     def _find_records(self) -> None:
-        """Find the undamaged records in spool files, and ignore all other records."""
         self._logged = self._log.last_rows(len(self._variants) * len(self._samples))
         is_wanted = np.tile(~self._is_made, len(self._variants))
         is_right = np.zeros(len(self._logged), np.bool_)
@@ -421,8 +400,7 @@ class Scheduler:
     def _correct_log(self) -> None:
         """Append rows to the log, so that the last row of each record is right.
 
-        A record that is only in a shard gets a row with its position in the shard. A record that is lost gets a row
-        with the length 0, because readers would otherwise read it where the log says.
+        A record that is lost gets a row with the length 0, because readers would otherwise read it where the log says.
         """
         logged = self._logged
         found = logged.copy()

@@ -74,7 +74,6 @@ class Log:
         return self.work / (ARRIVED_NAME if self.is_followed else _UNREAD_NAME)
 
     def append(self, made: Sequence[Spooled]) -> None:
-        """Raises BuildError when the disk fails."""
         try:
             with (self.work / _INFOS_NAME).open("ab") as infos:
                 infos.write("".join(map(_to_line, made)).encode())
@@ -83,7 +82,6 @@ class Log:
             raise disk_failure(self.work, error) from error
 
     def append_rows(self, rows: Rows) -> None:
-        """Raises OSError."""
         with self.path.open("ab") as file:
             file.write(rows.tobytes())
 
@@ -115,7 +113,6 @@ class Log:
                 yield content["block"], ChunkInfo.from_dict(content["info"])
 
     def keep(self, made: Sequence[Spooled]) -> None:
-        """Forget all lines but those of `made`."""
         if (self.work / _INFOS_NAME).exists():
             write_atomically(self.work / _INFOS_NAME, "".join(map(_to_line, made)).encode())
 
@@ -125,10 +122,6 @@ class Log:
 
 
 def write_spool(work: Path, run: str, made: Sequence[Unwritten], *, is_followed: bool) -> list[Spooled]:
-    """Append records to a spool file. The rows have no number yet. Raises BuildError when the disk fails.
-
-    A task has a few samples of each block: to write all of them at once is faster.
-    """
     records = [record for each in made for of_sample in each.records for record in of_sample]
     rows = np.zeros(len(records), ARRIVED_DTYPE)
     rows["length"] = [len(record) for record in records]
@@ -181,7 +174,6 @@ def are_right(work: Path, rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def read_spool(work: Path, rows: Rows) -> Iterator[bytes]:
-    """Yield the records of rows of the log. Raises OSError."""
     files: dict[int, OpenFile] = {}
     for row in rows:
         number = int(row["file"])

@@ -78,7 +78,6 @@ class BuildContext:
 
     @property
     def lateness(self) -> Lateness:
-        """This process's measurements of how late the storage answers."""
         return lateness_of(self.work, self.latency)
 
 
@@ -103,11 +102,7 @@ class WrittenShard:
 
 @contextlib.contextmanager
 def load_ahead(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample] = ()) -> Iterator[LoadAhead]:
-    """Yield a loader of the chunks' samples, which reads ahead if the storage is slow to answer.
-
-    `then` are the samples with which this process's next task probably begins. They are read ahead, too: the loader is
-    kept for the next call, or until `end_loading`.
-    """
+    """Yield a loader of the chunks' samples, which reads ahead if the storage is slow to answer."""
     items = _kept.pop(context.run, None)
     end_loading()
     samples = [*itertools.chain.from_iterable(chunk.samples for chunk in chunks), *then]
@@ -134,10 +129,7 @@ def end_loading() -> None:
 
 
 def build_samples(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample]) -> Made:
-    """Build the records of the samples of `chunks`, and append them to a spool file.
-
-    `then` are the samples with which this worker's next task probably begins. They are read ahead.
-    """
+    """Build the records of the samples of `chunks`, and append them to a spool file."""
     keep_freed_memory()
     groups: list[Spooled] = []
     built: list[Unwritten] = []
@@ -164,10 +156,7 @@ def build_samples(context: BuildContext, chunks: Sequence[Chunk], then: Sequence
 
 
 def build_block(context: BuildContext, chunk: Chunk, then: Sequence[Sample]) -> WrittenShard | None:
-    """Build all samples of a block with one variant directly into its shard, under a temporary name.
-
-    Returns None if the deadline came: then nothing is kept. `then` is as in `build_samples`.
-    """
+    """Build all samples of a block with one variant directly into its shard, under a temporary name."""
     keep_freed_memory()
     info, (variant,) = ChunkInfo(), chunk.variants
     aside = temporary_shard(context, chunk.block, variant)
@@ -181,11 +170,7 @@ def build_block(context: BuildContext, chunk: Chunk, then: Sequence[Sample]) -> 
 def seal_block(
     context: BuildContext, block: int, variant: int, rows: Rows, info: ChunkInfo, is_installed: bool
 ) -> WrittenShard | BuiltShard:
-    """Write the shard of one variant of a block from spool files, under a temporary name. Raises BuildError.
-
-    `rows` are the log's rows of its records, in the order of `info.numbers`. If `is_installed`, the shard also gets
-    its name.
-    """
+    """Write the shard of one variant of a block from spool files, under a temporary name."""
     check_run(context)
     aside = temporary_shard(context, block, variant)
     try:
@@ -204,7 +189,7 @@ def seal_block(
 
 
 def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
-    """Sync a shard, give it its final name, and write its receipt. Raises BuildError when the disk fails."""
+    """Sync a shard, give it its final name, and write its receipt."""
     target = context.shards / written.shard.entry.name
     try:
         place_shard(written.aside, target)
@@ -215,7 +200,7 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
 
 
 def temporary_shard(context: BuildContext, block: int, variant: int) -> Path:
-    """Return a path for a shard that is being written. No other process uses it."""
+    """Return a path for a shard that is being written."""
     return context.work / f"{shard_name(variant, block)}.{uuid.uuid4().hex}"
 
 
@@ -241,11 +226,7 @@ def add_samples(
     items: LoadAhead,
     keep: Callable[[int, Sequence[bytes]], None],
 ) -> bool:
-    """Encode a chunk's samples, and add their labels, columns and sums to `info`. Only new samples may be skipped.
-
-    `items` loads the samples. `keep` is called with the number of each sample and its records, one for each variant.
-    Returns False if the deadline came before the last sample.
-    """
+    """Encode a chunk's samples, and add their labels, columns and sums to `info`."""
     totals: Moments = (info.sums, info.squares)
     kept: list[KeptSample] = []
     images: list[tuple[Array, Facts]] = []  # their moments are added later, several images at a time
@@ -282,10 +263,6 @@ def add_samples(
 
 
 def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
-    """Return `totals` plus the moments of `images`, and clear `images`.
-
-    The mean and the standard deviation of each image are written into its Facts.
-    """
     for image, facts in images:
         found = moments(image)
         totals = add_moments(totals, found)
@@ -298,8 +275,7 @@ def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
 def keep_freed_memory() -> None:
     """Let this process reuse freed memory. By default, glibc returns each large array to the system when it is freed.
 
-    glibc keeps freed blocks up to the size of the largest block that was freed before. So a large block is allocated
-    and freed here; it is never written, so it takes no memory.
+    glibc keeps freed blocks up to the size of the largest block that was freed before; this one is never written.
     """
     bytearray(_LARGEST_PIECE)
 
@@ -326,11 +302,7 @@ def known_records(cache: Cache) -> Known:
 
 
 def check_records(context: BuildContext, samples: Sequence[Sample], known: Known) -> None:
-    """Encode a few samples again, and raise BuildError if their records differ from `known`.
-
-    `samples` are indexed by number, and `known` has the CRC-32s of existing records by sample number and variant. Files
-    of different suffixes are compared. Samples that fail are ignored.
-    """
+    """Encode a few samples again, and raise BuildError if their records differ from `known`."""
     most = _TRIED_OF_OTHER_VERSIONS if context.other_versions else _TRIED
     numbers = list(known)
     kinds = {Path(samples[number].path).suffix.lower(): number for number in reversed(numbers)}

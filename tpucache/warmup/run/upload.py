@@ -55,7 +55,7 @@ class Place(Protocol):
         """The number of bytes that were sent, if the place limits the size of a cache, else 0."""
 
     def resume(self) -> Cache | None:
-        """Find the files that an earlier run sent. Return the finished cache that is at the place, or None."""
+        """Find the files that an earlier run sent."""
 
     def start(self) -> None:
         """Begin to send the build whose plan is in the work folder."""
@@ -64,25 +64,17 @@ class Place(Protocol):
         """Return whether a shard was sent."""
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards. After that, their local files may be removed."""
+        """Send shards."""
 
     def finish(self, manifest: Manifest) -> None:
-        """Send the files of a finished cache that this place does not have yet. Then the cache is complete there.
-
-        `manifest` is the manifest of the finished cache. If the place has this cache already, nothing is sent. Raises
-        UnfinishedError if files must be built again first, and BuildError, StoreError, PublishError, DamageError or
-        UsageError if the files cannot be sent.
-        """
+        """Send the files of a finished cache that this place does not have yet."""
 
     def close(self) -> None:
         """Close connections and release locks."""
 
 
 def local_folder(url: str) -> Path:
-    """Return the default local folder in which a cache for a URL is built.
-
-    Raises StoreError if another user has made the folder of all builds.
-    """
+    """Return the default local folder in which a cache for a URL is built."""
     below = default_directory()
     if os.path.lexists(below / _BUILDS):
         check_own(below / _BUILDS, below)
@@ -90,10 +82,7 @@ def local_folder(url: str) -> Path:
 
 
 def open_place(url: str, folder: Path, companions: Companions | None = None) -> Place:
-    """Return the Place at `url`, a URL or kaggle:owner/slug, for the cache that is built in `folder`.
-
-    This opens no connection. Raises UsageError for a place that cannot be written, DependencyError.
-    """
+    """Return the Place at `url`, a URL or kaggle:owner/slug, for the cache that is built in `folder`."""
     if is_kaggle(url):
         return KagglePlace(url, folder, companions)
     return UrlPlace(as_url(url), folder)
@@ -103,10 +92,6 @@ class CacheUpload:
     """Sends a cache from the folder in which it is built to a place. From `start` on, a thread sends shards."""
 
     def __init__(self, place: Place, folder: Path, *, keeps_local: bool = True) -> None:
-        """Prepare to send the cache in `folder` to a place. `__exit__` closes the place.
-
-        Without `keeps_local`, each shard is removed from the folder after it was sent.
-        """
         self.place, self.folder, self.keeps_local = place, folder, keeps_local
         # Without `keeps_local`, the cache may be larger than the disk, so fewer shards may wait.
         self._waiting: queue.Queue[BuiltShard | None] = queue.Queue(_MOST_WAITING if keeps_local else 1)
@@ -117,7 +102,6 @@ class CacheUpload:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the thread, and close the place. After any error but UnfinishedError, waiting shards are not sent."""
         self._end(is_whole=kind is None or issubclass(kind, UnfinishedError))
         self.place.close()
 
@@ -128,10 +112,6 @@ class CacheUpload:
         self._thread.start()
 
     def add(self, shard: BuiltShard) -> None:
-        """Queue a finished shard to be sent. Wait while the queue is full. Raises the error of an earlier upload.
-
-        If the place has the shard already, only remove its local file, unless `keeps_local`.
-        """
         if self.place.has(shard.entry):
             if not self.keeps_local:  # a killed run may not have removed it
                 (self.folder / shard.entry.name).unlink(missing_ok=True)
@@ -144,10 +124,7 @@ class CacheUpload:
                 return
 
     def existing(self) -> Cache | None:
-        """Return the finished cache in the local folder or at the place, or None if there is none.
-
-        Raises the errors of `place.resume` and of `finished_cache`.
-        """
+        """Return the finished cache in the local folder or at the place, or None if there is none."""
         there = self.place.resume()
         if not (self.folder / MANIFEST_NAME).exists():
             return there
@@ -162,10 +139,6 @@ class CacheUpload:
             )
 
     def finish(self, manifest: Manifest) -> None:
-        """Send the remaining files of a finished cache. Without `keeps_local`, remove the local files.
-
-        Raises the error of an earlier upload, and the errors of the place's `finish`.
-        """
         self._end(is_whole=True)
         if self._error is not None:
             raise self._error
@@ -196,7 +169,7 @@ class CacheUpload:
             self._error = error
 
     def _end(self, *, is_whole: bool = False) -> None:
-        """End the thread and wait for it. If `is_whole`, waiting shards are sent first; otherwise they are dropped."""
+        """If `is_whole`, waiting shards are sent first; otherwise they are dropped."""
         if self._thread is None:
             return
         while not is_whole:
@@ -213,12 +186,7 @@ class CacheUpload:
 
 
 def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = lambda name: None) -> Manifest:
-    """Send each finished shard of a build that another process runs, and the manifest last. Return the manifest.
-
-    `on_shard` is called with the name of each shard that is queued. A finished cache is sent, too. Raises
-    NotACacheError if there is no build and no cache, BuildError if the build was stopped, UsageError and StoreError for
-    the URL.
-    """
+    """Send each finished shard of a build that another process runs, and the manifest last."""
     folder = folder_path(cache)
     work, followed = folder / WORK_NAME, set[str]()
     if not has_plan(work) and not (folder / MANIFEST_NAME).exists():

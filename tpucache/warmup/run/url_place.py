@@ -38,7 +38,6 @@ class UrlPlace:
     sent_bytes = 0
 
     def __init__(self, url: str, folder: Path) -> None:
-        """Check the URL, but do not connect. Raises UsageError for a URL that cannot be written, DependencyError."""
         self._url, self._folder, self._work = url, folder, folder / WORK_NAME
         self.shown = shown(url)
         refuse_version(url)
@@ -52,11 +51,6 @@ class UrlPlace:
         self._sent: dict[str, str] = {}  # the SHA-256 of each shard at the URL, by name
 
     def resume(self) -> Cache | None:
-        """List the files at the URL. If only the URL has the plan of a build, copy plan and receipts to this machine.
-
-        Returns the finished cache at the URL, or None. Raises UsageError if the URL has files that no warmup wrote,
-        StoreError.
-        """
         self._names = self._remote.names() - OF_REPOSITORIES.get(self._remote.scheme, set())
         if not self._names:
             return None
@@ -80,11 +74,9 @@ class UrlPlace:
         self._remote.send({f"{_PREFIX}{name}": read_file(self._work / name) for name in PLAN_FILES})
 
     def has(self, entry: ShardEntry) -> bool:
-        """Return whether a shard is at the URL."""
         return self._sent.get(entry.name) == entry.sha256
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards and then their receipts. Then local files may be removed. Raises BuildError, StoreError."""
         self._check_taken()
         receipts: dict[str, bytes] = {}
         for entry in entries:
@@ -98,7 +90,7 @@ class UrlPlace:
             self._sent[entry.name] = entry.sha256
 
     def finish(self, manifest: Manifest) -> None:
-        """Send the missing files of a finished cache, the manifest last. Raises BuildError, StoreError, UsageError."""
+        """Send the missing files of a finished cache, the manifest last."""
         names = self._remote.names()
         known = dict(self._sent)
         if MANIFEST_NAME in names:
@@ -124,14 +116,9 @@ class UrlPlace:
         self._remote.send({MANIFEST_NAME: manifest.text.encode()}, remove=[*unfinished, CLAIM_NAME])
 
     def close(self) -> None:
-        """Close the connections."""
         self._remote.close()
 
     def _take(self) -> None:
-        """Claim the URL for this process. The claim of an interrupted build is replaced.
-
-        Raises BuildError if another process claims the URL at the same time, StoreError.
-        """
         if self._is_taken:
             return
         self._remote.make_folder()
@@ -143,7 +130,6 @@ class UrlPlace:
         self._is_taken = True
 
     def _check_taken(self) -> None:
-        """Raise BuildError if another process has claimed the URL, or has finished a cache there."""
         names = self._remote.names()
         if CLAIM_NAME not in names or self._read_claim().identity != self._claim.identity:
             raise self._lost()
@@ -158,10 +144,6 @@ class UrlPlace:
         )
 
     def _send_versions(self, manifest: Manifest, names: set[str]) -> None:
-        """Send what this machine has of earlier versions: their manifests, their files, and the times of the versions.
-
-        `names` are the files that were sent already. The names of the sent files are added.
-        """
         others: dict[str, bytes] = {}
         entries: list[FileEntry] = []
         for number in range(1, manifest.number):
@@ -195,7 +177,6 @@ class UrlPlace:
                 sent_path(self._work, int(found[1]), int(found[2])).touch()
 
     def _send_files(self, entries: Sequence[FileEntry], others: dict[str, bytes] | None = None) -> None:
-        """Send files of the cache, and check their sizes. Then send the files `others`, by name. Raises StoreError."""
         files = {entry.name: self._folder / entry.name for entry in entries}
         together = others or {}
         if self._remote.is_atomic:
