@@ -21,7 +21,7 @@ from tpucache.errors import PublishError
 from tpucache.store.remote import draft, kaggle
 from tpucache.store.remote.draft import Draft
 from tpucache.store.remote.kaggle import KaggleDataset
-from tpucache.warmup.run import kaggle_place, scheduler, tasks
+from tpucache.warmup.run import places, scheduler, tasks
 
 _RECIPE = Recipe(size=160, shard_mb=1)
 _PLACE, _ID = "kaggle:ann/birds-at-160", "ann/birds-at-160"
@@ -360,6 +360,6 @@ def test_a_journal_that_cannot_be_read_is_named(source: Path, server: KaggleServ
 def test_a_dataset_has_no_more_files_than_kaggle_takes(
     source: Path, server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kaggle_place, "MAX_FILES", _SHARDS + 2)
+    monkeypatch.setattr(places, "MAX_FILES", _SHARDS + 2)
     with pytest.raises(PublishError, match=r"would have 7 files, and a dataset has at most 6"):
         warm_up(source, tmp_path / "work")

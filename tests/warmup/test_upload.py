@@ -31,7 +31,7 @@ from tpucache.store.copying import Claim
 from tpucache.store.remote.url import Remote
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.run import scheduler, tasks, upload
-from tpucache.warmup.run.url_place import UrlPlace
+from tpucache.warmup.run.places import UrlPlace
 
 Digests = Callable[[Path], dict[str, str]]
 

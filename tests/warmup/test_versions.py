@@ -411,22 +411,21 @@ def stopping(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
         return call
 
     import tpucache.store.manifest
-    import tpucache.warmup.compacting
-    import tpucache.warmup.deleting
     import tpucache.warmup.tables
+    import tpucache.warmup.versions
     from tpucache.store import files
 
     for module in (
         tpucache.store.manifest,
         tpucache.store.history,
-        tpucache.warmup.change,
+        tpucache.warmup.versions,
         tpucache.warmup.tables,
-        tpucache.warmup.compacting,
+        tpucache.warmup.versions,
     ):
         for name in ("write_atomically", "link_or_copy", "remove_old_files", "sync_directory"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, wrapped(getattr(files, name, getattr(module, name)), name))
-    monkeypatch.setattr(tpucache.warmup.change, "remove_folder", lambda folder: None)
+    monkeypatch.setattr(tpucache.warmup.versions, "remove_folder", lambda folder: None)
     return done
 
 

@@ -209,7 +209,7 @@ def delete(options: argparse.Namespace) -> int:
     """Delete samples: make a version of a cache without them. Or undo the last deletion."""
     from tpucache.errors import UsageError
     from tpucache.report.inspect import describe
-    from tpucache.warmup.deleting import delete_samples, read_paths, undo_delete
+    from tpucache.warmup.versions import delete_samples, read_paths, undo_delete
 
     if [options.where, options.paths, options.undo or None].count(None) != 2:
         raise UsageError("delete needs exactly one of --where EXPR, --paths FILE and --undo: give one of the three")
@@ -235,7 +235,7 @@ def compact(options: argparse.Namespace) -> int:
     from tpucache.report.inspect import describe
     from tpucache.store.history import refuse_version, version_files
     from tpucache.store.manifest import Manifest
-    from tpucache.warmup.compacting import compact_cache
+    from tpucache.warmup.versions import compact_cache
 
     refuse_version(options.cache)
     before = Manifest.load(options.cache)

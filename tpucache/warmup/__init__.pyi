@@ -3,8 +3,8 @@
 from tpucache.recipe import Recipe as Recipe
 from tpucache.warmup.build import build_cache as build_cache
 from tpucache.warmup.build_options import LabelKind as LabelKind, SoftOptions as SoftOptions
-from tpucache.warmup.compacting import compact_cache as compact_cache
-from tpucache.warmup.deleting import delete_samples as delete_samples, undo_delete as undo_delete
+from tpucache.warmup.versions import compact_cache as compact_cache
+from tpucache.warmup.versions import delete_samples as delete_samples, undo_delete as undo_delete
 from tpucache.warmup.estimate import Estimate as Estimate
 from tpucache.warmup.relabel import relabel_cache as relabel_cache, set_columns as set_columns
 from tpucache.warmup.repair import repair_cache as repair_cache

@@ -367,6 +367,6 @@ def _warn_of_slow_parts(plan: BuildPlan) -> None:
 
 
 def _clean_up(cache: Path, manifest: Manifest) -> None:
-    """Remove what belongs to no version of the cache. The work folder is removed last, so that a later run can go on."""
+    """The work folder is removed last, so that a later run can go on."""
     remove_old_files(cache, manifest)
     remove_folder(cache / WORK_NAME)

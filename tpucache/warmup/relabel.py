@@ -22,7 +22,6 @@ from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.store.samples import Column, SampleTable, encode_columns
 from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.warmup.build_options import LabelKind, SoftOptions
-from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
 from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, missing_texts
@@ -37,7 +36,18 @@ from tpucache.warmup.sources.table import (
     raw_labels,
     read_table,
 )
-from tpucache.warmup.tables import class_counts, label_column, label_facts, taken, value_names, write_table
+from tpucache.warmup.tables import (
+    class_counts,
+    keep_table,
+    label_column,
+    label_facts,
+    next_history,
+    save_manifest,
+    taken,
+    value_names,
+    write_table,
+)
+from tpucache.warmup.versions import changing
 
 RowNumbers = npt.NDArray[np.int64]
 

@@ -29,11 +29,11 @@ from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.library_versions import version_differences
 from tpucache.warmup.listing import as_asked, name_some, number_samples
 from tpucache.warmup.records.encode import SampleEncoder
-from tpucache.warmup.run.chunks import BuiltShard
 from tpucache.warmup.run.executors import Executor
 from tpucache.warmup.run.folder import cache_folder, hold, remove_folder, remove_leftovers
 from tpucache.warmup.run.plan_file import has_plan
 from tpucache.warmup.run.scheduler import Scheduler
+from tpucache.warmup.run.spool import BuiltShard
 from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Items, Listing, Source

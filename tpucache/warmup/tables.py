@@ -17,26 +17,29 @@ from tpucache.native import Array
 from tpucache.recipe import fingerprint
 from tpucache.store.cache import Cache, annotation_counts, cache_fingerprint
 from tpucache.store.fields import IMAGE, LABEL, Field
-from tpucache.store.files import write_atomically
+from tpucache.store.files import link_or_copy, write_atomically
 from tpucache.store.format import (
     INDEX_DTYPE,
     INDEX_NAME,
+    MANIFEST_NAME,
     SAMPLES_NAME,
+    TIMES_NAME,
     VERSION,
     WORK_NAME,
     shard_name,
     table_name,
+    version_name,
 )
 from tpucache.store.growing import Prospect
+from tpucache.store.history import note_time
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, History, Manifest, ShardEntry, Statistics, mean_and_std, version_of
 from tpucache.store.samples import IMAGE_COLUMNS, Column, Strings, encode_columns
-from tpucache.warmup.change import next_history, save_manifest
 from tpucache.warmup.library_versions import versions
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.records.arrays import SEVERAL_FRAMES
-from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations
+from tpucache.warmup.run.spool import BuiltShard, ChunkInfo, add_annotations
 from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
 
@@ -312,3 +315,25 @@ def _statistics(
         sums=tuple(whole.sums),
         squares=tuple(whole.squares),
     )
+
+
+def next_history(folder: Path, before: Manifest, command: str) -> History:
+    """Save the manifest `before` as the file of an earlier version, and return the history of the next version."""
+    name = version_name(before.number)
+    write_atomically(folder / name, before.text.encode(), folder / WORK_NAME / f"{name}.tmp")
+    return History(before.number + 1, command, (*before.parents, before.identity))
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    work = folder / WORK_NAME
+    if manifest.history is not None:
+        note_time(folder, manifest, work / f"{TIMES_NAME}.tmp")
+    manifest.save(folder, work / f"{MANIFEST_NAME}.tmp")
+    return manifest
+
+
+def keep_table(folder: Path, entry: FileEntry, first: str, generation: int) -> FileEntry:
+    """Give an unchanged table a name in the next version, as a link or a copy of its file."""
+    name = table_name(first, generation)
+    link_or_copy(folder / entry.name, folder / name, folder / WORK_NAME / f"{name}.tmp")
+    return FileEntry(name, entry.bytes, entry.sha256)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tpucache.warmup.records.moments import FLOAT_BITS, add_moments, moments
+from tpucache.warmup.records.encode import FLOAT_BITS, add_moments, moments
 
 SHAPES = arrays.array_shapes(min_dims=3, max_dims=3, max_side=6)
 

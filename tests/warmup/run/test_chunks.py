@@ -10,7 +10,7 @@ import pytest
 from tpucache import Recipe, build_cache
 from tpucache.store.cache import Cache
 from tpucache.store.samples import Strings
-from tpucache.warmup.run.chunks import ChunkInfo, KeptSample
+from tpucache.warmup.run.spool import ChunkInfo, KeptSample
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 

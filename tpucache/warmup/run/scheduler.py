@@ -24,10 +24,9 @@ from tpucache.store.files import is_late
 from tpucache.store.growing import ARRIVED_DTYPE, FAILURE_NAME, list_asked, spool_name
 from tpucache.warmup.blocks import TASK_BYTES, Block, Chunk, samples_a_task
 from tpucache.warmup.estimate import Remaining
-from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, load_receipt
 from tpucache.warmup.run.executors import Executor, Task
 from tpucache.warmup.run.folder import disk_failure
-from tpucache.warmup.run.spool import Log, Spooled, are_right
+from tpucache.warmup.run.spool import BuiltShard, ChunkInfo, Log, Spooled, are_right, load_receipt
 from tpucache.warmup.run.tasks import (
     BuildContext,
     Made,

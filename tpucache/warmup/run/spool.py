@@ -8,17 +8,26 @@ If readers follow the build, each worker writes one spool file, which stays unti
 its own, which is removed once the shards of its block are finished, and the log has a name that no reader looks for.
 
 None of these files is synced, so a power cut may damage them. A record or a line counts only with its checksum.
+
+When a shard is finished, its receipt is written: a file that says so, and describes it and its samples.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import itertools
 import json
+import operator
 import os
+import re
 import secrets
+import struct
 import threading
+import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,10 +35,184 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.machine import pread
-from tpucache.store.files import OpenFile, write_atomically
+from tpucache.native import Array
+from tpucache.store.files import OpenFile, read_file, write_atomically
+from tpucache.store.format import shard_name
 from tpucache.store.growing import ARRIVED_DTYPE, ARRIVED_NAME, SPOOL_BIT, spool_name
-from tpucache.warmup.run.chunks import ChunkInfo
+from tpucache.store.manifest import ShardEntry, Skipped
+from tpucache.store.samples import encode_columns
 from tpucache.warmup.run.folder import disk_failure
+from tpucache.warmup.sources.source import Label, Sample
+
+#: The key for the number of annotations in the source. The keys for variants are their numbers.
+IN_SOURCE: Final = "source"
+#: The name of a receipt, with its block and its variant.
+RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4})\.npz")
+
+
+#: The errors of reading a receipt that does not exist or is damaged: zipfile raises RuntimeError for some headers.
+_DAMAGED: Final = (
+    *(FileNotFoundError, EOFError, KeyError, TypeError, ValueError, RuntimeError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
+#: The array of a receipt that holds its JSON.
+_METADATA: Final = "told"
+
+
+class KeptSample(NamedTuple):
+    """A sample that is not skipped, with the `label` and the `columns` that are stored in the sample itself.
+
+    `facts` has values of the sample's image, such as the width, by column of the samples table.
+    """
+
+    number: int
+    label: Label
+    columns: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ChunkInfo:
+    """Everything about the samples of a chunk or block that the tables and the manifest need, without the records.
+
+    `numbers` are the numbers of the samples that are not skipped. `labels` and each list in `columns` have one item for
+    each of these samples. A label is None if the listing has the labels, and an item of a column is None if the sample
+    lacks this column. `sums` and `squares` are exact sums over each channel of the clean images. `annotations` has the
+    counts of boxes, keypoints or masks by field: in the source, and in each variant. `digests` has content hashes by
+    sample number: of all skipped samples, and of a few kept samples.
+    """
+
+    numbers: list[int] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    sums: list[int] = field(default_factory=list)
+    squares: list[int] = field(default_factory=list)
+    annotations: dict[str, dict[str, int]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def add(self, samples: Sequence[KeptSample]) -> None:
+        values = [{**sample.facts, **sample.columns} for sample in samples]
+        for name in {*self.columns, *itertools.chain.from_iterable(values)}:
+            column = self.columns.setdefault(name, [None] * len(self.numbers))
+            column.extend(map(operator.methodcaller("get", name), values))
+        self.numbers.extend(map(operator.attrgetter("number"), samples))
+        self.labels.extend(map(operator.attrgetter("label"), samples))
+
+    def count(self, place: str, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            places = self.annotations.setdefault(name, {})
+            places[place] = places.get(place, 0) + count
+
+    @property
+    def every_number(self) -> list[int]:
+        return [*self.numbers, *(skip.number for skip in self.skipped)]
+
+    def covers(self, samples: Sequence[Sample]) -> bool:
+        """Return whether the info has exactly these samples, kept or skipped."""
+        return sorted(self.every_number) == [sample.number for sample in samples]
+
+    @classmethod
+    def join(cls, infos: Sequence[ChunkInfo]) -> ChunkInfo:
+        names = sorted({name for info in infos for name in info.columns})
+        joined = itertools.chain.from_iterable  # faster than a comprehension
+        return cls(
+            numbers=list(joined(info.numbers for info in infos)),
+            skipped=list(joined(info.skipped for info in infos)),
+            labels=list(joined(info.labels for info in infos)),
+            columns={
+                name: list(joined(info.columns.get(name, [None] * len(info.numbers)) for info in infos))
+                for name in names
+            },
+            sums=[sum(values) for values in itertools.zip_longest(*(info.sums for info in infos), fillvalue=0)],
+            squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],
+            annotations=add_annotations([info.annotations for info in infos if info.numbers]),
+            digests={number: digest for info in infos for number, digest in info.digests.items()},
+        )
+
+    def in_order(self) -> ChunkInfo:
+        """Return the info with its samples in the order of their numbers."""
+        order = np.argsort(self.numbers).tolist()
+        return dataclasses.replace(
+            self,
+            numbers=sorted(self.numbers),
+            skipped=sorted(self.skipped, key=operator.attrgetter("number")),
+            labels=[self.labels[at] for at in order],
+            columns={name: [values[at] for at in order] for name, values in self.columns.items()},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "skipped": [dataclasses.asdict(skipped) for skipped in self.skipped]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> ChunkInfo:
+        return cls(**{**content, "skipped": [Skipped(**skipped) for skipped in content["skipped"]]})
+
+
+def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Add up counts of annotations by field and, in each field, by `IN_SOURCE` or the number of a variant."""
+    names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
+    return {
+        name: {
+            place: sum(part[name].get(place, 0) for part in parts)
+            for place in dict.fromkeys(place for part in parts for place in part[name])
+        }
+        for name in names
+    }
+
+
+@dataclass(frozen=True)
+class BuiltShard:
+    """A finished shard: its entry in the manifest, its rows in the index, and the `info` of its samples.
+
+    `entry.first` is 0 until the manifest is made.
+    """
+
+    entry: ShardEntry
+    rows: Array
+    info: ChunkInfo
+
+
+def save_receipt(work: Path, shard: BuiltShard) -> None:
+    metadata = json.dumps({"entry": shard.entry.to_dict(), "note": shard.info.to_dict()})
+    columns = {_METADATA: np.frombuffer(metadata.encode(), np.uint8), "rows": shard.rows}
+    path = receipt_path(work, shard.entry.block, shard.entry.variant)
+    try:
+        write_atomically(path, encode_columns(columns))
+    except OSError as error:
+        raise disk_failure(path, error) from error
+
+
+def load_receipt(cache: Path, work: Path, block: int, variant: int) -> BuiltShard | None:
+    """Return a finished shard; None if its receipt is missing or damaged, or if the shard does not exist any more."""
+    try:
+        data = read_file(receipt_path(work, block, variant))
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            metadata = json.loads(archive[_METADATA].tobytes())
+            entry = ShardEntry(**metadata["entry"])
+            if entry.name != shard_name(variant, block):
+                return None
+            if not sent_path(work, block, variant).exists() and (cache / entry.name).stat().st_size != entry.bytes:
+                return None
+            return BuiltShard(entry, archive["rows"], ChunkInfo.from_dict(metadata["note"]))
+    except _DAMAGED:
+        return None
+
+
+def receipt_path(work: Path, block: int, variant: int) -> Path:
+    return work / f"shard-{block:05d}-v{variant:04d}.npz"
+
+
+def sent_path(work: Path, block: int, variant: int) -> Path:
+    """Return the path of the file that marks a shard as sent to the URL or to Kaggle."""
+    return receipt_path(work, block, variant).with_suffix(".sent")
+
+
+def sent_shards(work: Path) -> list[tuple[int, int]]:
+    """Return the block and the variant of each shard that is marked as sent."""
+    found = (RECEIPT_NAME.fullmatch(path.with_suffix(".npz").name) for path in work.glob("*.sent"))
+    return sorted((int(each[1]), int(each[2])) for each in found if each)
+
 
 Rows = npt.NDArray[Any]
 

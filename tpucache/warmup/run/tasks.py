@@ -27,11 +27,21 @@ from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
 from tpucache.warmup.blocks import TASK_BYTES, Chunk, content_sha256
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.arrays import Facts
-from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
-from tpucache.warmup.records.moments import Moments, add_moments, mean_and_std, moments
-from tpucache.warmup.run.chunks import IN_SOURCE, BuiltShard, ChunkInfo, KeptSample, save_receipt
+from tpucache.warmup.records.encode import EncodedSample, Moments, SampleEncoder, add_moments, mean_and_std, moments
 from tpucache.warmup.run.folder import disk_failure, is_held
-from tpucache.warmup.run.spool import Log, Rows, Spooled, Unwritten, read_spool, write_spool
+from tpucache.warmup.run.spool import (
+    IN_SOURCE,
+    BuiltShard,
+    ChunkInfo,
+    KeptSample,
+    Log,
+    Rows,
+    Spooled,
+    Unwritten,
+    read_spool,
+    save_receipt,
+    write_spool,
+)
 from tpucache.warmup.sources.ahead import LoadAhead, lateness_of
 from tpucache.warmup.sources.source import Sample
 

@@ -1,6 +1,6 @@
 """Upload: sends each finished shard of a build to a URL or to Kaggle while the next ones are built.
 
-`url_place` writes files to a URL, and the manifest last. `kaggle_place` sends files to Kaggle, and at the end makes one
+`UrlPlace` writes files to a URL, and the manifest last. `KagglePlace` sends files to Kaggle, and at the end makes one
 version of a dataset. If a run is killed, the next run continues.
 """
 
@@ -23,11 +23,10 @@ from tpucache.store.files import as_url, is_kaggle
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.remote.cache import check_own, default_directory
-from tpucache.warmup.run.chunks import RECEIPT_NAME, BuiltShard, load_receipt
 from tpucache.warmup.run.folder import finished_cache, is_worked_on, remove_folder
-from tpucache.warmup.run.kaggle_place import KagglePlace
+from tpucache.warmup.run.places import KagglePlace, UrlPlace
 from tpucache.warmup.run.plan_file import has_plan
-from tpucache.warmup.run.url_place import UrlPlace
+from tpucache.warmup.run.spool import RECEIPT_NAME, BuiltShard, load_receipt
 
 #: A function that returns further files, by their names, to send to Kaggle with a cache, such as the dataset's card.
 Companions = Callable[[Manifest], Mapping[str, bytes]]
