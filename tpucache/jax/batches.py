@@ -292,11 +292,7 @@ class _Epochs:
         return finish({name: table.rows for name, table in tables.items()}, sent.slots, draws)
 
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
-        """Upload a batch, and return its fields, labels, random numbers, and which of its rows are samples.
-
-        This is called in the uploading thread. `number` is the number of the batch, counted from the first epoch. For a
-        batch of row numbers, the fields are None, and a `_SentRows` takes the place of the labels.
-        """
+        """Upload a batch, and return its fields, labels, random numbers, and which of its rows are samples."""
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
             return self._upload_rows(batch[0], batch[1], number)
         arrays, labels = self._arrays(batch)
@@ -318,10 +314,7 @@ class _Epochs:
         return None, _SentRows(resident, sent), self._put_draws(number, len(read.slots)), is_sample
 
     def _upload_together(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
-        """Send the row numbers of several batches by one call; return what `_upload` returns for each batch.
-
-        `number` is the number of the first of these batches, counted from the first epoch.
-        """
+        """Send the row numbers of several batches by one call; return what `_upload` returns for each batch."""
         resident, counts = batches[0][0], [len(read.slots) for _, read in batches]
         padded = [self._padded_rows(resident, read) for _, read in batches]
         self.sent_bytes += sum(read.slots.nbytes for read in padded)
@@ -331,11 +324,7 @@ class _Epochs:
         return [(None, *parts) for parts in zip(rows, draws, are_samples, strict=True)]
 
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
-        """Return `read`, filled up to the loader's batch size if batches are padded.
-
-        The padding is a row number beyond the table, for which the devices give zeros. Raises UsageError if the labels
-        cannot be mixed by mixup or cutmix.
-        """
+        """Return `read`, filled up to the loader's batch size if batches are padded."""
         self._kept.check_labels(read, self._draws)
         if not self._pads or resident.slots is None:
             return read
@@ -468,8 +457,7 @@ def make_finish(options: FinishOptions) -> Finish:
     """Return a jitted function, described by `Finish`, that finishes a batch as `options` say.
 
     Images are (batch, height, width, channels), or packed, uint8 (batch, n): the function decodes packed images. With
-    `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by mean and std. Raises
-    UsageError if the augmentations do not fit the images.
+    `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by mean and std.
     """
     # On a TPU, matrix multiplication rounds operands to bfloat16; the decoder splits its operands to allow for that.
     jitted: Finish = jax.jit(_make_plain_finish(options))
@@ -480,8 +468,7 @@ def make_finish(options: FinishOptions) -> Finish:
 def make_rows_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]) -> Finish:
     """Return a jitted function that gathers a batch from tables on the devices, and then does what `options` say.
 
-    The function takes the rows of each table by field name, and the row numbers and random numbers of a batch. `forms`
-    has the name of each field and the layout of its table; the labels are a field, too.
+    The function takes the rows of each table by field name, and the row numbers and random numbers of a batch.
     """
     plain = _make_plain_finish(options)
 

@@ -40,11 +40,7 @@ class JaxMemory:
     tile = XLA_TILE
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
-        """Store `sharding`, which divides the first axis of a batch over devices of this process.
-
-        Raises UsageError if it also divides other axes, or has devices of other processes, and if it divides batches
-        without being a NamedSharding.
-        """
+        """Store `sharding`, which divides the first axis of a batch over devices of this process."""
         self.sharding = of_first_axis(sharding)
         count = len(self.sharding.device_set)
         self.cores = len({*map(str, self.sharding.devices_indices_map((count,)).values())})
@@ -57,11 +53,7 @@ class JaxMemory:
             )
 
     def put(self, array: Any, name: str = "rows") -> jax.Array:
-        """Send a host array or tensor to the devices, divided along its first axis.
-
-        Unless `jax_enable_x64` is set, 64-bit integers become 32-bit. Raises UsageError for integers that do not fit
-        into 32 bits; `name` names the array in the message.
-        """
+        """Send a host array or tensor to the devices, divided along its first axis."""
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
         return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)
 
@@ -71,11 +63,7 @@ class JaxMemory:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
-        """Return a table of zeros on the devices, with the rows that `slots` assigns to records.
-
-        The table is written in chunks of the shape and dtype of `chunk`, which is on the devices. Raises
-        DeviceFullError if the devices do not have enough memory.
-        """
+        """Return a table of zeros on the devices, with the rows that `slots` assigns to records."""
         return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
@@ -85,8 +73,7 @@ class JaxMemory:
     def free_bytes(self) -> int | None:
         """Return the most bytes that a table may have, so that its parts fit into the devices' free memory.
 
-        This is the least free memory of any device, times the number of parts into which batches are divided. Returns
-        None if a device does not report its memory.
+        This is the least free memory of any device, times the number of parts into which batches are divided.
         """
         found = [device.memory_stats() for device in self.sharding.device_set]
         if not all(each and "bytes_limit" in each and "bytes_in_use" in each for each in found):
@@ -98,10 +85,7 @@ class JaxTable:
     """A table on the devices with one row for each record. The bits of a row are stored as unsigned integers."""
 
     def __init__(self, form: TableForm, chunk: int) -> None:
-        """Reserve memory for the rows of a table with the layout `form`. `chunk` is the number of rows in a chunk.
-
-        Raises DeviceFullError if there is not enough memory.
-        """
+        """Reserve memory for the rows of a table with the layout `form`. `chunk` is the number of rows in a chunk."""
         self.form, self._chunk = form, chunk
         try:
             self.rows: jax.Array = jax.jit(form.zeros, out_shardings=form.sharding)()
@@ -129,8 +113,7 @@ class TableForm:
     ) -> None:
         """Store the layout: `cores` parts of `rows_a_core` rows, with the shape and dtype of the records in `chunk`.
 
-        `sharding` divides the rows over the devices. With `is_local`, each core needs only rows of its own part;
-        otherwise the cores exchange rows.
+        With `is_local`, each core needs only rows of its own part; otherwise the cores exchange rows.
         """
         self.sharding, self.cores, self.rows_a_core, self.is_local = sharding, cores, rows_a_core, is_local
         self.shape, self.dtype = chunk.shape[1:], chunk.dtype
@@ -159,7 +142,7 @@ class TableForm:
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
         """Return `rows`, the rows of a table, with `chunk` written over those of chunk `number`.
 
-        `each` is the number of the chunk's rows on each core. This is called in a jitted function.
+        `each` is the number of the chunk's rows on each core.
         """
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
         if self._row:
@@ -176,8 +159,7 @@ class TableForm:
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
         """Return the rows with the numbers `slots`, in the shape and dtype of the records.
 
-        A number after the last row gives zeros, unless each of several cores takes only its own rows. This is called in
-        a jitted function.
+        A number after the last row gives zeros, unless each of several cores takes only its own rows.
         """
 
         def take_own(own: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -238,10 +220,7 @@ def _axes(sharding: NamedSharding) -> Sequence[str]:
 
 
 def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """Return a sharding for arrays of any rank, which divides the first axis as `sharding` does.
-
-    Raises UsageError if `sharding` also divides other axes.
-    """
+    """Return a sharding for arrays of any rank, which divides the first axis as `sharding` does."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     if any(axis is not None for axis in sharding.spec[1:]):
@@ -253,11 +232,7 @@ def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
 
 
 def to_jax_dtype(name: str, array: Array) -> Array:
-    """Return an array with the dtype that JAX uses: 64-bit integers become 32-bit, unless jax_enable_x64 is set.
-
-    `name` is the field's name, for the message. Raises UsageError for integers that do not fit into 32 bits, which JAX
-    would change without a message.
-    """
+    """Return an array with the dtype that JAX uses: 64-bit integers become 32-bit, unless jax_enable_x64 is set."""
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     if kept == array.dtype or array.dtype.kind not in "iu":
         return array
@@ -276,7 +251,7 @@ class KeptRecords:
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        """Plan the memory for the loader's records. Raises UsageError if `resident` is "yes" and they cannot stay."""
+        """Plan the memory for the loader's records."""
         self._loader, self._resident, self._decision = loader, None, None
         self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row; only used if classes are mixed
         if isinstance(resident, Resident):
@@ -292,10 +267,7 @@ class KeptRecords:
     _decision: ResidentDecision | None
 
     def decide(self) -> None:
-        """Decide whether records stay on the devices, if `resident` is "auto" and this is not decided yet.
-
-        The decision depends on the memory that is free now: call this after the first steps.
-        """
+        """Decide whether records stay on the devices, if `resident` is "auto" and this is not decided yet."""
         if self._decision is not None:
             self._decision.decide()
 
@@ -306,10 +278,7 @@ class KeptRecords:
         return "no" if self._resident is None else "yes, in the Resident given"
 
     def begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:
-        """Begin an iteration of the loader, and return its batches. The iteration ends when the stack is closed.
-
-        If records stay on the devices, a batch is a pair of the Resident and a RecordBatch of row numbers.
-        """
+        """Begin an iteration of the loader, and return its batches. The iteration ends when the stack is closed."""
         if self._decision is not None:
             if not self._decision.is_resident:
                 self._resident = None
@@ -324,11 +293,7 @@ class KeptRecords:
         return self._resident.pairs(self._loader)
 
     def check_labels(self, read: RecordBatch, settings: AugmentSettings | None) -> None:
-        """Raise UsageError if a batch's labels cannot be mixed by mixup or cutmix.
-
-        Does nothing if records do not stay on the devices, or if `settings` do not mix. A record's label is checked
-        when the record is uploaded, and the result is remembered for later batches.
-        """
+        """Raise UsageError if a batch's labels cannot be mixed by mixup or cutmix."""
         if settings is None or not settings.mixes or self._resident is None or self._resident.slots is None:
             return
         slots = self._resident.slots

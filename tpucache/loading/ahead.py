@@ -45,10 +45,7 @@ _SPARE: Final = 2  # parts per thread, so that no thread waits while another fin
 
 
 def refuse_fork(began: int) -> None:
-    """Raise UsageError unless this is the process in which an iteration began; `began` is that process's pid.
-
-    A forked process has the iterator, but not the threads that read for it, so it would wait forever.
-    """
+    """Raise UsageError unless this is the process in which an iteration began; `began` is that process's pid."""
     if os.getpid() != began:
         raise UsageError(
             f"this iteration was begun in process {began}, and a forked process lacks the threads that read its "
@@ -95,10 +92,7 @@ class ReadingThreads:
         return self._readers.submit(work)
 
     def divide(self, work: Callable[[int, int], None], rows: int) -> None:
-        """Call `work(start, stop)` for parts of a batch's rows, in this thread and in idle reading threads.
-
-        Return when all parts are done.
-        """
+        """Call `work(start, stop)` for parts of a batch's rows, in this thread and in idle reading threads."""
         parts = min(self._parts, rows // LEAST_ROWS)
         if parts < 2:
             work(0, rows)
@@ -231,10 +225,7 @@ class Ahead(Generic[Prepared]):
         return [self._prepare(batch, number + at) for at, batch in enumerate(batches)]
 
     def _grouped(self, batches: Iterator[Any]) -> Generator[list[tuple[Any, Callable[[], None] | None]], None, None]:
-        """Yield the batches in groups to prepare together. The first groups are small, so that the loop starts early.
-
-        With each batch comes the function that counts it in its loader's state, or None.
-        """
+        """Yield the batches in groups to prepare together."""
         group: list[tuple[Any, Callable[[], None] | None]] = []
         key: Hashable = None
         most = 1
@@ -268,7 +259,7 @@ def _shared(batch: Any) -> Hashable:
 
 
 def _end(stop: threading.Event, ready: queue.Queue[Any], thread: threading.Thread) -> None:
-    """Stop a thread and wait for it. The queue is emptied meanwhile: a full queue may block the thread."""
+    """Stop a thread and wait for it."""
     stop.set()
     while thread.is_alive():
         try:

@@ -33,11 +33,7 @@ class Column:
         return len(self.names) or 1
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Return the encoded column of the samples at `positions`, float32 (n, width).
-
-        Numbers are standardised, and names are one-hot. Raises UsageError if a value is missing, has another type, or
-        is a name that no training sample has.
-        """
+        """Return the encoded column of the samples at `positions`, float32 (n, width)."""
         values = read_column(table, self.name, positions)
         if isinstance(values, list) != bool(self.names):
             raise UsageError(
@@ -70,10 +66,7 @@ class Columns:
         return sum(part.width for part in self.parts)
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Return the encoded columns of the samples at `positions`, float32 (n, width).
-
-        Raises UsageError for a value that is missing, has another type, or is a name that no training sample has.
-        """
+        """Return the encoded columns of the samples at `positions`, float32 (n, width)."""
         return np.concatenate([part.encode(table, positions) for part in self.parts], 1)
 
     def to_list(self) -> list[dict[str, Any]]:
@@ -87,10 +80,7 @@ def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
 
 
 def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> Columns:
-    """Fit the encoding of the columns `names` to the training samples at `positions`, and return it.
-
-    Raises UsageError if a column does not exist or lacks a value.
-    """
+    """Fit the encoding of the columns `names` to the training samples at `positions`, and return it."""
     parts = []
     for name in names:
         values = read_column(table, name, positions)
@@ -102,10 +92,7 @@ def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> C
 
 
 def read_column(table: SampleTable, name: str, positions: Array) -> Array | list[str]:
-    """Return a column of the samples at `positions`: numbers, float64 (n,), or a list of names.
-
-    Raises UsageError if there is no such column of one value per sample, or if a value is missing (NaN, infinite, "").
-    """
+    """Return a column of the samples at `positions`: numbers, float64 (n,), or a list of names."""
     if name not in table or name in ("number", "path", "label"):
         kept = [each for each in table if each not in ("number", "path", "label")]
         raise UsageError(f"the samples table has no column {name!r} to train on: it has {', '.join(kept) or 'none'}")
@@ -143,11 +130,7 @@ class Split(NamedTuple):
 
 
 def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Split:
-    """Hold out a random fraction of every class for validation. The same arguments give the same split.
-
-    A class with two or more samples has samples in both sets. Labels that are not class numbers (vectors or values)
-    count as one class. Raises UsageError unless 0 < fraction < 1 and both sets have samples.
-    """
+    """Hold out a random fraction of every class for validation. The same arguments give the same split."""
     if not 0 < fraction < 1:
         raise UsageError(f"a validation fraction is between 0 and 1, not {fraction}")
     rng = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
@@ -169,10 +152,7 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
 
 
 def fold_split(table: SampleTable, fold: str | int) -> Split:
-    """Hold out the samples whose value in the table's column `fold` is the argument `fold`, an integer or a name.
-
-    Raises UsageError if the table has no such fold or no other fold, or if samples have no fold.
-    """
+    """Hold out the samples whose value in the table's column `fold` is the argument `fold`, an integer or a name."""
     valid = fold_positions(table, fold)
     train = np.setdiff1d(np.arange(len(table["fold"])), valid)
     if not len(train):
@@ -181,10 +161,7 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
 
 
 def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]:
-    """Return the positions of the samples in the fold with the number or name `fold`, ascending.
-
-    Raises UsageError if there is no such fold, or if a sample has no fold.
-    """
+    """Return the positions of the samples in the fold with the number or name `fold`, ascending."""
     folds = _folds(table)
     text = str(fold).strip()
     is_number = text.removeprefix("-").isdecimal()
@@ -197,11 +174,7 @@ def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]
 
 
 def fold_splits(table: SampleTable) -> dict[str, Split]:
-    """Return the split of each fold by the fold's name, sorted by number or name.
-
-    Samples of fold -1 are in every training set and in no validation set, as in scikit-learn's PredefinedSplit. Raises
-    UsageError if there are fewer than two folds, or if samples have no fold.
-    """
+    """Return the split of each fold by the fold's name, sorted by number or name."""
     folds = _folds(table)
     values = np.unique(folds)
     values = values[values != (str(NO_FOLD) if folds.dtype.kind == "U" else NO_FOLD)]

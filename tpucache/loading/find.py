@@ -39,11 +39,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def locate(cache: str | Path) -> Path:
-    """Return the folder of a cache. "kaggle:slug" and "kaggle:owner/slug" are searched for; other texts are paths.
-
-    A path that ends in a version, such as "cache@2", is returned with that version. The files of "kaggle:slug@2" are
-    collected from all mounted datasets.
-    """
+    """Return the folder of a cache. "kaggle:slug" and "kaggle:owner/slug" are searched for; other texts are paths."""
     text = os.fspath(cache)
     if text.startswith(KAGGLE):
         name, version = split_version(text)
@@ -60,9 +56,7 @@ def open_cache(
 ) -> Cache:
     """Open a cache, given as a folder, "kaggle:slug" or a URL. In a folder, only the manifest is read.
 
-    `cache_dir` and `cache_bytes` are those of `RemoteCache.open_url`, for a cache at a URL. If `cache_dir` is given, a
-    folder (such as a mounted bucket) is read like a URL. `version` is the number of the version to open, by default the
-    newest; "cache@2" also names version 2 of "cache".
+    `version` is the number of the version to open, by default the newest; "cache@2" also names version 2 of "cache".
     """
     is_remote = is_url(cache) and not os.fspath(cache).startswith(KAGGLE)
     if is_remote or cache_dir is not None:
@@ -110,12 +104,7 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
 
 
 def find_version(name: str, version: int, roots: Sequence[str | Path] | None = None) -> Path:
-    """Return a folder with one version of the cache "kaggle:slug" or "kaggle:owner/slug".
-
-    The version's files may be spread over several mounted datasets: slug itself, and add-ons called slug-v2, slug-v3
-    and so on. The search is the same as in `find_cache`. Raises UsageError for an invalid name, NotACacheError if no
-    cache is found, and the errors of `join_version`.
-    """
+    """Return a folder with one version of the cache "kaggle:slug" or "kaggle:owner/slug"."""
     wanted = _wanted(name)
     search = Search([Path(root) for root in roots] if roots is not None else usual_roots(), _MAX_SECONDS)
     found = [
@@ -199,10 +188,7 @@ class Search:
 
 
 def _wanted(name: str) -> list[tuple[str, ...]]:
-    """Return tuples of nested folder names. A cache is called `name` if its path contains one of these tuples.
-
-    A first folder name "" stands for the root of the search. Raises UsageError for an invalid `name`.
-    """
+    """Return tuples of nested folder names."""
     text = name.removeprefix(KAGGLE)
     parts = tuple(text.split("/"))
     is_kaggle = text != name
@@ -213,7 +199,7 @@ def _wanted(name: str) -> list[tuple[str, ...]]:
 
 
 def _holds(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether the parts of a path contain the wanted names in a row. The empty name stands for the root."""
+    """Return whether the parts of a path contain the wanted names in a row."""
     names = ("", *parts)
     return any(tuple(names[at : at + len(wanted)]) == tuple(wanted) for at in range(len(names)))
 
@@ -260,15 +246,7 @@ def is_of_dataset(part: str, slug: str) -> bool:
 
 
 def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
-    """Return a folder with all files of one version of a cache. The files may be spread over these folders.
-
-    A folder that has all files is returned itself. Otherwise a folder of links is made in the user's cache folder.
-    `name` is the cache's name for messages.
-
-    Raises NotACacheError, which says what to attach, if no folder has the version or some files are missing;
-    DamageError for a damaged manifest; UsageError if the folders have different caches with such a version; StoreError
-    if the links cannot be written.
-    """
+    """Return a folder with all files of one version of a cache. The files may be spread over these folders."""
     mounted, refused = [], []
     for folder in folders:
         try:
@@ -351,11 +329,7 @@ def _has(path: Path, size: int) -> bool:
 def _what_to_attach(
     name: str, version: Manifest, missing: Sequence[str], folders: Sequence[Path], faults: Sequence[str]
 ) -> str:
-    """Return an error message that says which datasets to attach, because files of a version are in no mounted folder.
-
-    `missing` are the names of these files, `folders` the mounted folders of the cache, and `faults` the reasons why
-    other folders cannot be used.
-    """
+    """Return which datasets to attach, because files of a version are in no mounted folder."""
     where: dict[str, str] = {}
     for folder in folders:
         where |= read_parents(folder)
@@ -389,7 +363,7 @@ def read_parents(folder: Path) -> dict[str, str]:
 
 
 def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
-    """Return a folder with a version's manifest and links to its files. If a file has moved, make the folder again."""
+    """Return a folder with a version's manifest and links to its files."""
     from tpucache.store.remote.cache import default_directory, own_folder
 
     below = default_directory()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,20 +33,6 @@ if TYPE_CHECKING:
 Device = Any
 
 
-class Fields(Protocol):
-    """A CachedDataset, or the mixed samples of several caches: their manifest and the fields of their records."""
-
-    @property
-    def manifest(self) -> Any:
-        """The manifest of the cache; for mixed samples, that of the first cache."""
-        ...
-
-    @property
-    def record_fields(self) -> Sequence[Field]:
-        """The fields of a record as the loader reads them."""
-        ...
-
-
 @dataclass(frozen=True)
 class FinishSettings:
     """How a loader finishes its batches: on which device, by its name in torch, and with which augmentation.
@@ -63,10 +49,7 @@ class FinishSettings:
     def of(
         cls, augment: AugmentSettings | None, normalise: bool, device: Device, size: Any = None
     ) -> FinishSettings | None:
-        """Make the settings from a CachedLoader's arguments; None if none of them is given.
-
-        Raises UsageError for invalid arguments, and DependencyError without torch.
-        """
+        """Make the settings from a CachedLoader's arguments; None if none of them is given."""
         if augment is not None and not isinstance(augment, AugmentSettings):
             raise UsageError(f"augment is an AugmentSettings, such as AugmentSettings(flip=True), not {augment!r:.60}")
         if augment is None and not normalise and device is None and size is None:
@@ -83,12 +66,8 @@ class FinishSettings:
 class BatchFinish:
     """Turns a loader's batches into the input of a model, on the device."""
 
-    def __init__(self, settings: FinishSettings, dataset: Fields, crop: HostCrop | None = None) -> None:
-        """Upload the constants to the device. Raises UsageError if the records' fields do not fit the settings.
-
-        If `crop` is given, the batches have the images that `crop` reads: already decoded and cropped, and normalised
-        if nothing else is left to do.
-        """
+    def __init__(self, settings: FinishSettings, dataset: Any, crop: HostCrop | None = None) -> None:
+        """Upload the constants to the device."""
         import torch
 
         from tpucache.ondevice.modules import Augment, decoder
@@ -112,11 +91,7 @@ class BatchFinish:
             self._augment = Augment(augment, statistics.mean, statistics.std, height, width, self._device, image.dtype)
 
     def __call__(self, batch: Any, seed: int, step: int, rows: int, own: slice) -> Any:
-        """Finish a batch, (images, labels) or a dict. Normalised images are float32.
-
-        The random numbers follow from (seed, step). The global batch has `rows` rows, and this batch is the slice `own`
-        of them.
-        """
+        """Finish a batch, (images, labels) or a dict. Normalised images are float32."""
         import torch
 
         named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
@@ -189,10 +164,7 @@ class HostCrop:
     """
 
     def __init__(self, settings: AugmentSettings, dataset: CachedDataset, size: tuple[int, int] | None) -> None:
-        """Store the settings and the samples. `size` is the height and width of the crops, by default the images' size.
-
-        Raises UsageError if `why_not` gives a reason.
-        """
+        """`size` is the height and width of the crops, by default the images' size."""
         reason = why_not(settings, dataset)
         if reason is not None:
             raise UsageError(f"crops are not made on the host: {reason}")
@@ -212,11 +184,7 @@ class HostCrop:
         self.fields = (Field(IMAGE, "raw", _BYTES if self._normal is None else _FLOATS, (*self.size, channels)),)
 
     def reading(self, seed: int, step: int, rows: int, own: slice) -> Callable[..., WaysRead]:
-        """Return a function that reads crops into a buffer for `fields`. Call it like `CachedDataset.read_into`.
-
-        The function reads the slice `own` of a global batch with `rows` rows. The batch's random numbers follow from
-        (seed, step).
-        """
+        """Return a function that reads crops into a buffer for `fields`. Call it like `CachedDataset.read_into`."""
         size = self._form.height, self._form.width
         draws = drawn.draw(self._settings, seed, step, rows, size)[own]
         if not self._settings.crop:

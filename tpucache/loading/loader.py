@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from tpucache.loading.order import (
 )
 from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead
-from tpucache.loading.selection import Samples
 from tpucache.loading.state import LoaderMetrics, LoaderState, read_state, scale_text
 from tpucache.loading.tensors import Positions, Subset, integer_positions, overrides, pinned_empty, to_integer
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Sampler
 
     from tpucache.loading.finishing import BatchFinish, Device, FinishSettings, HostCrop
+    from tpucache.loading.mixed import MixedSamples
     from tpucache.ondevice.resident import RecordBatch, RecordSlots
     from tpucache.ondevice.settings import AugmentSettings
 
@@ -45,7 +45,7 @@ Batch = Any  # (images, labels), or a dict of tensors if a record has more field
 
 Buffers = BufferPool | AllocatedBuffers
 
-AnySamples = TypeVar("AnySamples", bound=Samples)
+AnySamples = TypeVar("AnySamples", bound="CachedDataset | MixedSamples")
 
 Finish = Literal["host", "device"]
 #: The epoch of an iteration after one that was left early: the next epoch, or the same one from its start.
@@ -343,7 +343,7 @@ class BatchLoader(Generic[AnySamples]):
         )
 
     def _go_to(self, epoch: int, position: int) -> None:
-        """Let the next iteration begin at this position. Iterations that still run no longer move the position."""
+        """Let the next iteration begin at this position."""
         self._place = self._following = epoch, position
         self._outdated, self._is_ambiguous = self._iterations, False
 
@@ -382,8 +382,7 @@ class BatchLoader(Generic[AnySamples]):
     def _count(self, iteration: _Iteration, stop: int) -> None:
         """Record that an iteration has handed out the samples before `stop`.
 
-        If the epoch was set since the iteration began, the position stays as it is, and `state_dict` raises UsageError
-        from then on. The newest iteration decides the loader's position; an older one never moves it back.
+        The newest iteration decides the loader's position; an older one never moves it back.
         """
         if iteration.number > self._outdated:
             place, epoch = self._after(iteration.epoch, stop), iteration.epoch
@@ -455,20 +454,13 @@ class _Iteration:
         return _Begun(self._seed, self._order, self.epoch, self._start, end)
 
     def _take_begun(self) -> int:
-        """Return the position in the order up to which `begin` has asked the kernel for this iteration's records.
-
-        The result is 0 if `begin` was not called, or was called for another seed, order, epoch or start.
-        """
+        """Return the position in the order up to which `begin` has asked the kernel for this iteration's records."""
         begun, self._loader._begun = self._loader._begun, None
         own = self._seed, self._order, self.epoch, self._start
         return begun.end if begun is not None and begun[:-1] == own else 0
 
     def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
-        """Yield the samples that this rank will read in this epoch and later ones, in the form of `samples.Windows`.
-
-        `epochs` is the number of epochs, this one included. If the order has a `sampling` (see `EpochOrder`), only this
-        epoch is yielded.
-        """
+        """Yield the samples that this rank will read in this epoch and later ones, in the form of `samples.Windows`."""
         for epoch in range(self.epoch, self.epoch + epochs if self._order.sampling is None else self.epoch + 1):
             start, positions = self._start, self._positions
             if epoch > self.epoch:
@@ -481,10 +473,7 @@ class _Iteration:
         return map(_GlobalBatch, itertools.count(step), self._loader._bounds(start))
 
     def _parts_ahead(self, start: int) -> Iterator[list[slice]]:
-        """Yield, for each window from position `start` on, the slices of the epoch's order that this rank reads.
-
-        A window is `_window` consecutive samples of the order.
-        """
+        """Yield, for each window from position `start` on, the slices of the epoch's order that this rank reads."""
         loader = self._loader
         return rank_windows(loader._bounds(start), self._window, loader.rank, loader.world_size)
 
@@ -571,14 +560,6 @@ class _Iteration:
         return self._seed, batch.step, rows, rank_slice(0, rows, self._loader.rank, self._loader.world_size)
 
 
-class HasCached(Protocol):
-    """A dataset that wraps a CachedDataset, such as `tpucache.ImageFolder`."""
-
-    def to_cached(self) -> CachedDataset:
-        """Return the CachedDataset. Raises UsageError if the wrapper changes the samples."""
-        ...
-
-
 class CachedLoader(BatchLoader[CachedDataset]):
     """Batches of a CachedDataset: `for images, labels in CachedLoader(dataset, 256, shuffle=True)`.
 
@@ -591,7 +572,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
 
     def __init__(
         self,
-        dataset: CachedDataset | Subset[Any] | HasCached,
+        dataset: Any,
         batch_size: int,
         *,
         shuffle: Shuffle = False,
@@ -615,6 +596,8 @@ class CachedLoader(BatchLoader[CachedDataset]):
         size: int | tuple[int, int] | None = None,
     ) -> None:
         """Allocate memory for the first batches, and map or read records that are in the page cache, in at most 0.5 s.
+
+        `dataset` is a CachedDataset, a Subset of one, or what wraps one, such as `tpucache.ImageFolder`.
 
         **Batches.** `batch_size` is the size per rank. A global batch has the samples of all ranks together; rank r of
         `world_size` gets its slice of it. The last batch is short unless `drop_last` is set. A last batch with fewer

@@ -37,7 +37,7 @@ class Mixture:
     """An endless sequence of samples: of every `sum(shares)` samples, `shares[i]` come from source i, spread evenly."""
 
     def __init__(self, shares: Sequence[Any]) -> None:
-        """Store the share of each source. Raises UsageError unless all are integers from 1 and not too large."""
+        """Store the share of each source."""
         numbers = [to_integer("a share", share, 1) for share in shares]
         divisor = math.gcd(*numbers)
         self.shares = np.array([number // divisor for number in numbers], np.int64)
@@ -65,15 +65,12 @@ class BufferRows(Buffer):
         self._buffer, self._rows = buffer, rows
 
     def views(self, rows: Rows) -> list[list[memoryview]]:
-        """Return writable views of the bytes of each row, one per field."""
         return self._buffer.views(self._rows[rows])
 
     def parts(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Return the address and length of each field of each row: int64 (n, fields, 2)."""
         return self._buffer.parts(self._rows[rows])
 
     def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the rows' positions in the buffer's arrays."""
         return self._rows[rows]
 
 
@@ -108,10 +105,7 @@ class MixedSamples:
         return self._datasets[0].label_scale
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
-        """Read samples into the first rows of a buffer.
-
-        `epoch` and `chunk` are ignored: each index has its own epoch, and each dataset its own chunk size.
-        """
+        """Read samples into the first rows of a buffer."""
         ways = [
             self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
             for at, rows, own, turn in self._parts(indices)
@@ -198,10 +192,7 @@ class MixedSamples:
         return firsts
 
     def _record_parts(self, numbers: Array) -> Iterator[tuple[int, Positions, Positions]]:
-        """Split record numbers by dataset.
-
-        Yields the number of a dataset, the positions in `numbers`, and the records' numbers in this dataset.
-        """
+        """Split record numbers by dataset."""
         firsts = self._first_records
         sources = np.searchsorted(firsts, numbers, "right") - 1
         for at in np.unique(sources).tolist():
@@ -209,10 +200,7 @@ class MixedSamples:
             yield at, rows, numbers[rows] - firsts[at]
 
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
-        """Split indices by dataset and epoch.
-
-        Yields the dataset's number, the positions in `indices`, the samples' indices in the dataset, and the epoch.
-        """
+        """Split indices by dataset and epoch."""
         turns, places = np.divmod(indices, len(self))
         sources = np.searchsorted(self._ends, places, "right")
         for turn in np.unique(turns).tolist():
@@ -238,10 +226,7 @@ class MixedOrder:
         return sum(self._lengths)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the indices of an epoch's samples in MixedSamples: int64 (n,).
-
-        `seed` is ignored: each loader's own seed decides the order of its samples.
-        """
+        """Return the indices of an epoch's samples in MixedSamples: int64 (n,)."""
         sources, turns = self._mixture.sources(epoch * len(self), (epoch + 1) * len(self))
         found = np.empty(len(self), np.int64)
         total, start = sum(self._sizes), 0
@@ -354,11 +339,7 @@ def _check_labels(one: CachedDataset, other: CachedDataset) -> None:
 
 
 def _forms(dataset: CachedDataset) -> list[tuple[Any, ...]]:
-    """Return, for each field, what must be equal in all datasets of a mixture.
-
-    This is the name, dtype and shape of the field as it is read, and for a packed field also the stored field, which
-    has the decoding parameters.
-    """
+    """Return, for each field, what must be equal in all datasets of a mixture."""
 
     def form(stored: Field, read: Field) -> tuple[Any, ...]:
         return read.name, read.dtype, read.shape, None if read.shape == stored.shape else stored

@@ -28,9 +28,9 @@ def full_order(samples: int, seed: int, epoch: int) -> Positions:
 def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int) -> Positions:
     """Return all positions in an order that is nearly sequential on disk, but still random: int64 (samples,).
 
-    The samples are cut into chunks of `chunk` consecutive samples. The chunks are shuffled, and then the samples within
-    each `window` of the result. So the disk reads one window at a time, chunk by chunk. Two samples can be in the same
-    batch if their chunks are in the same window, which happens for any two chunks in some epoch.
+    The chunks are shuffled, and then the samples within each `window` of the result. So the disk reads one window at a
+    time, chunk by chunk. Two samples can be in the same batch if their chunks are in the same window, which happens for
+    any two chunks in some epoch.
     """
     random = epoch_random(seed, epoch)
     chunk = max(1, min(chunk, samples))
@@ -48,9 +48,7 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
 def local_order(samples: int, seed: int, epoch: int, *, parts: int, each: int) -> Positions:
     """Return all positions, so that every batch has `each` samples of each part, part after part: int64 (samples,).
 
-    The samples are divided at random into `parts` parts, the same ones in every epoch, and each part is shuffled
-    separately. So an accelerator core that keeps one part in its memory needs no other samples. A short last batch is
-    divided among the parts as `rank_slice` divides a batch among ranks.
+    So an accelerator core that keeps one part in its memory needs no other samples.
     """
     random, members = epoch_random(seed, epoch), _part_members(samples, seed)
     shuffled = [random.permutation(members[part]) for part in _part_slices(samples, parts)]
@@ -69,10 +67,7 @@ def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
 
 
 def _part_members(samples: int, seed: int) -> Positions:
-    """Return all positions in a random order that does not depend on the epoch. Each part of "local" is a slice of it.
-
-    As the order is random, the samples of a class spread over all parts.
-    """
+    """Return all positions in a random order that does not depend on the epoch."""
     # The third word makes this stream differ from the streams of all epochs.
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 0, 1]))).permutation(samples)
 
@@ -84,8 +79,7 @@ def _part_slices(samples: int, parts: int) -> list[slice]:
 def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
     """Return the random generator of an epoch: numpy's legacy RandomState, whose stream never changes (NEP 19).
 
-    So orders stay the same with later versions of numpy. The seed sequence makes neighbouring seeds and epochs
-    independent.
+    So orders stay the same with later versions of numpy.
     """
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch])))
 
@@ -94,7 +88,7 @@ def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: b
     """Yield the bounds of each global batch (of all ranks together) in an epoch's order, from position `start` on.
 
     If the last batch would have fewer samples than `ranks`, the batch before is shorter, so that each rank gets a
-    sample. With `drop_last`, a short last batch is left out instead.
+    sample.
     """
     while start < samples:
         stop = min(start + size, samples)
@@ -114,10 +108,7 @@ def rank_slice(start: int, stop: int, rank: int, world_size: int) -> slice:
 
 
 def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, world_size: int) -> Iterator[list[slice]]:
-    """Yield, for each window of `window` samples of an epoch's order, the list of slices in it that one rank reads.
-
-    `batches` yields the bounds of the global batches in the order.
-    """
+    """Yield, for each window of `window` samples of an epoch's order, the list of slices in it that one rank reads."""
 
     def parts() -> Iterator[slice]:
         for start, stop in batches:
@@ -132,8 +123,7 @@ def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, wor
 def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions:
     """Return the augmented variant, 1 to `variants`, of each sample in an epoch: int64 (n,).
 
-    In `variants` epochs, a sample gets each variant once. Neighbouring positions have different variants, so that an
-    epoch has all variants.
+    Neighbouring positions have different variants, so that an epoch has all variants.
     """
     return 1 + (positions + epoch) % variants
 
@@ -146,7 +136,7 @@ class WeightedDraws:
     """
 
     def __init__(self, weights: Any, samples: int) -> None:
-        """Make the tables for weights (samples,). Raises UsageError unless they are finite, at least 0, not all 0."""
+        """Make the tables for weights (samples,)."""
         array = _checked(weights, samples)
         self.text = f"weights {hashlib.sha256(array.astype('<f8').tobytes()).hexdigest()[:_SHOWN]}"
         self._kept, self._other = _alias_tables(array)
@@ -175,7 +165,7 @@ class BalancedDraws:
     text = "balance"
 
     def __init__(self, labels: npt.NDArray[Any], classes: int) -> None:
-        """Group the samples by class number. Raises UsageError for labels that are not class numbers."""
+        """Group the samples by class number."""
         numbers = _class_numbers(labels, classes)
         self._members = np.argsort(numbers, kind="stable")  # class after class
         counts = np.bincount(numbers, minlength=1)
@@ -220,9 +210,8 @@ def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
 def _alias_tables(weights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Positions]:
     """Return the tables of Walker's alias method: each cell's probability of its own sample, and its second sample.
 
-    There is one cell per sample, and all cells are equally likely. A sample with a weight below the mean leaves a gap
-    in its cell. Heavy samples fill the gaps, one after the other. A heavy sample that has filled more than its surplus
-    leaves a gap itself, which the next heavy sample fills.
+    A sample with a weight below the mean leaves a gap in its cell. Heavy samples fill the gaps, one after the other. A
+    heavy sample that has filled more than its surplus leaves a gap itself, which the next heavy sample fills.
     """
     samples = len(weights)
     if not samples:
@@ -335,10 +324,7 @@ class EpochOrder:
         return np.arange(samples)
 
     def devices(self, samples: int, seed: int, count: int) -> Positions | None:
-        """Return the device, from 0 to `count` - 1, that gets each sample in every epoch: int64 (samples,).
-
-        Returns None if `count` is 1, or if a sample may go to different devices in different epochs.
-        """
+        """Return the device, from 0 to `count` - 1, that gets each sample in every epoch: int64 (samples,)."""
         if count == 1 or not self.parts or self.parts % count:
             return None
         return local_parts(samples, seed, parts=self.parts) // (self.parts // count)
@@ -364,10 +350,9 @@ class EpochOrder:
 def make_order(
     shuffle: Shuffle, window: int, chunk: int, *, changes_variants: bool, parts: int = 1, each: int = 1
 ) -> EpochOrder:
-    """Return the order for a loader's `shuffle`. Raises UsageError for an invalid value.
+    """Return the order for a loader's `shuffle`.
 
-    `window` and `chunk` are used for "block", `parts` and `each` for "local"; see EpochOrder. `changes_variants` says
-    whether the dataset has variant="epoch".
+    `window` and `chunk` are used for "block", `parts` and `each` for "local"; see EpochOrder.
     """
     if shuffle == "local":
         return EpochOrder("local", parts=parts, each=each)
@@ -383,10 +368,7 @@ def make_order(
 def make_sampled_order(
     dataset: Any, shuffle: Shuffle = True, weights: Any = None, balance: bool = False, sampler: Any = None
 ) -> EpochOrder | None:
-    """Return the order for `weights`, `balance` or `sampler`; None if all three are left out.
-
-    Raises UsageError for an invalid value, for two of the three, and in combination with shuffle="block" or "local".
-    """
+    """Return the order for `weights`, `balance` or `sampler`; None if all three are left out."""
     if not isinstance(balance, bool):
         raise UsageError(f"balance is True or False, not {balance!r}")
     given = {"weights": weights is not None, "balance": balance, "sampler": sampler is not None}
@@ -419,11 +401,7 @@ class SamplerOrder:
     """
 
     def __init__(self, sampler: Any, samples: int) -> None:
-        """Store a sampler for a dataset with `samples` samples.
-
-        Raises UsageError for a sampler of batches, for a sampler of a single rank, for a sampler without a length, and
-        for anything that is not a torch Sampler.
-        """
+        """Store a sampler for a dataset with `samples` samples."""
         from torch.utils.data import BatchSampler, Sampler
         from torch.utils.data.distributed import DistributedSampler
 
@@ -452,10 +430,7 @@ class SamplerOrder:
         return len(self._sampler)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the indices of an epoch: int64 (n,). Do not write to this array.
-
-        Raises UsageError for indices out of range, or if their number is not the sampler's length.
-        """
+        """Return the indices of an epoch: int64 (n,). Do not write to this array."""
         listed = self._listed
         if listed is None or listed[:2] != (seed, epoch):
             listed = self._listed = seed, epoch, self._list(seed, epoch)

@@ -1,4 +1,4 @@
-"""Samples: what a loader needs from a dataset. Selection: the chosen samples of a cache, in a variant."""
+"""Selection: the chosen samples of a cache, in a variant."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.order import epoch_variants
-from tpucache.loading.reading.buffers import Buffer, BufferPools
-from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.tensors import Positions, to_positions
 from tpucache.native import Array
 from tpucache.store.cache import Cache
-from tpucache.store.fields import Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
 
 if TYPE_CHECKING:
-    from tpucache.store.reader import NetworkUse
+    pass
 
 Variant = int | Literal["epoch"]
 #: A function that returns an iterator over the samples that a loader will read next, in order. Each item has an array
@@ -34,103 +31,6 @@ Variant = int | Literal["epoch"]
 Windows = Callable[[], Iterator[tuple[Array, int, int]]]
 
 _log: Final = logging.getLogger("tpucache")
-
-
-class Samples(Protocol):
-    """The interface through which a loader reads samples by their indices, or records by their numbers.
-
-    `manifest` describes classes and fields. For samples of several caches, it is the manifest of the first cache.
-    """
-
-    manifest: Manifest
-
-    @property
-    def names(self) -> list[str]:
-        """The names of a record's fields, in order."""
-        ...
-
-    @property
-    def record_fields(self) -> tuple[Field, ...]:
-        """The fields of a record, with the dtype and shape that each has when it is read."""
-        ...
-
-    @property
-    def buffer_pools(self) -> BufferPools:
-        """The batch buffers, which all loaders of these samples share."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """SHA-256, in hexadecimal, of everything that decides the samples and their order."""
-        ...
-
-    @property
-    def label_scale(self) -> tuple[Array, Array] | None:
-        """The means and deviations that labels are standardised by in batches; None if they are as stored."""
-        ...
-
-    def prepare(self, threads: int) -> None:
-        """Map shards, or read the first records into memory, for a loader with this many threads."""
-        ...
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the storage takes long to answer, as a network mount does."""
-        ...
-
-    def expect(self, owner: object, windows: Windows) -> None:
-        """Announce the samples that the loader `owner` will read, in order: `windows()` yields them (see `Windows`)."""
-        ...
-
-    def hint(self, indices: Array, epoch: int, chunk: int) -> None:
-        """Ask the kernel to read these samples' records from the disk ahead."""
-        ...
-
-    @property
-    def maps(self) -> Mapping[str, int]:
-        """The number of mapped shards by method, and of other shards by the reason why they are not mapped."""
-        ...
-
-    @property
-    def networks(self) -> list[NetworkUse]:
-        """The network traffic of each cache at a URL."""
-        ...
-
-    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
-        """Read samples into the first rows of a buffer. Threads may call this, each with its own buffer.
-
-        With variant="epoch", every `chunk` consecutive samples have the same variant. `divide` may share the work among
-        threads. Returns how many records were read from memory, maps and files.
-        """
-        ...
-
-    def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
-        """Make the batch that users get: the fields in `arrays` with the labels, and any columns, of these samples."""
-        ...
-
-    @property
-    def records(self) -> int:
-        """The number of different records that all epochs together read. They are numbered from 0."""
-        ...
-
-    def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
-        """Return the numbers of the samples' records in an epoch. `chunk` has the same meaning as in `read_into`."""
-        ...
-
-    def record_indices(self, numbers: Array) -> Positions:
-        """Return, for each record, the index of a sample with this record."""
-        ...
-
-    def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = ...) -> WaysRead:
-        """Read records by their numbers into the first rows of a buffer.
-
-        `divide` and the result are the same as for `read_into`.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,11 +87,7 @@ class Selection:
         return samples * len(self.variants)
 
     def rows(self, cache: Cache, indices: Positions, epoch: int, chunk: int = 1) -> Numbers:
-        """Return the index row numbers of the records that these samples have in an epoch: int64 (n,).
-
-        With variant "epoch", a sample's variant follows from the sample's position in the cache. If `chunk` is above 1,
-        the variant follows from the sample's index instead: samples with equal `index // chunk` have the same variant.
-        """
+        """Return the index row numbers of the records that these samples have in an epoch: int64 (n,)."""
         positions = self.positions_of(indices)
         if self.variant != "epoch":
             return cache.rows(self.variant, positions)
@@ -246,10 +142,7 @@ def _warn_only_clean(cache: Path) -> None:
 
 
 def to_variant(variant: Any, cache: Cache) -> Variant:
-    """Return a variant, a number or "epoch", if the cache has it. Raises UsageError otherwise.
-
-    For a cache without augmented variants, "epoch" becomes 0, the clean variant, and a warning is logged once.
-    """
+    """Return a variant, a number or "epoch", if the cache has it."""
     has = cache.manifest.variants
     if isinstance(variant, str) and variant == "epoch":
         if cache.manifest.augmented:

@@ -58,8 +58,7 @@ class LoaderState:
 def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> LoaderState:
     """Check a saved state, which `state_dict` of another loader returned, and return it. `own` is this loader's state.
 
-    A state in the order `by_sample` (this loader's `EpochOrder.text_by_sample`) is accepted, too. The result keeps that
-    order, in which each sample changes its variant separately. Raises UsageError for a state that does not fit.
+    The result keeps that order, in which each sample changes its variant separately.
     """
     if "digest" not in state:
         raise UsageError(
@@ -132,7 +131,7 @@ class LoaderMetrics:
     def note(self, asked: float, ready: int, samples: int, read: WaysRead | None) -> None:
         """Count a batch of `samples` samples, which was requested at `asked`, a value of `time.perf_counter()`.
 
-        `ready` batches were ready at that time. `read` says how many records and bytes were read for the batch.
+        `read` says how many records and bytes were read for the batch.
         """
         now = time.perf_counter()
         if self._began is None:
@@ -146,11 +145,7 @@ class LoaderMetrics:
             self._read = WaysRead(*map(operator.add, self._read, read))
 
     def to_dict(self, queue_size: int, networks: Sequence[NetworkUse], maps: Mapping[str, int]) -> dict[str, Any]:
-        """Return the metrics so far, which `BatchLoader.metrics` explains.
-
-        `queue_size` is the size of the queue, `networks` the traffic of each cache at a URL, and `maps` the count
-        of shards by method or reason.
-        """
+        """Return the metrics so far, which `BatchLoader.metrics` explains."""
         read = self._read
         records = read.memory + read.map + read.file
         waits = np.percentile(self._waits, _QUANTILES).tolist() if self._waits else [0.0] * len(_QUANTILES)

@@ -53,8 +53,7 @@ def to_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
 def pinned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return an array in page-locked memory, from which an accelerator copies asynchronously.
 
-    torch reuses the memory only after the array is freed and all copies from it have ended. Raises UsageError without
-    torch, or without an accelerator.
+    torch reuses the memory only after the array is freed and all copies from it have ended.
     """
     if not HAS_TORCH:
         raise UsageError("pin_memory needs torch, which is not installed: leave pin_memory out")
@@ -88,7 +87,7 @@ class SharedNumber:
 
 
 def to_integer(name: str, value: Any, low: int) -> int:
-    """Return the value of the argument `name` as an int. Raises UsageError unless it is an integer from `low` on."""
+    """Return the value of the argument `name` as an int."""
     array = to_array(name, value)
     if array.ndim or array.dtype.kind not in "iu":
         raise UsageError(f"{name} is a whole number, not {value!r:.100}")
@@ -98,7 +97,7 @@ def to_integer(name: str, value: Any, low: int) -> int:
 
 
 def to_array(name: str, values: Any) -> npt.NDArray[Any]:
-    """Return the values of the argument `name` as a numpy array. Raises UsageError if they cannot be converted."""
+    """Return the values of the argument `name` as a numpy array."""
     try:
         if hasattr(values, "detach"):  # a torch tensor; numpy lacks bfloat16, which float32 can represent
             values = values.detach().cpu()
@@ -120,13 +119,7 @@ def is_single(index: Any) -> bool:
 
 
 def to_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positions:
-    """Convert a slice, a mask or integers to positions among `samples` samples: int64 (n,), from 0.
-
-    A mask has one bool per sample. Negative integers count from the end if `from_end` is True. The tuple with one array
-    that np.nonzero and np.where return is accepted, too.
-
-    Raises UsageError for anything else, OutOfRangeError for integers out of range.
-    """
+    """Convert a slice, a mask or integers to positions among `samples` samples: int64 (n,), from 0."""
     if isinstance(indices, slice):
         return np.arange(*indices.indices(samples))
     if isinstance(indices, tuple) and len(indices) == 1 and np.ndim(indices[0]) == 1:

@@ -150,8 +150,6 @@ class BatchAugment:
         """Return images (batch, channels, height, width) transposed, reversed, shifted, tilted and cropped.
 
         `draws` has a row of random numbers for each image, (batch, columns), and `dtype` is the dtype of the images.
-        Transposing, reversing and shifting keep every value exactly. Tilting and cropping interpolate, and round the
-        results if `dtype` is an integer type. With `nearest`, they take the value of the nearest pixel instead.
         """
         settings, functions = self.settings, self._functions
         if settings.rotate:
@@ -183,7 +181,7 @@ class BatchAugment:
         return self._functions.round(pixels) if np.dtype(dtype).kind in "iu" else pixels
 
     def _parts(self, pixels: Array, dtype: str) -> list[Array]:
-        """Return float32 arrays that add up to `pixels`. Each has only values that bfloat16 holds exactly."""
+        """Return float32 arrays that add up to `pixels`."""
         if dtype == _BYTES:
             return [pixels]
         if np.dtype(dtype).kind in "iu":  # whole numbers of 16 bits
@@ -239,11 +237,7 @@ class BatchColours:
     """
 
     def __init__(self, settings: AugmentSettings, channels: int, library: ArrayLibrary, dtype: str) -> None:
-        """Take the number of channels and the images' dtype.
-
-        Raises UsageError for settings that need 3 channels if there are not 3, and for brightness if `dtype` is neither
-        uint8 nor uint16, because the value of white is not known for other dtypes.
-        """
+        """Take the number of channels and the images' dtype."""
         for name in ("saturation", "hue", "grey"):
             if getattr(settings, name) and channels != 3:
                 raise UsageError(f"{name} needs 3 channels, not {channels}: leave {name} out")
@@ -275,10 +269,7 @@ class BatchColours:
         return self._functions.clip(pixels, 0, self._white) if changes and self._white is not None else pixels
 
     def _turned(self, pixels: Array, turn: Array) -> Array:
-        """Return pixels with their hue moved by `turn`, which is in sixths of a turn.
-
-        In these units, hue 0 is red, 2 is green, 4 is blue, and 6 is red again.
-        """
+        """Return pixels with their hue moved by `turn`, which is in sixths of a turn."""
         functions = self._functions
         red, green, blue = (pixels[:, channel : channel + 1] for channel in range(3))
         largest = functions.maximum(functions.maximum(red, green), blue)
@@ -340,10 +331,7 @@ def scale_and_shift(mean: Sequence[float], std: Sequence[float]) -> tuple[npt.ND
 
 
 def check_fields(settings: AugmentSettings | None, names: Container[str]) -> None:
-    """Raise UsageError if the device cannot normalise records with fields of these `names`, or apply the settings.
-
-    It needs images, and it cannot move boxes and keypoints. With `settings` None, nothing is checked.
-    """
+    """Raise UsageError if the device cannot normalise records with fields of these `names`, or apply the settings."""
     if settings is None:
         return
     if IMAGE not in names:
@@ -357,10 +345,7 @@ def check_fields(settings: AugmentSettings | None, names: Container[str]) -> Non
 
 
 def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None, names: Container[str]) -> None:
-    """Raise UsageError if the settings mix samples, and these labels or masks cannot be mixed.
-
-    `names` are the names of the records' fields.
-    """
+    """Raise UsageError if the settings mix samples, and these labels or masks cannot be mixed."""
     if settings is None or not settings.mixes:
         return
     if labels.ndim == 1 and labels.dtype.kind != "f" and labels.min(initial=0) < 0:

@@ -120,8 +120,8 @@ def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
 def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, int]) -> Array:
     """Return the numbers that describe each image's operations, float64 (batch, operations x COLUMNS).
 
-    `uniform` are random numbers between 0 and 1, (batch, operations, 4). All operations are equally likely. But of
-    GROUP neighbouring images at most one is equalized, because that costs a device as much as all other operations.
+    `uniform` are random numbers between 0 and 1, (batch, operations, 4). Of GROUP neighbouring images at most one
+    is equalized, because that costs a device as much as all other operations.
     """
     batch, count, _ = uniform.shape
     chosen = (uniform[..., 0] * _LAST).astype(int)
@@ -137,11 +137,7 @@ def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, 
 
 
 def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Array, size: tuple[int, int]) -> Array:
-    """Return the numbers (..., COLUMNS) that describe operations.
-
-    `chosen` has the index of each operation in OPERATIONS, `number` its strength, from 0 to MOST_MAGNITUDE, and `sign`
-    its sign, 1 or -1; all three have the shape (...). `size` is the images' height and width.
-    """
+    """Return the numbers (..., COLUMNS) that describe operations."""
     largest, reach = largest_magnitudes(settings, *size), reach_of(settings, *size)
     found = np.zeros((*chosen.shape, COLUMNS))
     for column, neutral in _NEUTRAL.items():
@@ -188,8 +184,7 @@ def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int)
 def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
     """Return the numbers, by column, that describe rotations by `degrees` (n,): one number for each rotation.
 
-    An image rotates around a point that is `down` and `across` pixels off its centre. If `degrees` are beyond 45 or
-    -45, the image turns by a right angle first. Three shears turn it by the rest.
+    Beyond 45 or -45 degrees, the image turns by a right angle first; three shears turn it by the rest.
     """
     turn = np.where(np.abs(degrees) > _MOST_TILT, np.sign(degrees), 0)
     tilt = np.radians(degrees - 90 * turn)
@@ -227,10 +222,7 @@ class AutoAugment:
     def __init__(
         self, settings: AugmentSettings, height: int, width: int, channels: int, library: ArrayLibrary, dtype: str
     ) -> None:
-        """Take the images' size, channels and dtype. Raises UsageError unless images are uint8 with 1 or 3 channels.
-
-        Other dtypes do not have the 8 bits that posterize needs, or the 256 values that equalize counts.
-        """
+        """Take the images' size, channels and dtype."""
         name = "trivial_augment" if settings.trivial_augment else "rand_augment"
         if np.dtype(dtype) != np.uint8:
             raise UsageError(f"{name} needs images of bytes, not of {np.dtype(dtype)}: leave {name} out")
@@ -249,18 +241,15 @@ class AutoAugment:
     def images(self, images: Array, draws: Array) -> Array:
         """Return the changed images, float32 (batch, channels, height, width) with integers from 0 to 255.
 
-        The given `images` have integers from 0 to 255, too, in any dtype. `draws` has the numbers that describe each
-        image's operations, (batch, operations x COLUMNS); see `draw_operations`.
+        `draws` has the numbers that describe each image's operations, (batch, operations x COLUMNS); see
+        `draw_operations`.
         """
         for numbers in self._operations(draws):
             images = self._toned(self._float(self._moved(images, numbers, 0, nearest=False)), numbers)
         return images
 
     def masks(self, masks: Array, draws: Array) -> Array:
-        """Return masks (batch, 1, height, width) moved like their images, as uint8.
-
-        Pixels that come from outside the image have class 255.
-        """
+        """Return masks (batch, 1, height, width) moved like their images, as uint8."""
         for numbers in self._operations(draws):
             masks = self._moved(masks, numbers, _NO_CLASS, nearest=True)
         return masks
@@ -269,10 +258,7 @@ class AutoAugment:
         return [draws[:, at * COLUMNS : (at + 1) * COLUMNS] for at in range(self._count)]
 
     def _moved(self, pixels: Array, numbers: Array, outside: int, *, nearest: bool) -> Array:
-        """Return images rotated and sheared, uint8; pixels from outside the image have the value `outside`.
-
-        With `nearest`, a value between pixels is that of the nearest pixel, else it is interpolated.
-        """
+        """Return images rotated and sheared, uint8; pixels from outside the image have the value `outside`."""
         library, functions, reach = self._library, self._functions, self._reach
         pixels = library.cast(pixels, "uint8")
         if reach.side:
@@ -296,10 +282,7 @@ class AutoAugment:
         return pixels
 
     def _squared(self, pixels: Array, outside: int) -> Array:
-        """Return images centred in the square in which they rotate. New pixels have the value `outside`.
-
-        If the number of new rows or columns is odd, the bottom or the right side gets one more than the opposite side.
-        """
+        """Return images centred in the square in which they rotate."""
         rows, columns = self._reach.side - self._height, self._reach.side - self._width
         pixels = bordered(self._library, pixels, (columns + 1) // 2, outside)[..., columns % 2 :]
         pixels = bordered(self._library, pixels.swapaxes(2, 3), (rows + 1) // 2, outside)[..., rows % 2 :]
@@ -326,10 +309,7 @@ class AutoAugment:
         return self._equalized_some(pixels, _flag(numbers, EQUALIZED))
 
     def _equalized_some(self, pixels: Array, is_chosen: Array) -> Array:
-        """Return pixels with the chosen images equalized. `is_chosen` is bool (batch, 1, 1, 1).
-
-        Of each view, at most one image in a group of neighbours is chosen.
-        """
+        """Return pixels with the chosen images equalized."""
         shape, functions = pixels.shape, self._functions
         size = math.gcd(len(pixels) // self._views, GROUP)
         grouped = pixels.reshape(-1, size, self._views, *shape[1:])
@@ -368,10 +348,7 @@ class AutoAugment:
 
 
 def _smoothed(functions: Any, pixels: Array) -> Array:
-    """Return images in which each inner pixel is the rounded mean of the 3 x 3 pixels around it.
-
-    The pixel itself counts 5 times in this mean. The pixels at the border are kept.
-    """
+    """Return images in which each inner pixel is the rounded mean of the 3 x 3 pixels around it."""
     if min(pixels.shape[2:]) < 3:
         return pixels
     rows = pixels[:, :, :-2] + pixels[:, :, 1:-1] + pixels[:, :, 2:]

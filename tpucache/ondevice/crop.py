@@ -49,8 +49,7 @@ class CropDecoder:
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants, draws: Array) -> Array:
         """Return the crops of a packed batch, uint8 (batch, channels, height, width).
 
-        `draws` are the random numbers of `draw`, for one view. A crop consists of whole pixels of the stored image: the
-        columns CROPPED of `draws` say which, and the column COLUMNS_REVERSED says which crops are mirrored.
+        `draws` are the random numbers of `draw`, for one view.
         """
         top, height, left, width = (draws[:, drawn.CROPPED.start + at] for at in range(4))
         row_places, column_places = constants["row_places"], constants["column_places"]
@@ -73,11 +72,7 @@ class CropDecoder:
 
 
 def _pixels(axis: Axis) -> Matrix:
-    """Return which pixels along an axis depend on each block, as pixel numbers: float32 (n, 1, 1, blocks).
-
-    The n pixels of a block lie along the first dimension. If a sample is two pixels wide, the block also contributes to
-    the next pixel on either side, and these two pixels are included. Without frequencies, each sample is a block.
-    """
+    """Return which pixels along an axis depend on each block, as pixel numbers: float32 (n, 1, 1, blocks)."""
     block = 1 if axis.frequencies is None else BLOCK
     beyond = axis.step - 1
     numbers = np.arange(-beyond, axis.step * block + beyond)[:, None]
@@ -88,8 +83,8 @@ def _pixels(axis: Axis) -> Matrix:
 def _weights(library: ArrayLibrary, axis: Axis, at: Array, places: Array, starts: Array, sizes: Array) -> Array:
     """Return the weights of a plane's numbers in each of the n output pixels: float32 (batch, n, numbers).
 
-    `at` are the `_pixels` of the axis. `places` has the output pixels' positions, (n,) or (batch, n), from 0; they may
-    be in reversed order. Along this axis, the crop begins at pixel `starts` and has `sizes` pixels, both (batch,).
+    `places` has the output pixels' positions, (n,) or (batch, n), from 0; they may be in reversed order. Along this
+    axis, the crop begins at pixel `starts` and has `sizes` pixels, both (batch,).
     """
     functions, beyond = library.functions, axis.step - 1
     scale = sizes[:, None] / places.shape[-1]
@@ -120,8 +115,8 @@ def _lanczos(functions: Any, angles: Array) -> Array:
 def _waves(functions: Any, pixels: Array, frequencies: int) -> list[Array]:
     """Return the first `frequencies` DCT coefficients of each block of eight pixels, one array for each coefficient.
 
-    The pixels of a block lie along the first dimension. Even rows of the DCT's matrix are symmetric and odd rows
-    antisymmetric, so that each coefficient is a sum of four terms. `functions` is `ArrayLibrary.functions`.
+    Even rows of the DCT's matrix are symmetric and odd rows antisymmetric, so that each coefficient is a sum of four
+    terms.
     """
     half = BLOCK // 2
     first, second = pixels[:half], functions.flip(pixels[half:], (0,))

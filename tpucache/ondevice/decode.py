@@ -52,10 +52,7 @@ class Resize(NamedTuple):
 
 
 def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
-    """Return the Resize that makes images of this size from those of `field`.
-
-    Raises UsageError for a size or a fit that is not possible.
-    """
+    """Return the Resize that makes images of this size from those of `field`."""
     sides = size if isinstance(size, tuple) else (size, size)
     if fit not in get_args(Fit):
         raise UsageError(f"fit is one of {', '.join(get_args(Fit))}, not {fit!r}")
@@ -119,16 +116,10 @@ class PackedDecoder(ABC):
 
     @abstractmethod
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return each plane's numbers for a batch, float32 (batch, rows, columns), integers from -2048 to 2047.
-
-        They are the numbers that the plane's Axes describe: samples centred at 0, or coefficients.
-        """
+        """Return each plane's numbers for a batch, float32 (batch, rows, columns), integers from -2048 to 2047."""
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-        """Return images, float32 (batch, channels, height, width), from the pixels of their planes, by JFIF's matrix.
-
-        The pixels are centred at 0. `middle` is the level that 0 stands for: 128, or 0 in pixels of black padding.
-        """
+        """Return images, float32 (batch, channels, height, width), from their planes' pixels, by JFIF's matrix."""
         luma = planes[0] + middle
         if len(planes) == 1:
             return luma[:, None]
@@ -138,10 +129,7 @@ class PackedDecoder(ABC):
         return colours
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
-        """Return the images of a packed batch, uint8 (batch, channels, height, width).
-
-        `constants` has the constants of this decoder, as arrays on the device.
-        """
+        """Return the images of a packed batch, uint8 (batch, channels, height, width)."""
         planes = [
             transformed(library, plane, *(_parts_of(constants, f"{side}{number}") for side in ("rows", "columns")))
             if f"rows{number}" in constants
@@ -180,7 +168,6 @@ class CoefficientDecoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """How each plane's numbers give the image's pixels: down the rows, and across the columns (see `Axis`)."""
         return [
             (
                 Axis(self.layout.height, BLOCK * plane.block_rows, plane.step, self.frequencies),
@@ -190,10 +177,6 @@ class CoefficientDecoder(PackedDecoder):
         ]
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return the dequantised coefficients of each plane of a batch, float32 (batch, rows, columns).
-
-        Raises UsageError for packed images that do not have the layout's number of bytes.
-        """
         if packed.shape[1] != self.layout.nbytes:
             raise UsageError(
                 f"packed images have {packed.shape[1]:,} bytes, and this decoder takes {self.layout.nbytes:,}: "
@@ -218,7 +201,6 @@ class Yuv420Decoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """How each plane's numbers give the image's pixels: down the rows, and across the columns (see `Axis`)."""
         height, width = self.stored
         luma, chroma = (
             (Axis(height, shape[0], step), Axis(width, shape[1], step))
@@ -227,7 +209,6 @@ class Yuv420Decoder(PackedDecoder):
         return [luma, chroma, chroma]
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return the samples of each plane of a batch, centred at 0: float32 (batch, rows, columns)."""
         values = library.cast(packed, "float32") - 128
         first = self.luma[0] * self.luma[1]
         second = first + self.chroma[0] * self.chroma[1]
@@ -244,17 +225,14 @@ class PixelDecoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """For each channel, the Axis of its height and the Axis of its width."""
         height, width = self.stored
         return [(Axis(height, height), Axis(width, width))] * self.channels
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return the channels of a batch, centred at 0: float32 (batch, height, width) each."""
         values = library.cast(packed, "float32") - 128
         return [values[:, channel] for channel in range(self.channels)]
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-        """Return images, float32 (batch, channels, height, width), whose channels are `planes` plus `middle`."""
         return library.functions.stack([plane + middle for plane in planes], 1)
 
 
@@ -297,7 +275,7 @@ def transformed(library: ArrayLibrary, matrix: Array, rows: tuple[Array, Array],
 
 
 def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
-    """Return the matrix product of two operands. Each is given as two matrices that add up to it: coarse part and rest.
+    """Return the matrix product of two operands.
 
     The product of the two rests is left out: it is smaller than bfloat16's rounding.
     """
@@ -307,11 +285,7 @@ def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Arra
 
 
 def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, ones: Array) -> Array:
-    """Return a plane's coefficients from their low and high bits.
-
-    The means of blocks are stored as differences along a row of blocks; `ones` is the triangular matrix that adds these
-    differences up.
-    """
+    """Return a plane's coefficients from their low and high bits."""
     functions, rows, columns = library.functions, plane.block_rows, plane.block_columns
     # Separately, both parts are integers that bfloat16 holds exactly.
     first, second = (functions.matmul(part[:, :rows, :columns], ones) for part in (low, high))
@@ -343,10 +317,7 @@ def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -
 
 
 def _spread(library: ArrayLibrary, nibbles: Array, low: Array, plane: Plane, wide: list[Submatrix]) -> Array:
-    """Return the high bits of the coefficients whose low bits are `low`, in the same shape.
-
-    High bits are stored, in `nibbles`, only for the submatrices in `wide`. All other high bits are 0.
-    """
+    """Return the high bits of the coefficients whose low bits are `low`, in the same shape."""
     functions, at = library.functions, 0
     widths = {part.first: part.columns for part in wide}
     rows = []
@@ -404,10 +375,7 @@ def _side(stored: int, start: float, stop: float, size: int, margin: int, canvas
 
 
 def doubling(size: int) -> npt.NDArray[Any]:
-    """Return a matrix (2 * size, size) that doubles a row of samples by linear interpolation.
-
-    The matrix interpolates between the centres of samples, and repeats the samples at both ends.
-    """
+    """Return a matrix (2 * size, size) that doubles a row of samples by linear interpolation."""
     near, far = np.eye(size), np.zeros((2 * size, size))
     far[0::2] = near[np.maximum(np.arange(size) - 1, 0)]
     far[1::2] = near[np.minimum(np.arange(size) + 1, size - 1)]
@@ -421,10 +389,7 @@ def to_bfloat16(matrix: Matrix) -> Matrix:
 
 
 def _inverse_transform(blocks: int) -> npt.NDArray[Any]:
-    """Return the matrix (8 * blocks, 8 * blocks) that computes the pixels of a row of blocks from its coefficients.
-
-    Row (i, y) is for pixel y of block i, and column (u, j) for frequency u of block j.
-    """
+    """Return the matrix (8 * blocks, 8 * blocks) that computes the pixels of a row of blocks from its coefficients."""
     whole: npt.NDArray[Any] = np.einsum("uy,ij->iyuj", basis(), np.eye(blocks))
     return whole.reshape(BLOCK * blocks, BLOCK * blocks)
 

@@ -65,8 +65,7 @@ def columns_of(settings: AugmentSettings) -> int:
 def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
     """Return the columns of a view's numbers that the device reads, in ascending order.
 
-    These are the columns of the settings that are on. If no setting is on, column TRANSPOSED is returned, so that there
-    is at least one.
+    If no setting is on, column TRANSPOSED is returned, so that there is at least one.
     """
     turns = settings.rotate
     uses: dict[int | range, object] = {
@@ -94,11 +93,7 @@ def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
 def pack(
     settings: AugmentSettings, drawn: npt.NDArray[np.float32], size: tuple[int, int] | None = None
 ) -> npt.NDArray[np.float32 | np.int16]:
-    """Return the random numbers to send to the device: those that the device reads, as int16 if all are integers.
-
-    `drawn` is what `draw` returned, and `size` the size that `draw` was given. Augmentation accepts packed and unpacked
-    numbers, with the same result.
-    """
+    """Return the random numbers to send to the device: those that the device reads, as int16 if all are integers."""
     used = used_columns(settings)
     packed = drawn.reshape(len(drawn), settings.views, -1)[:, :, used].reshape(len(drawn), -1)
     is_whole = _WHOLE.issuperset(used) and max((settings.shift, *(size or ()))) <= _MOST_INT16
@@ -122,10 +117,7 @@ def _draw_view(
 
 
 def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomState) -> None:
-    """Write the random numbers of the first stream into `draws` (batch, columns), for the settings that are on.
-
-    The stream is for turns, flips, shift, brightness, contrast, saturation, erase, mixup and cutmix; `rng` yields it.
-    """
+    """Write the random numbers of the first stream into `draws` (batch, columns), for the settings that are on."""
     batch_size = len(draws)
     uniform = rng.random_sample((batch_size, 16))
     coin = rng.random_sample()
@@ -154,10 +146,7 @@ def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomSt
 
 
 def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: tuple[int, int] | None) -> None:
-    """Write random numbers for those of tilt, hue, blur, grey and crop that are on into `draws` (batch, columns).
-
-    `uniform` are random numbers of the second stream, from 0 to 1, and `size` is the images' height and width.
-    """
+    """Write random numbers for those of tilt, hue, blur, grey and crop that are on into `draws` (batch, columns)."""
     if settings.tilt:
         angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)
         draws[:, TILT_ROWS], draws[:, TILT_COLUMNS] = np.tan(angle / 2), -np.sin(angle)
@@ -172,10 +161,7 @@ def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: 
 
 
 def _stream(source: tuple[int, int], view: int, number: int) -> np.random.RandomState:
-    """Return a random generator seeded with `source`, the (seed, step), and with the view and the stream's number.
-
-    The first stream of the first view is seeded with `source` alone.
-    """
+    """Return a random generator seeded with `source`, the (seed, step), and with the view and the stream's number."""
     key = (view, number) if view or number else ()
     # RandomState's distributions never change between releases of NumPy; a Generator's may.
     return np.random.RandomState(np.random.Philox(np.random.SeedSequence(source, spawn_key=key)))
@@ -208,11 +194,7 @@ def _boxes_around(centres: Array, sides: Array) -> Array:
 
 
 def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
-    """Return top, height, left and width of crops in whole pixels, (batch, 4).
-
-    As in RandomResizedCrop, area and aspect are drawn until the crop fits into the image. After too many tries, the
-    crop is the largest one of an allowed aspect, centred.
-    """
+    """Return top, height, left and width of crops in whole pixels, (batch, 4)."""
     crops, found = _tried(uniform, 1, zoom, height, width)
     if len(left := np.flatnonzero(~found)):  # few samples need more than one try
         crops[left], found = _tried(uniform[left], _CROP_TRIES, zoom, height, width)
@@ -223,10 +205,7 @@ def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
 
 
 def _tried(uniform: Array, tries: int, zoom: float, height: int, width: int) -> tuple[Array, Array]:
-    """Return crops as `_cropped` does, (batch, 4), and whether they fit into the image, bool (batch,).
-
-    Each crop is the first of `tries` tries that fits.
-    """
+    """Return crops as `_cropped` does, (batch, 4), and whether they fit into the image, bool (batch,)."""
     low, high = np.log(_CROPPED_ASPECT)
     areas = height * width * (zoom + uniform[:, 2 : 2 + tries] * (1 - zoom))
     aspects = np.exp(low + uniform[:, 2 + _CROP_TRIES : 2 + _CROP_TRIES + tries] * (high - low))

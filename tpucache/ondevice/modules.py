@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,15 +22,6 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, Field
 
 _log: Final = logging.getLogger("tpucache")
-
-
-class HasFields(Protocol):
-    """A CachedDataset, or any other object whose `manifest` lists the fields of its records."""
-
-    @property
-    def manifest(self) -> Any:
-        """The manifest; only its `fields` are used."""
-        ...
 
 
 class Normalise(BatchNormalise):
@@ -67,13 +58,11 @@ class Augment(BatchAugment):
             _say_slow()
 
     def images(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Do what BatchAugment.images does, with autocast off, so that autocast changes no pixel."""
         with torch.autocast(self._device.type, enabled=False):
             pixels: torch.Tensor = super().images(images, draws)
         return pixels
 
     def masks(self, masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Do what BatchAugment.masks does, with autocast off, so that autocast changes no class."""
         with torch.autocast(self._device.type, enabled=False):
             moved: torch.Tensor = super().masks(masks, draws)
         return moved
@@ -120,10 +109,7 @@ class Resizer(nn.Module):
         self._of(size)
 
     def forward(self, batch: torch.Tensor, size: Size | None = None) -> torch.Tensor:
-        """Return the images of a batch in `size`, by default the size given to `decoder`.
-
-        Raises UsageError for an impossible size.
-        """
+        """Return the images of a batch in `size`, by default the size given to `decoder`."""
         images: torch.Tensor = self._of(self.size if size is None else size).to(batch.device)(batch)
         return images
 
@@ -154,7 +140,7 @@ class Cropper(nn.Module):
         return images
 
 
-def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop", crop: bool = False) -> nn.Module:
+def decoder(dataset: Any, size: Size | None = None, *, fit: Fit = "crop", crop: bool = False) -> nn.Module:
     """Return a module that decodes batches of `CachedLoader(finish="device")`.
 
     The module returns uint8 (batch, channels, height, width). `size` is the size of the decoded images, (height, width)
@@ -181,8 +167,8 @@ def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop", 
     return nn.Identity() if packed is None else Decoder(packed)
 
 
-def image_field(dataset: HasFields) -> Field:
-    """Return the image field of a dataset. Raises UsageError for a cache without images."""
+def image_field(dataset: Any) -> Field:
+    """Return the image field of a dataset."""
     for field in dataset.manifest.fields:
         if field.name == IMAGE:
             found: Field = field
@@ -207,17 +193,14 @@ class TorchMemory:
     cores, tile = 1, NO_TILE
 
     def __init__(self, device: Any) -> None:
-        """Take `device`, a torch.device or its name. Raises UsageError if this machine does not have the device."""
+        """Take `device`, a torch.device or its name."""
         try:
             self._device = torch.empty(1, device=device).device
         except Exception as error:  # torch's error depends on the device and on the build
             raise UsageError(f"device {device!r} cannot be used: {error}") from error
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Return a tensor on the device with the values of `array`, a numpy array or a tensor of the host.
-
-        For an array in page-locked memory, this does not wait until the values are copied to a GPU. `name` is not used.
-        """
+        """Return a tensor on the device with the values of `array`, a numpy array or a tensor of the host."""
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
@@ -228,7 +211,7 @@ class TorchMemory:
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
         """Return a table on the device with as many rows as `slots`, for records like those in `chunk`.
 
-        `chunk` is a tensor (records, *shape). It only gives the records' dtype and shape.
+        `chunk` only gives the records' dtype and shape.
         """
         return TorchTable(slots, chunk)
 
@@ -248,10 +231,7 @@ class TorchTable:
     """
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor) -> None:
-        """Reserve memory for `slots.rows` rows on the device of `chunk`, whose rows have the records' shape and dtype.
-
-        Raises DeviceFullError if the device has not enough memory.
-        """
+        """Reserve memory for `slots.rows` rows like those of `chunk`, on its device."""
         self._count, self._shape, self._dtype = len(chunk), chunk.shape[1:], chunk.dtype
         row_bytes = chunk[:1].nbytes
         self._word = _WORDS[max(size for size in _WORDS if row_bytes % size == 0)]

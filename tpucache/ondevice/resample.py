@@ -31,10 +31,7 @@ _MIDDLE: Final = 0.5 + 1 / 64
 
 
 def split(pixels: Array, count: int) -> list[Array]:
-    """Return `count` arrays that add up to `pixels`, float32; all but the last have values of 8 significant bits.
-
-    With three arrays, the last has 8 bits, too. See T. J. Dekker, doi:10.1007/BF01397083.
-    """
+    """Return `count` arrays that add up to `pixels`, float32; all but the last have values of 8 significant bits."""
     parts = []
     for _ in range(count - 1):
         scaled = pixels * (2**16 + 1)
@@ -47,9 +44,7 @@ def split(pixels: Array, count: int) -> list[Array]:
 def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Array, *, nearest: bool) -> Array:
     """Return matrices float32 (batch, 1, n, n): row i holds the weights of the pixels that make pixel i of a crop.
 
-    `places` are the n positions along a side, 0 to n - 1. Crops begin at `starts` and have `sizes` pixels, whole
-    numbers (batch,). Values between pixels are interpolated linearly or, with `nearest`, taken from the nearest pixel.
-    Outside a crop its border is repeated, as if the crop had been cut out before it was resized.
+    Crops begin at `starts` and have `sizes` pixels, whole numbers (batch,).
     """
     # Whole numbers until the division, so that every device rounds to the same result.
     functions, sizes = library.functions, sizes[:, None]
@@ -63,9 +58,7 @@ def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Arr
 def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Array:
     """Return matrices float32 (batch, 1, n, n): row i has the Gaussian weights of the pixels around pixel i.
 
-    The largest weight of each row is 1. `places` are the n positions along a side, 0 to n - 1, and `deviations` the
-    standard deviations in pixels, (batch,). The image is reflected at its border, without repeating the border's pixel,
-    as torchvision pads it.
+    `places` are the n positions along a side, 0 to n - 1, and `deviations` the standard deviations in pixels, (batch,).
     """
     functions, last = library.functions, len(places) - 1
     rows, columns = places[:, None], places
@@ -84,9 +77,7 @@ def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Arr
 def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> Array:
     """Resample images (batch, channels, height, width) along both sides.
 
-    Each new row is a weighted mean of rows, and then each new column is a weighted mean of columns. `rows` and
-    `columns` are the weights, as `crop_weights` and `blur_weights` return them. `is_bytes` says that pixels are whole
-    numbers from 0 to 255, which takes fewer multiplications.
+    `rows` and `columns` are the weights, as `crop_weights` and `blur_weights` return them.
     """
     half = _product([rows @ part for part in split(pixels, 1 if is_bytes else 3)]) / rows.sum(3, keepdims=True)
     columns = columns.swapaxes(2, 3)
@@ -95,10 +86,7 @@ def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> 
 
 
 def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
-    """Return the largest distance, in columns and in rows, by which one shear of a rotation moves pixels.
-
-    Raises UsageError if the distance is as large as the image's width or height.
-    """
+    """Return the largest distance, in columns and in rows, by which one shear of a rotation moves pixels."""
     angle = math.radians(degrees)
     reach = math.ceil(math.tan(angle / 2) * (height - 1) / 2), math.ceil(math.sin(angle) * (width - 1) / 2)
     if reach[0] >= width or reach[1] >= height:
@@ -114,7 +102,7 @@ def tilted(
     """Return float32 images (batch, channels, height, width) rotated around their centre; the border is reflected.
 
     Row y moves by `along_rows` (batch,) times its distance from the centre, then each column by `along_columns` times
-    its distance, then the rows as at first. `reach` has the largest moves, in columns and rows.
+    its distance, then the rows as at first.
     """
     pixels = _sheared(library, pixels, along_rows, reach[0], nearest)
     pixels = _sheared(library, pixels.swapaxes(2, 3), along_columns, reach[1], nearest).swapaxes(2, 3)
@@ -122,10 +110,7 @@ def tilted(
 
 
 def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nearest: bool) -> Array:
-    """Return images whose row y is read `slope` * (y - centre) columns further to the right.
-
-    `reach` is the largest such distance in columns. The border is reflected.
-    """
+    """Return images whose row y is read `slope` * (y - centre) columns further to the right."""
     if not reach:
         return pixels
     functions, height, width = library.functions, pixels.shape[2], pixels.shape[3]
@@ -142,7 +127,7 @@ def sheared_bytes(
 ) -> Array:
     """Return uint8 images whose row y is read `start` + `slope` * (y - centre) columns further to the right.
 
-    `slope` and `start` are (batch,). The result lacks the `reach` columns of border on either side.
+    `slope` and `start` are (batch,).
     """
     if not reach:
         return pixels

@@ -78,10 +78,7 @@ class DeviceMemory(Protocol):
         ...
 
     def reserve(self, slots: RecordSlots, chunk: Any) -> Any:
-        """Return a table with as many rows as `slots`, for records like those of `chunk`, which is on the device.
-
-        Raises DeviceFullError if the memory is too small.
-        """
+        """Return a table with as many rows as `slots`, for records like those of `chunk`, which is on the device."""
         ...
 
     def itemsize(self, dtype: np.dtype[Any]) -> int: ...
@@ -185,11 +182,7 @@ class RecordSlots:
         self._states[is_gone] = _FREE
 
     def place(self, numbers: Numbers) -> RecordBatch:
-        """Return the batch of the records with these numbers. Records without a row get one, and must be read.
-
-        If a new chunk is not full, it also takes the records with the lowest numbers that have no row. If fewer records
-        than a chunk would then be left without a row, they get a row, too, in one more chunk.
-        """
+        """Return the batch of the records with these numbers. Records without a row get one, and must be read."""
         missing: list[tuple[int, Numbers]] = []
         if self._left.any():
             found, first = np.unique(numbers[self._slots[numbers] < 0], return_index=True)
@@ -204,10 +197,7 @@ class RecordSlots:
         return RecordBatch(slots, missing, numbers)
 
     def check_owners(self, slots: npt.NDArray[np.int32]) -> None:
-        """Raise UsageError if a core's part of a batch has a record that lies in the memory of another core.
-
-        If records have owners, the cores exchange no records, so the core would read a wrong record.
-        """
+        """Raise UsageError if a core's part of a batch has a record that lies in the memory of another core."""
         if not self.is_local:
             return
         own = np.arange(len(slots)) * self.cores // max(1, len(slots))
@@ -509,8 +499,7 @@ class ResidentDecision:
         """Take the user's `choice`, the device's `memory`, and the bytes that all records need in it.
 
         `never` says why the device cannot keep records, and `not_auto` why the choice "auto" does not keep them; each
-        is "" if there is no such reason. Raises UsageError for the choice "yes" if the records do not fit, or `never`
-        gives a reason.
+        is "" if there is no such reason.
         """
         self.planned_bytes, self.choice, self._memory = planned_bytes, choice, memory
         self.is_resident, self.reason, self._is_open = False, "resident=yes", False
@@ -555,10 +544,7 @@ class ResidentDecision:
 
 
 def table_bytes(samples: Any, memory: DeviceMemory, batch_size: int, ranks: int = 1) -> int:
-    """Return the bytes of all records in the memories of all cores, uploaded in chunks of `batch_size` records.
-
-    With several `ranks`, these are the bytes of one rank, which has an equal share of the records.
-    """
+    """Return the bytes of all records in the memories of all cores, uploaded in chunks of `batch_size` records."""
     records = -(-int(samples.records) // ranks)
     rows = memory.cores * _whole(-(-records // batch_size) * (batch_size // memory.cores), memory.tile.rows)
     return rows * _row_bytes(samples, memory)
@@ -586,10 +572,7 @@ def as_named(batch: Batch) -> Mapping[str, Any]:
 
 
 def channels_last(name: str, array: Any) -> Any:
-    """Return images (batch, channels, height, width) as a view (batch, height, width, channels), without a copy.
-
-    Other fields and packed images, which do not have four dimensions, are returned unchanged.
-    """
+    """Return images (batch, channels, height, width) as a view (batch, height, width, channels), without a copy."""
     if name != IMAGE or array.ndim != 4:
         return array
     return np.moveaxis(array, 1, 3) if isinstance(array, np.ndarray) else array.permute(0, 2, 3, 1)

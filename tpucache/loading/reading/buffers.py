@@ -35,7 +35,7 @@ class Buffer:
     """The memory of one batch: an array (batch, *shape) for each field, and the addresses of its rows."""
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate = np.empty) -> None:
-        """Allocate memory for `batch` rows. Raises UsageError if there is too little memory."""
+        """Allocate memory for `batch` rows."""
         try:
             self.arrays = [allocate((batch, *field.shape), np.dtype(field.dtype)) for field in fields]
         except UsageError:  # raised by the allocator
@@ -56,11 +56,7 @@ class Buffer:
 
     @functools.cached_property
     def _views(self) -> list[list[memoryview]]:
-        """Writable views of the bytes of each row, one per field.
-
-        They are made only when needed: thousands of new objects per batch would trigger Python's garbage collection
-        often, and each time it stops all threads for 0.1 s if torch is imported.
-        """
+        """Writable views of the bytes of each row, one per field."""
         flat = [
             array.view(np.uint8).reshape(len(array), length)
             for array, length in zip(self.arrays, self.lengths, strict=True)
@@ -111,11 +107,7 @@ class BufferPool:
         return buffer
 
     def prepare(self, buffers: int, rows: int) -> None:
-        """Allocate free buffers until there are `buffers`, and touch the memory of their first `rows` rows.
-
-        The first write to new memory is slow, so it is done before the first batch is read. If there is too little
-        memory, this method stops without an error; `take` raises the error later.
-        """
+        """Allocate free buffers until there are `buffers`, and touch the memory of their first `rows` rows."""
         while len(self._free) < buffers and not self._taken:
             try:
                 buffer = Buffer(self._fields, self._batch)
@@ -155,7 +147,7 @@ class AllocatedBuffers:
         return Buffer(self._fields, self._batch, self._allocate)
 
     def prepare(self, buffers: int, _rows: int) -> None:
-        """Allocate and free `buffers` buffers, so that the allocator keeps the memory. Raises the errors of `take`."""
+        """Allocate and free `buffers` buffers, so that the allocator keeps the memory."""
         kept = [self.take() for _ in range(buffers)]
         if kept and kept[0].is_large:
             native()

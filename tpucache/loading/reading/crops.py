@@ -134,9 +134,8 @@ def crop(
 ) -> None:  # fmt: skip
     """Write the crop of each image to its target, (height, width, channels): uint8, or, given `normal`, float32.
 
-    `form` is how the images are stored, and `boxes` has the part of each image that is cropped. `sources` and
-    `targets` are the addresses of records and results, int64 (n,), contiguous. The caller keeps the memory alive and
-    checks that it is large enough. Several threads may call this at once.
+    `sources` and `targets` are the addresses of records and results, int64 (n,), contiguous. The caller keeps the
+    memory alive and checks that it is large enough.
     """
     if not len(sources):
         return
@@ -169,7 +168,7 @@ def side_taps(starts: Array, sizes: Array, reversed_: Array, side: int, size: in
     """Return the filter that resizes a part of a side of `side` pixels to `size` pixels, for each of n images.
 
     `starts` and `sizes`, float32 (n,), say where each part is in the image, which was mirrored before if `reversed_`
-    (n,) is 1. The result refers to pixels of the stored image.
+    (n,) is 1.
     """
     first, length = starts.astype(np.int64)[:, None], sizes.astype(np.int64)[:, None]
     is_reversed = reversed_[:, None] > 0
@@ -220,8 +219,7 @@ def _reducing_taps(
 def half_taps(taps: Taps, half: int) -> Taps:
     """Return the filter for a side of a chroma plane, which has `half` samples.
 
-    The filter gives the same result as upsampling the side to the size of luma and then applying `taps`. Its weights
-    sum to 4 times the sum of the weights in `taps`.
+    Its weights sum to 4 times the sum of the weights in `taps`.
     """
     most = taps.weights.shape[2]
     counts = np.minimum(taps.counts // 2 + 3, half)
@@ -333,10 +331,7 @@ def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
 
 
 def crop_loop() -> Callable[..., None] | None:
-    """Return the compiled loop; its arguments are the items of a CropWork.
-
-    If it cannot be compiled, log a warning once and return None.
-    """
+    """Return the compiled loop; its arguments are the items of a CropWork."""
     with compiling:  # other threads wait for the one that compiles
         return _compiled()
 
@@ -352,10 +347,7 @@ def _compiled() -> Callable[..., None] | None:
 
 
 def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bool]) -> None:
-    """Emit the function crop, whose arguments are the fields of CropWork, as LLVM's intermediate representation.
-
-    `ir` is llvmlite's module of that name, and `module` receives the function.
-    """
+    """Emit the function crop, whose arguments are the fields of CropWork, as LLVM's intermediate representation."""
     blend, colour = _write_blend(ir, module), _write_colour(ir, module)
     resize, normalised = (_write_resize(ir, module, is_normalised) for is_normalised in (False, True))
     code = FunctionWriter(ir, module, "crop", len(CropWork._fields), returns=False)
@@ -430,7 +422,7 @@ def _write_blend(ir: Any, module: Any) -> Any:
     """Emit the function blend(first, row_bytes, length, weights, count, target), and return it.
 
     The emitted function writes the weighted sum of `count` rows, of `length` bytes each, as int32 to the address
-    `target`. The first row is at the address `first`, and each next row `row_bytes` later.
+    `target`.
     """
     code = FunctionWriter(ir, module, "blend", 6, returns=False)
     build, word = code.build, code.word
@@ -461,9 +453,7 @@ def _write_blend(ir: Any, module: Any) -> Any:
 def _write_colour(ir: Any, module: Any) -> Any:
     """Emit the function colour(luma, blue, red, left, width, half_left, half_width, last, target), and return it.
 
-    The emitted function converts a row of luma and chroma to RGB, int32 each. The rows begin at pixel `left` and at
-    chroma sample `half_left`; `last` is the number of the last chroma sample of a whole row. The amounts that chroma
-    adds overwrite the row `blue`, which has memory for four numbers per sample.
+    The emitted function converts a row of luma and chroma to RGB, int32 each.
     """
     code = FunctionWriter(ir, module, "colour", 9, returns=False)
     build, word = code.build, code.word

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from tpucache import machine
 from tpucache.native import file_system, libc, map_file
@@ -98,29 +98,17 @@ class MapUse:
         return self not in self._uses
 
 
-class MapOwner(Protocol):
-    """The object that reads maps. Any thread may call its methods, which do not block."""
-
-    def stop_reading(self, shard: int) -> Iterable[MapUse]:
-        """Stop using a shard's map in new reads. Returns the uses that may still read it."""
-
-    def forget_maps(self) -> None:
-        """Forget all leased maps. Called in a forked process, in which the files are not mapped."""
-
-
 class LeasedMap:
     """A map of a whole file, the lease that protects it, and the descriptor to which the lease belongs.
 
-    All three end when the MapOwner is freed, or when another program wants to change the file. A forked process does
-    not inherit the map. It closes the inherited descriptor, which does not affect its parent's lease, and maps files
-    itself.
+    All three end when the owner is freed, or when another program wants to change the file. Any thread may call the
+    owner's `stop_reading(shard)`, which returns the uses that may still read the map, and `forget_maps()`, which is
+    called in a forked process. Such a process does not inherit the map. It closes the inherited descriptor, which does
+    not affect its parent's lease, and maps files itself.
     """
 
-    def __init__(self, path: Path, original: int, owner: MapOwner, shard: int) -> None:
-        """Map the file at `path`. Raises NoLeaseError if that is not possible.
-
-        The descriptor `original` has this file open; if it has another file open, NoLeaseError is raised, too.
-        """
+    def __init__(self, path: Path, original: int, owner: Any, shard: int) -> None:
+        """Map the file at `path`."""
         if not _has_leases() or file_system(original) not in _LOCAL:
             raise NoLeaseError("not_local" if _has_leases() else "no_leases")
         if len(_WATCH.maps) >= _most_files() // _SHARE:
@@ -206,7 +194,7 @@ class _Watch:
         return was_watched
 
     def look(self) -> None:
-        """Check all leases. If a program waits for a file, let the map's owner stop reading. Threads may call this."""
+        """Check all leases."""
         now = time.monotonic()
         for leased in list(self.maps):
             if leased.is_taken and leased not in self._ending and not leased.is_held():
@@ -228,7 +216,7 @@ class _Watch:
             self._start()
 
     def forget(self) -> None:
-        """Close the descriptors that this forked process inherited. The files are not mapped in it."""
+        """Close the descriptors that this forked process inherited."""
         maps = list(self.maps)
         self.__init__()  # type: ignore[misc]  # a new lock, and no thread
         for leased in maps:

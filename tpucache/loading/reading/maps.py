@@ -87,7 +87,7 @@ class ShardMaps:
         self._find_shards()
 
     def _look_for_shards(self) -> bool:
-        """Prepare to map the shards of a cache that was still being built before. Return whether any may be mapped."""
+        """Prepare to map the shards of a cache that was still being built before."""
         if not self._may_map and len(self._bases) == 1 and self._reader.shards:
             with self._lock:
                 if len(self._bases) == 1:
@@ -95,7 +95,7 @@ class ShardMaps:
         return self._may_map
 
     def _find_shards(self) -> None:
-        """Make the tables of the maps' addresses and of the pieces that were read. No shard is mapped yet.
+        """Make the tables of the maps' addresses and of the pieces that were read.
 
         While a cache is being built, the reader has no shards.
         """
@@ -128,10 +128,7 @@ class ShardMaps:
         self._asked[numbers] = True
 
     def how_to_map(self, shard: int) -> How:
-        """Return the method by which a shard is mapped or could be mapped, or else the reason why it cannot.
-
-        Raises DamageError if the shard cannot be opened.
-        """
+        """Return the method by which a shard is mapped or could be mapped, or else the reason why it cannot."""
         if shard in self._how:
             return self._how[shard]
         if self._reader.arriving is not None:
@@ -144,11 +141,7 @@ class ShardMaps:
         return refusal(self._reader.path(shard), number) or "lease"
 
     def addresses(self, numbers: Numbers, rows: Rows) -> Addresses:
-        """Return the addresses of records in maps: int64 (n,), 0 for records that are not mapped.
-
-        Raises DamageError for a row outside its shard, for unreadable pages, and for a wrong checksum of the first
-        record that is needed of a shard.
-        """
+        """Return the addresses of records in maps: int64 (n,), 0 for records that are not mapped."""
         if not self._may_map and (len(self._bases) > 1 or not self._look_for_shards()):
             return np.zeros(len(rows), np.int64)
         look_if_needed()
@@ -173,11 +166,7 @@ class ShardMaps:
         return found
 
     def prepare(self, rows: Rows, threads: int) -> None:
-        """Map shards, and enter their pages in the page table, in at most 0.5 s. `rows` has one index row per shard.
-
-        Pages that are not in the page cache, or for which the time is too short, are read when they are needed. Raises
-        StoreError if a shard cannot be opened or is damaged.
-        """
+        """Map shards, and enter their pages in the page table, in at most 0.5 s. `rows` has one index row per shard."""
         self._look_for_shards()
         end = time.monotonic() + PREPARE_SECONDS
         reader = self._reader
@@ -214,8 +203,7 @@ class ShardMaps:
     def stop_reading(self, shard: int) -> Iterable[MapUse]:
         """Stop using a shard's map in new reads. Returns the uses that may still read it.
 
-        A program is about to change the shard's file. So from now on, each record of the shard is compared with its
-        checksum.
+        So from now on, each record of the shard is compared with its checksum.
         """
         self._reader.distrust(shard)
         with self._bases_lock:
@@ -235,7 +223,7 @@ class ShardMaps:
         self.uses.clear()
 
     def _map(self, rows: Rows) -> None:
-        """Map shards if that is safe. `rows` has the index row of one record of each shard.
+        """Map shards if that is safe.
 
         This record is compared with its checksum before the map is used.
         """
@@ -260,7 +248,7 @@ class ShardMaps:
             self._may_map = bool((self._bases != _NOT_MAPPED).any())
 
     def _map_shard(self, shard: int) -> tuple[int, How]:
-        """Map a shard if that is safe. Returns its address (0 if it is not mapped), and the method or the reason."""
+        """Map a shard if that is safe."""
         how: How
         if self._reader.arriving is not None:
             return 0, "being_fetched"
@@ -287,10 +275,7 @@ class ShardMaps:
         self._reader.check(row[0], zlib.crc32(_bytes_at(int(found[0]), int(row["length"][0])).data))
 
     def _read_pages(self, addresses: Addresses, rows: Rows) -> None:
-        """Read the pages of records into memory, or whole pieces of 2 MiB if the pieces are in the page cache.
-
-        Raises DamageError for rows that point outside their shard, and for pages that cannot be read.
-        """
+        """Read the pages of records into memory, or whole pieces of 2 MiB if the pieces are in the page cache."""
         self._reader.check_inside(rows)
         shards, lengths = rows["shard"].astype(np.int64), rows["length"].astype(np.int64)
         starts = rows["offset"].astype(np.int64)

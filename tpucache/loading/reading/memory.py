@@ -197,7 +197,7 @@ class RecordMemory:
             _log.info("%.1f of %.1f GB of records are kept, the rest is read each time", kept, self.wanted / 1e9)
 
     def _reserve(self, records: int) -> bool:
-        """Reserve addresses, which take no memory until they are written. Returns whether the system allows it."""
+        """Reserve addresses, which take no memory until they are written."""
         try:
             self._rows = np.empty((records, self._size), np.uint8)
         except (MemoryError, ValueError):  # ValueError: more bytes than the address space has

@@ -106,10 +106,7 @@ class RecordReader:
     ) -> None:
         """Prepare to read at most `most` different records.
 
-        `in_memory=True` keeps each record that is read, and raises UsageError if there is no room for all. "auto" keeps
-        records that a loader reads, as far as there is room, if their shards cannot be mapped. `is_packed` leaves
-        fields in their codecs' packed form, for a device to decode. `shown` has the fields in the shapes to which they
-        are decoded, by default the stored fields. Raises FormatError for a field whose length varies.
+        "auto" keeps records that a loader reads, as far as there is room, if their shards cannot be mapped.
         """
         if not isinstance(in_memory, bool) and in_memory != "auto":
             raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
@@ -150,10 +147,7 @@ class RecordReader:
 
     @property
     def maps(self) -> dict[str, int]:
-        """The number of shards that this process mapped, by method, and of those that it could not map, by reason.
-
-        `How` in maps.py lists the methods and reasons.
-        """
+        """The number of shards that this process mapped, by method, and of those that it could not map, by reason."""
         return self._maps.how
 
     @property
@@ -195,8 +189,7 @@ class RecordReader:
     def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
         """Prepare to read `records` records of `shards`: map the shards, or keep the first records in memory.
 
-        `first` are the index row numbers of the first records. Only records in the page cache are read, for at most
-        half a second. Missing or damaged records raise their error later, when they are read.
+        `first` are the index row numbers of the first records.
         """
         with contextlib.suppress(StoreError):
             way, needed = self.plan(records, shards)
@@ -227,8 +220,7 @@ class RecordReader:
         """Read records into the first rows of a buffer. `rows` are their index row numbers.
 
         With `keep`, the records are also kept in memory, as far as there is room; `in_memory=True` always keeps them.
-        `divide` may share the work among threads. Returns how many records were read from memory, maps and files.
-        Raises DamageError, which names the shard.
+        Returns how many records were read from memory, maps and files.
         """
         if (arriving := self.cache.reader.arriving) is not None:
             keep = self._may_keep(arriving, keep)
@@ -242,7 +234,7 @@ class RecordReader:
 
         `parts`, int64 (n, any, 2), has the byte ranges of each record that are used, as offsets and lengths. If a
         record is read from a file and not kept, only these are read. Returns how many records were read from memory,
-        maps and files. Raises DamageError, which names the shard.
+        maps and files.
         """
         arriving = self.cache.reader.arriving
         keep = arriving is None or self._may_keep(arriving, keep=True)
@@ -295,7 +287,7 @@ class RecordReader:
             self._scatter(found[done:], views, whole, is_large=True)
 
     def _read_parts(self, targets: Addresses, found: Rows, parts: Numbers) -> int:
-        """Read only the byte ranges `parts` of plain records. At `targets` there is memory for the whole records.
+        """Read only the byte ranges `parts` of plain records.
 
         Returns how many records were read, from the first on; 0 if the compiled loop cannot read them.
         """
@@ -381,11 +373,7 @@ class RecordReader:
                 self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
 
     def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
-        """Read records one by one, and return the error of the first that does not decode, which names its sample.
-
-        If each record decodes alone, return `error`, which was raised when all were read together. `numbers` are the
-        records' index row numbers, and `found` are these index rows.
-        """
+        """Read records one by one, and return the error of the first that does not decode, which names its sample."""
         single = Buffer(self.fields, 1)
         nothing = np.zeros(1, np.int64)
         for number, row in zip(numbers.tolist(), found, strict=True):
@@ -414,11 +402,7 @@ class RecordReader:
             copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
 
     def _read(self, buffer: Buffer, places: Indices, found: Rows, mapped: Addresses) -> None:
-        """Read records from files, or decode them from maps, into the rows `places` of a buffer.
-
-        `found` are the records' index rows. `mapped` are the addresses of mapped records, and 0 for a record that is
-        not mapped.
-        """
+        """Read records from files, or decode them from maps, into the rows `places` of a buffer."""
         if self._is_plain:
             self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
             return
@@ -430,7 +414,7 @@ class RecordReader:
         self._read_encoded(targets, found, mapped, buffer.is_large)
 
     def _read_encoded(self, targets: list[_Target], found: Rows, mapped: Addresses, is_large: bool) -> None:
-        """Read encoded records, and decode them into rows of arrays. Mapped records are decoded without a copy."""
+        """Read encoded records, and decode them into rows of arrays."""
         unmapped = mapped == 0
         chosen = np.flatnonzero(~unmapped)
         if len(chosen):
@@ -454,8 +438,7 @@ class RecordReader:
     def _unpack(self, targets: list[_Target], found: Rows) -> int:
         """Read and unpack records one by one, if they have a single field that stays packed.
 
-        Returns how many of the records, from the first on, were read. This is 0 if records have more fields, or if the
-        field is to be decoded.
+        Returns how many of the records, from the first on, were read.
         """
         target, *others = targets
         if others or not target.is_packed:
@@ -498,10 +481,7 @@ class _Target(NamedTuple):
 
 
 def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: Numbers, lengths: Numbers) -> None:
-    """Decode or unpack records into the rows of `targets`, one target for each field.
-
-    Record i has `lengths[i]` bytes from `block[starts[i]]` on.
-    """
+    """Decode or unpack records into the rows of `targets`, one target for each field."""
     spans = layout.spans_of(block, starts, lengths)
     for at, (stored, target) in enumerate(zip(layout.fields, targets, strict=True)):
         to = block, spans[:, at], target.array, target.rows
@@ -540,7 +520,7 @@ class RecordScratch(threading.local):
     def block(self, lengths: Numbers) -> tuple[Array, Numbers]:
         """Return a block of bytes (uint8) for records of these lengths, and the offset of each record in it.
 
-        The next call in the same thread reuses the block. Raises DamageError if there is too little memory.
+        The next call in the same thread reuses the block.
         """
         ends = np.cumsum(lengths)
         size = int(ends[-1]) if len(ends) else 0

@@ -30,10 +30,7 @@ _MARGIN: Final = 0.25  # above that, a quarter of a frequency is added before ro
 
 
 def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, frequencies: int | None) -> Manifest:
-    """Return a manifest whose image, masks, boxes and keypoints have another size; without `size`, the manifest itself.
-
-    Raises UsageError for invalid `frequencies`, if the codec stores none, or if the size cannot be made.
-    """
+    """Return a manifest whose image, masks, boxes and keypoints have another size; the manifest itself without one."""
     image = next((field for field in manifest.fields if field.name == IMAGE), None)
     if size is None:
         if frequencies is not None:
@@ -58,9 +55,8 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
 def frequencies_for(resize: Resize, image: Field) -> int:
     """Return how many of a block's 8 frequencies are needed to read images at the size of `resize`.
 
-    With this number, the median photograph reaches 40 dB. `image` is the stored field of the images.
-    A size of n/8 of the stored side can represent n frequencies. Up to n = 3, and just below n = 4, one more frequency
-    is used, because it still improves the result (docs/numbers.md has the measurements).
+    Up to n = 3, and just below n = 4, one more frequency is used, because it still improves the result (docs/numbers.md
+    has the measurements).
     """
     place = _placement(image.shape, resize)
     left, top, right, bottom = place.box
@@ -71,10 +67,7 @@ def frequencies_for(resize: Resize, image: Field) -> int:
 
 
 def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of many records at the size in `field.view`. `stored` is the field as the cache stores it.
-
-    The other arguments are the same as for `decode_rows`.
-    """
+    """Decode a field of many records at the size in `field.view`. `stored` is the field as the cache stores it."""
     if field.name == IMAGE:
         for first in range(0, len(rows), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
@@ -118,7 +111,7 @@ def moved(array: Array, field: Field) -> Array:
 def _shown(field: Field, resize: Resize, frequencies: int, image: Field) -> Field:
     """Return a field with the shape and view that it has when images are decoded at the size of `resize`.
 
-    `image` is the stored field of the images. `frequencies` is how many frequencies of each block are decoded.
+    `frequencies` is how many frequencies of each block are decoded.
     """
     if field.name == IMAGE:
         shape: tuple[int, ...] = (resize.height, resize.width, field.shape[2])
