@@ -10,43 +10,23 @@ from pathlib import Path
 
 import pytest
 from lab import (
-    CLASSES,
     COUNT,
     INVERT,
-    MODULE,
-    SIDE,
     Lab,
     check_photos,
     class_of,
     exchange_bytes,
     files_of,
-    table_rows,
-    write_csv,
     write_photos,
 )
 from refusals import assert_refused, succeeded
 
-from tpucache import CachedDataset, Recipe, UnfinishedError, build_cache
+from tpucache import CachedDataset
 
 
 def copies(lab: Lab) -> tuple[Path, Path]:
     """Return copies of the photographs and of their cache."""
     return lab.copy(lab.shared.photos, "photos"), lab.copy(lab.shared.cache, "cache")
-
-
-def test_the_same_command_twice(lab):
-    photos, cache = copies(lab)
-    before = files_of(cache)
-    succeeded(lab.warmup(photos, cache))
-    assert files_of(cache) == before
-
-
-def test_another_recipe_for_a_finished_cache(lab):
-    photos, cache = copies(lab)
-    before = files_of(cache)
-    for words in (("--size", 8), ("--fit", "pad"), ("--codec", "png"), ("--exact",)):
-        assert_refused(lab.warmup(photos, cache, *words), words[0].strip("-"), "another|same|new")
-        assert files_of(cache) == before
 
 
 def test_variants_added_to_photographs_that_changed_at_equal_size(lab):
@@ -58,29 +38,6 @@ def test_variants_added_to_photographs_that_changed_at_equal_size(lab):
     done = lab.warmup(photos, cache, *INVERT)
     check_photos(CachedDataset(cache), class_of, range(COUNT))
     assert_refused(done, "ant")
-
-
-def test_variants_added_to_a_cache(lab):
-    photos, cache = copies(lab)
-    clean = {name: digest for name, digest in files_of(cache).items() if name.startswith("v00")}
-    succeeded(lab.warmup(photos, cache, *INVERT))
-    assert {name: digest for name, digest in files_of(cache).items() if name.startswith("v00")} == clean
-    dataset, augmented = CachedDataset(cache), CachedDataset(cache, 2)
-    for position in range(COUNT):
-        assert (dataset[position][0] + augmented[position][0] == 255).all()
-    check_photos(dataset, class_of, range(COUNT))
-
-
-def test_an_augmentation_whose_code_changed(lab):
-    for number, text in enumerate((MODULE.replace("255 - image", "image // 2"), "from lab_part import invert\n")):
-        (lab.folder / f"own{number}.py").write_text(MODULE if not number else text)
-    (lab.folder / "lab_part.py").write_text(MODULE)
-    photos = lab.shared.photos
-    for name, changed in (("own0", "own0.py"), ("own1", "lab_part.py")):
-        cache = lab.folder / f"cache-{name}"
-        succeeded(lab.warmup(photos, cache, "--variants", 1, "--augment", f"{name}:invert"))
-        (lab.folder / changed).write_text(MODULE.replace("255 - image", "image // 2"))
-        assert_refused(lab.warmup(photos, cache, "--variants", 2, "--augment", f"{name}:invert"))
 
 
 def test_an_augmentation_that_gives_something_else(lab):
@@ -118,48 +75,6 @@ def test_a_class_added_before_the_others(lab):
     succeeded(lab.warmup(photos, cache))
     names = {n: class_of(n) if n < COUNT else "aardvark" for n in range(COUNT + 3)}
     check_photos(CachedDataset(cache), names.__getitem__, names)
-
-
-def test_another_label_or_fold_column_for_a_finished_cache(lab):
-    table = [{**r, "fold2": n % 2, "other": CLASSES[(n + 1) % 3]} for n, r in enumerate(table_rows())]
-    path = write_csv(lab.folder / "table.csv", table)
-    words = [path, lab.folder / "cache", "--root", lab.shared.photos]
-    succeeded(lab.warmup(*words, "--label-col", "label", "--fold-col", "fold"))
-    before = files_of(lab.folder / "cache")
-    assert_refused(lab.warmup(*words, "--label-col", "label", "--fold-col", "fold2"), "fold")
-    assert_refused(lab.warmup(*words), "label")
-    assert_refused(lab.warmup(*words, "--label-col", "other", "--fold-col", "fold"), "label")
-    assert files_of(lab.folder / "cache") == before
-
-
-def test_labels_of_a_table_changed_after_the_cache_was_finished(lab):
-    path = write_csv(lab.folder / "table.csv", table_rows())
-    words = [path, lab.folder / "cache", "--root", lab.shared.photos, "--label-col", "label"]
-    succeeded(lab.warmup(*words))
-    write_csv(path, [{**r, "label": CLASSES[(n + 1) % 3]} for n, r in enumerate(table_rows())])
-    assert_refused(lab.warmup(*words), "label")
-
-
-def test_a_finished_cache_that_lacks_a_shard(lab):
-    photos, cache = copies(lab)
-    (cache / "v00-00000.lmdb").unlink()
-    assert_refused(lab.warmup(photos, cache), "v00-00000.lmdb")
-
-
-def test_a_time_limit_of_nothing(lab):
-    done = lab.warmup(lab.shared.photos, "cache", "--time-limit", 0)
-    assert_refused(done, "time|limit|run", status=3)
-    for wrong in ("-1", "soon", "", "1.5h", "nan"):
-        assert_refused(lab.warmup(lab.shared.photos, "cache", f"--time-limit={wrong}"), "time", status=2)
-    succeeded(lab.warmup(lab.shared.photos, "cache"))
-    check_photos(CachedDataset("cache"), class_of, range(COUNT))
-
-
-def test_time_limits_of_no_length_from_Python(lab):
-    with pytest.raises(UnfinishedError):
-        build_cache(lab.shared.photos, lab.folder / "cache", Recipe(size=SIDE), jobs=1, time_limit=0)
-    build_cache(str(lab.shared.photos), str(lab.folder / "cache"), Recipe(size=SIDE), jobs=1, time_limit=1e9)
-    check_photos(CachedDataset("cache"), class_of, range(COUNT))
 
 
 @pytest.mark.thorough

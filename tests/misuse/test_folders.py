@@ -15,29 +15,11 @@ from lab import (
     class_of,
     files_of,
     pixels,
-    write_photos,
 )
 from PIL import Image
 from refusals import assert_refused, succeeded
 
 from tpucache import CachedDataset
-
-
-def test_an_empty_folder(lab):
-    (lab.folder / "empty" / "ant").mkdir(parents=True)
-    assert_refused(lab.warmup(lab.folder / "empty", lab.folder / "cache"), "empty")
-    assert not (lab.folder / "cache").exists()
-
-
-def test_a_source_that_is_no_folder(lab):
-    photo = next(lab.shared.photos.rglob("*.png"))
-    assert_refused(lab.warmup(photo, lab.folder / "cache"), photo.name, "folder")
-    assert_refused(lab.warmup(lab.folder / "nowhere", lab.folder / "cache"), "nowhere", "does not exist")
-
-
-def test_one_sample(lab):
-    succeeded(lab.warmup(write_photos(lab.folder / "one", 1), lab.folder / "cache"))
-    check_photos(CachedDataset(lab.folder / "cache"), class_of, [0])
 
 
 def test_names_with_spaces_signs_newlines_and_other_scripts(lab):
@@ -70,22 +52,6 @@ def test_names_with_spaces_signs_newlines_and_other_scripts(lab):
     succeeded(lab.command("inspect", lab.folder / "odd cache\n"))
 
 
-def test_classes_that_differ_by_case_only(lab):
-    succeeded(lab.warmup(write_photos(lab.folder / "p", 12, ("Cat", "cat", "CAT")), lab.folder / "cache"))
-    names = ("Cat", "cat", "CAT")
-    check_photos(CachedDataset(lab.folder / "cache"), lambda n: names[n % 3], range(12))
-
-
-def test_files_of_other_types_among_the_photographs(lab):
-    photos = lab.copy(lab.shared.photos, "photos")
-    for name in ("x.psd", "y.raw", "z.raw", "without"):
-        (photos / "ant" / name).write_bytes(b"data")
-    done = succeeded(lab.warmup(photos, lab.folder / "cache"))
-    for words in ("1 '.psd'", "2 '.raw'", "1 '(no suffix)'"):
-        assert words in done.out, f"{words} is reported in {done.out!r}"
-    check_photos(CachedDataset(lab.folder / "cache"), class_of, range(COUNT))
-
-
 def test_broken_photographs_with_and_without_skip(lab):
     photos = lab.copy(lab.shared.photos, "photos")
     whole = (photos / "ant" / "0000.png").read_bytes()
@@ -104,12 +70,6 @@ def test_broken_photographs_with_and_without_skip(lab):
     for name in broken:
         assert f"bee/{name}" in done.out, f"{name} is listed"
     check_photos(CachedDataset(lab.folder / "cache"), class_of, range(COUNT))
-
-
-def test_only_broken_photographs(lab):
-    (lab.folder / "photos").mkdir()
-    (lab.folder / "photos" / "a.png").write_bytes(b"no")
-    assert_refused(lab.warmup(lab.folder / "photos", lab.folder / "cache", "--on-error", "skip"))
 
 
 def test_links_to_photographs_and_to_a_folder_of_them(lab):
@@ -168,26 +128,6 @@ def test_relative_paths(lab):
     succeeded(lab.warmup("photos/../photos", "deep/er/cache"))
     succeeded(lab.warmup("./photos/", "deep/er/cache/"))
     check_photos(CachedDataset("deep/er/cache"), class_of, range(COUNT))
-
-
-def test_a_dataset_of_ones_own_that_fails(lab):
-    code = """
-import numpy as np
-class Items:
-    def __len__(self): return 5
-    def __getitem__(self, i):
-        if i == 3: raise RuntimeError("item 3 is bad")
-        return np.zeros((16, 16, 3), np.uint8), i
-def items(): return Items()
-def nothing(): return None
-def broken(): raise ValueError("no such data")
-"""
-    (lab.folder / "own_data.py").write_text(code)
-    assert_refused(lab.warmup("own_data:items", "cache"), "own_data:items", "item 3 is bad")
-    assert_refused(lab.warmup("own_data:nothing", "cache"), "own_data:nothing")
-    assert_refused(lab.warmup("own_data:broken", "cache"), "no such data")
-    done = lab.warmup("own_data:nosuch", "cache")
-    assert_refused(done, "nosuch", status=2)
 
 
 def test_images_of_one_pixel_and_very_long_ones(lab):

@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,15 @@ import torch
 from lab import (
     COUNT,
     array,
-    assert_same,
     check_photos,
     class_of,
     number_of,
     pixels,
 )
 from refusals import refuses
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from tpucache import CachedDataset, CachedLoader, TpucacheError, UsageError
-
-
-def test_an_untouched_cache(lab):
-    check_photos(CachedDataset(lab.shared.cache), class_of, range(COUNT))
 
 
 def test_a_mask_of_labels_as_selection(lab):
@@ -39,12 +33,6 @@ def test_a_mask_of_labels_as_selection(lab):
     for mask in masks:
         check_photos(dataset.select(mask), class_of, wanted)
         check_photos(dataset[mask], class_of, wanted)
-
-
-def test_a_mask_that_is_too_short(lab):
-    dataset = CachedDataset(lab.shared.cache)
-    with refuses(UsageError, str(COUNT)):
-        dataset.select(np.ones(COUNT - 1, bool))
 
 
 def test_floats_texts_and_bools_as_an_index(lab):
@@ -86,39 +74,6 @@ def test_slices_lists_and_negative_positions_as_numpy_takes_them(lab):
         check_photos(chosen, class_of, [number_of(path) for path in chosen.paths])
 
 
-def test_a_selection_of_a_subset_of_a_selection(lab):
-    dataset = CachedDataset(lab.shared.cache)
-    order = [number_of(path) for path in dataset.paths]
-    nested = Subset(Subset(dataset.select(range(1, 20)), [3, 5, -1]), [2, 0])
-    images = next(iter(CachedLoader(nested, 2)))[0]
-    for image, number in zip(images, (order[19], order[4]), strict=True):
-        assert_same(array(image), pixels(number), f"photograph {number}")
-
-
-def test_an_empty_selection(lab):
-    empty = CachedDataset(lab.shared.cache).select([])
-    assert (len(empty), empty.paths, list(empty.labels.shape)) == (0, [], [0])
-    assert len(list(CachedLoader(empty, 4, shuffle=True))) == 0
-    assert len(list(DataLoader(empty, 4))) == 0
-
-
-def test_a_variant_that_the_cache_lacks(lab):
-    for value in (3, -1, True, "1", None, 1.0, "Epoch"):
-        with refuses(UsageError, "variants"):
-            CachedDataset(lab.shared.augmented, value)
-
-
-def test_indices_of_minus_one(lab):
-    with refuses(UsageError, "-1"):
-        CachedDataset(lab.shared.cache, indices=[0, -1])
-
-
-def test_in_memory_given_as_a_text_of_the_command_line(lab):
-    no: Any = "no"
-    with refuses(UsageError, "in_memory"):
-        CachedDataset(lab.shared.cache, in_memory=no)
-
-
 def test_writing_into_a_batch_or_a_sample(lab):
     dataset = CachedDataset(lab.shared.cache, in_memory=True)
     dataset[0][0].zero_()
@@ -131,15 +86,6 @@ def test_writing_into_a_batch_or_a_sample(lab):
     check_photos(dataset, class_of, range(COUNT))
 
 
-def test_keeping_every_batch(lab):
-    dataset = CachedDataset(lab.shared.cache)
-    kept = [list(CachedLoader(dataset, 5, threads=3, prefetch=4)) for _ in range(4)]
-    for batches in kept:
-        images = torch.cat([images for images, _ in batches])
-        for image, path in zip(images, dataset.paths, strict=True):
-            assert_same(array(image), pixels(number_of(path)), path)
-
-
 def test_a_relative_path_and_another_working_folder(lab):
     os.chdir(lab.shared.cache.parent)
     dataset = CachedDataset("cache")
@@ -147,24 +93,6 @@ def test_a_relative_path_and_another_working_folder(lab):
     packed = pickle.loads(pickle.dumps(dataset))
     check_photos(packed, class_of, range(COUNT))
     check_photos(dataset, class_of, range(COUNT))
-
-
-def test_a_cache_through_a_symlink(lab):
-    link = lab.folder / "a link"
-    link.symlink_to(lab.shared.cache)
-    check_photos(CachedDataset(str(link)), class_of, range(COUNT))
-
-
-def test_a_closed_dataset_and_a_closed_loader(lab):
-    dataset = CachedDataset(lab.shared.cache)
-    loader, other = CachedLoader(dataset, 4), dataset.select(range(4))
-    loader.close()
-    with refuses(UsageError, "closed"):
-        next(iter(loader))
-    dataset.close()
-    check_photos(other, class_of, [number_of(path) for path in other.paths])
-    with refuses(UsageError, "closed"):
-        dataset[0]
 
 
 def test_closing_while_threads_read(lab):
@@ -192,14 +120,6 @@ def test_closing_while_threads_read(lab):
     for thread in threads:
         thread.join()
     assert faults == []
-
-
-def test_one_dataset_in_eight_threads(lab):
-    dataset = CachedDataset(lab.shared.cache)
-    with ThreadPoolExecutor(8) as threads:
-        images = list(threads.map(lambda n: dataset[n % COUNT][0], range(40 * COUNT)))
-    for position, image in enumerate(images):
-        assert_same(array(image), pixels(number_of(dataset.paths[position % COUNT])))
 
 
 #: A process forks while it reads, and its workers stay over three epochs.
@@ -256,12 +176,3 @@ def test_a_cache_that_is_removed_while_it_is_open(lab):
     place.rename(lab.folder / "moved")
     with refuses(TpucacheError, "copy"):
         list(CachedLoader(dataset, 5))
-
-
-def test_a_file_where_a_cache_should_be(lab):
-    file = lab.folder / "cache"
-    file.write_text("no cache")
-    (lab.folder / "empty").mkdir()
-    for path in (file, lab.folder / "empty", lab.folder / "nowhere"):
-        with refuses(TpucacheError, "manifest|cache"):
-            CachedDataset(path)
