@@ -34,9 +34,8 @@ _log: Final = logging.getLogger("tpucache")
 
 #: Held while loops are compiled, because llvmlite must not run in several threads at once.
 compiling: Final = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    # Without this, a process that is forked during a compilation would have a lock that no thread of it can release.
-    os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
+# Without this, a process that is forked during a compilation would have a lock that no thread of it can release.
+os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -53,17 +52,8 @@ _SHUFFLES: Final = {"x86_64": "llvm.x86.ssse3.pshuf.b.128", "aarch64": "llvm.aar
 _EXPAND: Final = "llvm.x86.avx512.mask.expand.v64i8"
 
 
-def _find_libc() -> Any:
-    """Return the C library; None on Windows, which does not find it without a name."""
-    try:
-        library = ctypes.CDLL(None)
-    except (TypeError, OSError):
-        return None
-    library.mmap.restype = ctypes.c_void_p
-    return library
-
-
-libc: Final = _find_libc()
+libc: Final = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
 
 
 class LoopWork(NamedTuple):
@@ -153,8 +143,6 @@ def populate(start: int, length: int) -> bool:
     Return False if the kernel has no such call, or if pages cannot be read: an access to such pages would end the
     process. Otherwise return True.
     """
-    if libc is None:
-        return False
     done: int = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_READ)
     return done == 0
 
@@ -177,8 +165,7 @@ def map_file(descriptor: int, size: int) -> int:
 def file_system(descriptor: int) -> int:
     """Return the type of an open file's file system, `f_type` of `man 2 statfs`; 0 if unknown."""
     found = (ctypes.c_long * 64)()  # larger than any system's struct statfs
-    fstatfs = getattr(libc, "fstatfs", None)
-    return int(found[0]) & 0xFFFFFFFF if fstatfs is not None and fstatfs(descriptor, found) == 0 else 0
+    return int(found[0]) & 0xFFFFFFFF if libc.fstatfs(descriptor, found) == 0 else 0
 
 
 def is_large(rows: int, nbytes: int) -> bool:
@@ -245,8 +232,6 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
     `features` replaces the processor's own features: LLVM's name of each, and whether it may be used. Raises
     ImportError without llvmlite, OSError and RuntimeError if the loops cannot be compiled.
     """
-    if not (hasattr(libc, "preadv") and hasattr(libc, "pread")):
-        raise OSError("the system's C library has no preadv")
 
     def write(ir: Any, module: Any, processor: str, here: Mapping[str, bool]) -> None:
         write_copy(ir, module)

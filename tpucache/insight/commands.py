@@ -37,8 +37,8 @@ def compare(options: argparse.Namespace) -> int:
 
     if len(options.caches) < 2:
         raise UsageError("give two caches or more to compare")
-    caches = [open_cache(each, options.cache_dir) for each in options.caches]
-    hashed = [_hashes(each, options.threads) for each in caches]
+    caches = [open_cache(each) for each in options.caches]
+    hashed = [_hashes(each) for each in caches]
     found = [
         (one, two, compare_two(caches[one], caches[two], options.threshold, hashed=(hashed[one], hashed[two])))
         for one, two in combinations(range(len(caches)), 2)
@@ -55,12 +55,12 @@ def compare(options: argparse.Namespace) -> int:
     return int(has_copies)
 
 
-def _hashes(cache: Cache, threads: int | None) -> Hashes:
+def _hashes(cache: Cache) -> Hashes:
     from tpucache.insight.hashing import hashes
     from tpucache.progress import Progress
 
     with Progress(cache.manifest.samples, "hash", "images") as progress:
-        return hashes(cache, threads=threads, on_progress=lambda done, _: progress.advance_to(done))
+        return hashes(cache, on_progress=lambda done, _: progress.advance_to(done))
 
 
 def _sample(cache: Cache, position: int) -> dict[str, Any]:
@@ -237,10 +237,6 @@ def add(commands: Any) -> None:
         default=48,
         metavar="BITS",
         help="pictures whose hashes differ in at most this many of 256 bits look alike",
-    )
-    command.add_argument("--threads", type=positive, metavar="N", help="threads that hash; default: one for each core")
-    command.add_argument(
-        "--cache-dir", type=local_path, metavar="DIR", help="keep what is read of caches at URLs below this folder"
     )
     command = add_command(commands, suspects, "runs/folds --top 50 -o suspects.csv")
     command.add_argument(

@@ -199,8 +199,7 @@ def _close_inherited() -> None:
         os.close(_held.pop())
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _take(path: Path, content: bytes, refusal: Callable[[str], TpucacheError], patience: float) -> int | None:

@@ -248,8 +248,7 @@ class _Watch:
 
 
 _WATCH: Final = _Watch()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_WATCH.pause, after_in_parent=_WATCH.resume, after_in_child=_WATCH.forget)
+os.register_at_fork(before=_WATCH.pause, after_in_parent=_WATCH.resume, after_in_child=_WATCH.forget)
 
 
 def look_if_needed() -> None:
@@ -294,7 +293,7 @@ def _quick_fcntl() -> Callable[[int, int], int]:
 
 @functools.cache
 def _has_leases() -> bool:
-    if libc is None or not hasattr(machine.fcntl, "F_SETLEASE"):
+    if not hasattr(machine.fcntl, "F_SETLEASE"):
         return False
     try:
         return int(_BREAK_TIME.read_text()) >= _LEAST_BREAK_SECONDS

@@ -102,8 +102,7 @@ class MemoryBudget:
 
 
 BUDGET: Final = MemoryBudget()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=BUDGET.forget_promises)
+os.register_at_fork(after_in_child=BUDGET.forget_promises)
 
 
 class RecordMemory:
