@@ -4,12 +4,11 @@ The accelerator is simulated: it takes N images a second from a queue of two bat
 the queue empty. It is fed batches of 256 images of 224x224 pixels, shuffled,
 
 - on the fly: photographs decoded, resized and augmented each time they are asked for, in worker processes;
-- from presized files: JPEGs of quality 95 at the wanted size, decoded in worker processes;
 - from tpucache: a CachedLoader with two threads, out of the page cache;
 - from tpucache yuv420, dct-zstd and dct-lz4: the same, of images that the accelerator finishes, quality 90;
 - from tpucache in memory: the same, each record kept as an array once it was read.
 
-All but the first hold the same images, augmented once by the preset that the first one applies each time. All files are
+All but the first hold the images augmented once, by the preset that the first one applies each time. All files are
 in the page cache when the clock starts, no epoch ends while it runs, and the workers are alive and busy before it
 starts. Rounds take every way at every rate in turn, so that another load on the machine hits all of them.
 
@@ -30,10 +29,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from scripts.bench.photos import make_once, make_up_photographs
+from scripts.bench.photos import make_up_photographs
 from scripts.bench.picture import draw_bars
 from scripts.bench.rounds import race, read_whole, spread
 from scripts.bench.table import Rows, add_race_options, parse_options, show
@@ -70,17 +68,6 @@ class OnTheFly(Dataset[Sample]):
             variant = int(torch.randint(1 << 31, ()))
             image = augment(image, self.augmentation, self.recipe.seed, index, variant)
         return torch.from_numpy(image), self.labels[index]
-
-
-class PresizedFiles(Dataset[Sample]):
-    """Image files of the wanted size."""
-
-    def __init__(self, files: Sequence[Path], labels: Sequence[int]) -> None:
-        self.files, self.labels = files, labels
-
-    def __getitem__(self, index: int) -> Sample:
-        with Image.open(self.files[index]) as image:
-            return torch.from_numpy(np.array(image)), self.labels[index]
 
 
 class Draws:
@@ -171,20 +158,12 @@ def open_ways(source: Path, work: Path, workers: int) -> list[Way]:
     caches = {codec: work / f"cache-{codec}" for codec in ("raw", *PACKED)}
     for codec, folder in caches.items():
         build_cache(source, folder, replace(RECIPE, codec=codec))
-    images = CachedDataset(caches["raw"], variant=1)
-    names = [f"{number:07d}.jpg" for number in range(len(images))]
-
-    def save(unfinished: Path) -> None:
-        for number, name in enumerate(names):
-            Image.fromarray(images[number][0].permute(1, 2, 0).numpy()).save(unfinished / name, quality=95)
-
-    presized = make_once(work / f"jpeg-{images.digest[:12]}", save)  # files made from another cache are not these
-    jpegs, photographs = [presized / name for name in names], [source / path for path in images.paths]
-    read_whole([*photographs, *jpegs, *caches.values()])
+    images = CachedDataset(caches["raw"])
+    photographs = [source / path for path in images.paths]
+    read_whole([*photographs, *caches.values()])
     labels, samples = images.labels.tolist(), len(images)
     return [
         loader_way("on the fly", OnTheFly(photographs, labels), samples, workers),
-        loader_way("presized files", PresizedFiles(jpegs, labels), samples, workers),
         cache_way("tpucache", caches["raw"]),
         *(cache_way(f"tpucache {codec}", caches[codec], finish="device") for codec in PACKED),
         cache_way("tpucache in memory", caches["raw"], in_memory=True),

@@ -1,10 +1,9 @@
-"""The files of a run: best.pt and last.pt, run.json, report.json, history.csv and validation.npz."""
+"""The checkpoints of a run, best.pt and last.pt."""
 
 from __future__ import annotations
 
 import copy
 import io
-import json
 import random
 import shutil
 from pathlib import Path
@@ -12,19 +11,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from scripts.checks.fuzz.mutate import mutate_bytes, mutate_json, mutate_text, odd_integer
+from scripts.checks.fuzz.mutate import mutate_bytes, mutate_json, odd_integer
 from scripts.checks.fuzz.target import Target, refusals
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
-from tpucache.training.page import report_run
 from tpucache.training.prediction import Predictor, predict
-from tpucache.training.run.report import read_report
 from tpucache.training.run.saved import load_last
 from tpucache.training.weights import read_weights
-
-_TEXTS: Final = ("run.json", "report.json", "history.csv")
 
 
 class _Shared(NamedTuple):
@@ -68,24 +63,6 @@ def attempt_checkpoint(shared: _Shared, draws: random.Random, place: Path) -> No
     )
 
 
-def attempt_page(shared: _Shared, draws: random.Random, place: Path) -> None:
-    """Make the page of a run whose texts or arrays are changed."""
-    run = place / "run"
-    shutil.copytree(shared.run, run)
-    name = draws.choice((*_TEXTS, *_TEXTS, "validation.npz"))
-    data = (run / name).read_bytes()
-    if name.endswith(".json") and draws.random() < 0.8:
-        value = json.loads(data)
-        for _ in range(draws.choice((1, 1, 3))):
-            value = mutate_json(value, draws)
-        (run / name).write_text(json.dumps(value))
-    elif name == "history.csv" and draws.random() < 0.7:
-        (run / name).write_text(mutate_text(data.decode(), draws), errors="surrogateescape")
-    else:
-        (run / name).write_bytes(mutate_bytes(data, draws))
-    refusals(lambda: report_run(run), lambda: read_report(run))
-
-
 def _changed(content: Any, draws: random.Random) -> Any:
     """Return a checkpoint of which a tensor, a value or a whole part is another one."""
     content = copy.deepcopy(content)
@@ -111,7 +88,4 @@ def _changed(content: Any, draws: random.Random) -> Any:
     return content
 
 
-TARGETS: Final = (
-    Target("checkpoint", prepare, attempt_checkpoint, 1.0),
-    Target("page", prepare, attempt_page, 1.0),
-)
+TARGETS: Final = (Target("checkpoint", prepare, attempt_checkpoint),)
