@@ -134,7 +134,6 @@ SEEN: Final[Mapping[str, Case]] = {
     "--mean": Case("120,110,100"),
     "--std": Case("20,30,40"),
     "--views": Case("2"),
-    "--profile": Case("{folder}/trace", ("--epochs", "4"), "{folder}/trace/trace.json"),
     "--tensorboard": Case(file="{folder}/run/tensorboard"),
 }
 #: Those that say how the work is carried out: what `train` of the loop is then given.
@@ -278,7 +277,7 @@ def test_an_option_changes_what_the_loop_is_given(name, places, tmp_path, monkey
 
     def record(*given: Any) -> None:
         _, settings, train_set, valid_set, _, options = Given(*given)
-        seen.append([settings, len(train_set), valid_set is None, options.tensorboard, options.profile])
+        seen.append([settings, len(train_set), valid_set is None, options.tensorboard])
         raise UsageError("this is seen")
 
     monkeypatch.setattr("tpucache.training.loop.train", record)

@@ -134,14 +134,6 @@ def test_the_states_of_all_ranks_are_the_same_and_continue_on_one(cache):
     assert sum(len(labels) for _, labels in alone) == 40
 
 
-def test_epochs_that_follow_one_another_are_counted(cache):
-    loader = loader_of(cache)
-    for epoch in range(3):
-        with Feeder(loader, CpuDevice()) as feeder:
-            assert len(list(feeder)) == 6
-        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epoch + 1, 0)
-
-
 def test_what_has_no_state_says_so(cache):
     feeder = Feeder(batches(3), CpuDevice())
     for call in (feeder.state_dict, lambda: feeder.load_state_dict({})):

@@ -10,7 +10,6 @@ import torch
 from stopping import differences, results
 
 from tpucache import CachedDataset, UsageError
-from tpucache.training import lr_finder
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learner import Learner
@@ -19,7 +18,6 @@ from tpucache.training.options import RunOptions
 from tpucache.training.prediction import Predictor
 from tpucache.training.settings import TrainSettings
 from tpucache.training.tasks.find import make_task
-from tpucache.training.watch.curves import RangeTest
 
 QUICK = {"replay": False}
 TINY = {"model": "tiny_models:tiny", "epochs": 1, "batch_size": 16, "lr": 0.05}
@@ -96,22 +94,6 @@ def test_a_fine_tuning_that_was_killed_needs_the_first_weights_no_more(dataset, 
     run(tmp_path / "killed", dataset, **settings)
     assert differences(results(tmp_path / "whole"), results(tmp_path / "killed")) == []
     assert Predictor([tmp_path / "killed"], CpuDevice(), trust=["tiny_models:tiny"]).runs == 1
-
-
-def test_a_range_test_begins_with_the_weights_too(dataset, first, tmp_path, monkeypatch):
-    seen = []
-    made = Learner.__init__
-
-    def record(learner, *arguments):
-        made(learner, *arguments)
-        seen.append(learner.matched)
-
-    monkeypatch.setattr(Learner, "__init__", record)
-    monkeypatch.setattr(lr_finder, "range_test", lambda *_, **__: RangeTest([0.1], [1.0], [1.0], 0.1))
-    monkeypatch.setattr(lr_finder, "save_range_test", lambda *_: None)
-    settings = TrainSettings(**{**TINY, "weights": str(first)})
-    lr_finder.find_lr(tmp_path, settings, dataset.select(range(100)), CpuDevice())
-    assert len(seen[0].matched) == 9
 
 
 def test_more_epochs_of_a_finished_run_are_a_new_run_from_its_weights(dataset, first):

@@ -72,29 +72,6 @@ def test_the_first_line_says_that_torch_is_loaded(tmp_path):
     assert "missing does not exist" in second
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("installed", "asked", "why"),
-    [
-        (False, None, "torch_xla is not installed"),
-        pytest.param(True, None, "there is no TPU here", marks=pytest.mark.xla),
-        pytest.param(True, "CPU", "PJRT_DEVICE is CPU", marks=pytest.mark.xla),
-    ],
-)
-def test_a_machine_without_a_tpu_trains_by_torch(few, tmp_path, monkeypatch, capsys, installed, asked, why):
-    """The choice imports nothing and asks no device, so this process is one like any other."""
-    if not installed:
-        monkeypatch.setitem(sys.modules, "torch_xla", None)  # None is what makes an import fail
-    if asked is None:
-        monkeypatch.delenv("PJRT_DEVICE", raising=False)
-    else:
-        monkeypatch.setenv("PJRT_DEVICE", asked)
-    words = ["train", few(20), "--run", tmp_path / "run", "--model", "tiny_models:tiny", "--epochs", 1]
-    assert main([*map(str, words)]) == 0
-    assert capsys.readouterr().err.splitlines()[0].startswith(f"train: backend torch, as {why}")
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["chosen"] == why
-
-
 @pytest.mark.xla
 @pytest.mark.slow
 def test_xla_takes_all_cores_and_each_gets_as_many_samples(few, python, tmp_path):

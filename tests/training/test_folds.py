@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +22,6 @@ from tpucache import (
     UnfinishedError,
     UsageError,
     build_cache,
-    progress,
     report_run,
 )
 from tpucache.cli import main
@@ -83,24 +80,6 @@ def whole(folded, tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "whole"
     moment = Moment(device := CpuDevice())
     return run, run_all(folded, run, device), moment.count
-
-
-def test_progress_names_the_fold_and_the_time_left_for_all(folded, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
-    lines = []
-    settings = replace(SETTINGS, epochs=4)
-    run_all(folded, tmp_path / "run", settings=settings, on_epoch=lines.append)
-    assert [line[:15] for line in lines] == [f"fold {name}    epoch" for name in NAMES for _ in range(4)]
-    shown = capsys.readouterr().err.splitlines()
-    first = [line for line in shown if line.startswith("fold 0 (1 of 2): ")]
-    assert first[0].startswith("fold 0 (1 of 2): tiny_models:tiny on cpu; 14 samples")
-    assert any(re.search(r"epoch 4 of 4, .*\d s for all folds", line) for line in first)
-    last = [line for line in shown if line.startswith("fold 1 (2 of 2): ")]
-    assert last
-    assert not any("for all folds" in line for line in last)  # its own time is all
-    lines.clear()
-    run_all(folded, tmp_path / "run", settings=settings, on_epoch=lines.append)
-    assert lines == []  # finished folds are not shown again
 
 
 def read(path):

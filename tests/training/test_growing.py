@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from patience import PATIENCE, wait_for
 from thorough import thorough
 
 from tpucache.adopt.growing import open_or_build
-from tpucache.errors import NoRoomError, UnfinishedError
+from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
 from tpucache.store import growing as growing_reader
@@ -27,8 +25,8 @@ from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
 from tpucache.training.forward import IMAGENET
 from tpucache.training.loop import train
-from tpucache.warmup.growing import Maker, build_for_readers
-from tpucache.warmup.run import growing as growing_scheduler
+from tpucache.warmup.growing import build_for_readers
+from tpucache.warmup.run import scheduler as growing_scheduler
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 SAMPLES = 70
@@ -120,7 +118,7 @@ def test_a_run_that_stops_before_the_cache_is_finished_saves_no_place_and_begins
 
 @pytest.mark.slow
 def test_validation_samples_are_built_after_those_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpucache.warmup.run.growing.is_late", lambda _: False)  # then no task is planned ahead
+    monkeypatch.setattr("tpucache.warmup.run.scheduler.is_late", lambda _: False)  # then no task is planned ahead
     monkeypatch.setattr(Lateness, "samples_a_task", 1)
     source, has_asked = Pictures(), threading.Event()
     source.first_late = 4  # no more than a task is made before the run asks for an epoch
@@ -147,52 +145,6 @@ def test_validation_samples_are_built_after_those_that_train(tmp_path: Path, mon
     before = made[: len(trained) - 4]
     begun = 2 * 4  # samples of the tasks that were given before the run asked
     assert {*before[begun:]} <= {*trained.tolist()}
-
-
-@pytest.mark.slow
-def test_a_run_whose_disk_is_full_goes_on_and_saves_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, cache = Pictures(), tmp_path / "cache"
-    same = replace(SETTINGS, mean=IMAGENET[0], std=IMAGENET[1])
-    dataset, build = growing(source, tmp_path / "whole")
-    first = train(tmp_path / "first", same, dataset, None, CpuDevice(), QUIET)
-    build.join(PATIENCE)
-    told: list[Any] = []
-    errors: list[Exception] = []
-
-    class Builder:
-        def check(self) -> bool:
-            if errors:
-                raise errors[0]
-            return True
-
-        def maker(self) -> Maker:
-            return Maker(source, cache, recipe=Recipe(size=16))
-
-    def full(descriptor: int, data: memoryview) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def fail() -> None:
-        try:
-            build_for_readers(source, cache, told.append, recipe=Recipe(size=16), jobs=1)
-        except NoRoomError as error:
-            errors.append(error)
-
-    monkeypatch.setattr(growing_scheduler, "_append", full)
-    failing = threading.Thread(target=fail)
-    failing.start()
-    wait_for(lambda: told)
-    shown = CachedDataset(GrowingCache(cache, told[0], Builder()))
-    second = train(tmp_path / "second", same, shown, None, CpuDevice(), QUIET)
-    failing.join(PATIENCE)
-    assert second.finished
-    assert second.losses == first.losses
-    assert second.pace.built["bytes"] is None
-    assert all(
-        torch.equal(one, weights(tmp_path / "second")[name]) for name, one in weights(tmp_path / "first").items()
-    )
-    assert json.loads((tmp_path / "second" / "run.json").read_text())["training"]["digest"] == ""
 
 
 @pytest.mark.slow

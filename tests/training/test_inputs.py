@@ -13,7 +13,7 @@ from torch import nn
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.loading.columns import fit_columns
-from tpucache.training import Predictor, RunOptions, TrainSettings, train
+from tpucache.training import Predictor, RunOptions, TrainSettings
 from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train as run_training
@@ -130,12 +130,6 @@ def test_a_run_is_resumed_with_the_same_columns_alone(dataset, photos, tmp_path)
     assert run_on(tmp_path / "run", short, dataset, resume).finished
     with pytest.raises(UsageError, match="begun with other options or data"):
         run_on(tmp_path / "run", short, make_cache(photos, tmp_path / "o", older), resume)
-
-
-def test_from_python_a_function_of_outputs_and_columns_is_the_model(dataset):
-    settings = TrainSettings(inputs=("age",), epochs=1, batch_size=16)
-    result = train(AgeAndImage, *split(dataset), settings, options=QUICK)
-    assert result.model.head.in_features == 4
 
 
 @pytest.mark.slow

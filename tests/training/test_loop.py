@@ -7,15 +7,12 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import replace
 
 import pytest
 import torch
-from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.training import loop
 from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
@@ -33,10 +30,6 @@ FULL = TrainSettings(
     smoothing=0.1,
     augment=AugmentSettings(flip=True, shift=2, brightness=0.2, erase=0.3, mixup=0.4),
 )
-
-
-def weights(run):
-    return torch.load(run / "last.pt", weights_only=True)["learner"]
 
 
 def assert_same(left, right):
@@ -65,16 +58,6 @@ def test_a_run_learns_and_leaves_its_report_history_and_checkpoints(cache, tmp_p
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert best["classes"] == ["ant", "bee", "cat", "dog"]
     assert all(tensor.device.type == "cpu" for tensor in best["model"].values())
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_losses(cache, tmp_path):
-    first, second = (
-        train(tmp_path / str(run), FULL, CachedDataset(cache, "epoch"), None, CpuDevice(), QUICK).losses
-        for run in (1, 2)
-    )
-    assert first == second
-    assert len(first) == 12
 
 
 @pytest.mark.slow
@@ -122,22 +105,6 @@ class StoppingDevice(CpuDevice):
 
 def kill():
     raise Killed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [*thorough(1), 2, *thorough(4, 5)])
-def test_a_run_killed_anywhere_resumes_to_the_same_weights(cache, tmp_path, stop):
-    dataset = CachedDataset(cache, "epoch")
-    train_set, valid_set = dataset.select(range(130)), CachedDataset(cache, indices=range(130, 150))
-    whole = train(tmp_path / "whole", FULL, train_set, valid_set, CpuDevice(), QUICK)
-    options = RunOptions(resume=True, checkpoint_every=2, replay=False)
-    with pytest.raises(Killed):
-        train(tmp_path / "run", FULL, train_set, valid_set, StoppingDevice(stop, kill), options)
-    again = train(tmp_path / "run", FULL, train_set, valid_set, CpuDevice(), options)
-    assert again.losses == whole.losses
-    assert again.epochs == whole.epochs
-    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
-    assert train(tmp_path / "run", FULL, train_set, valid_set, CpuDevice(), options).losses == whole.losses
 
 
 @pytest.mark.slow
@@ -222,25 +189,3 @@ def test_a_model_that_does_not_fit_is_refused_in_words(cache, tmp_path, monkeypa
 def test_eager_has_one_core():
     with pytest.raises(UsageError, match="torch backend runs on 1 core"):
         open_device("eager", 8)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "idle", "is_measured"), [(0.01, 0.0, True), (1e6, 0.0, False), (10.0, 0.999, True)]
-)
-def test_a_replay_takes_two_percent_of_the_run_and_is_left_out_where_that_is_too_short(
-    cache, tmp_path, monkeypatch, seconds, idle, is_measured
-):
-    """`seconds` is how long a step seems to take, in a share of which the device is idle, as in no replay."""
-    given = []
-    monkeypatch.setattr(loop, "ceiling", lambda _execute, _device, _images, budget: given.append(budget) or 1000.0)
-    pace = loop.PaceMeter.pace
-    monkeypatch.setattr(
-        loop.PaceMeter, "pace", lambda meter: replace(pace(meter), step_seconds=seconds, device_idle=idle)
-    )
-    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=16)
-    report = train(tmp_path, settings, CachedDataset(cache), None, CpuDevice())
-    assert (report.pace.ceiling_images_per_second is not None) == is_measured
-    if is_measured:
-        assert 0 < given[0] <= 0.02 * report.wall_seconds
-    else:
-        assert given == []

@@ -109,22 +109,6 @@ def test_pixels_and_masks_of_no_class_count_nowhere(name):
     assert learned.losses(outputs, torch.full_like(labels, 255)).abs().max() < 1e-6
 
 
-def test_dice_is_nothing_for_the_right_mask_and_one_for_the_wrong_one():
-    learned = make_task("mask", 2).with_loss("dice")
-    labels = torch.zeros(1, 40, 40, dtype=torch.long)
-    labels[:, :20] = 1
-    sure = torch.stack([labels == 0, labels == 1], 1).float() * 200 - 100
-    assert learned.losses(sure, labels).item() == pytest.approx(0, abs=1e-6)
-    assert learned.losses(-sure, labels).item() == pytest.approx(1, abs=0.01)
-
-
-def test_a_label_of_no_class_has_no_loss():
-    outputs, labels = example("classes")
-    labels[2] = -1
-    for name in ("cross-entropy", "focal", "bce"):
-        assert (make_task("classes", K).with_loss(name).losses(outputs, labels) == 0).tolist() == (labels < 0).tolist()
-
-
 def test_probabilities_of_binary_cross_entropy_are_the_sigmoids_by_their_sum():
     outputs, _ = example("classes")
     found = make_task("classes", K).with_loss("bce").predictions(outputs)

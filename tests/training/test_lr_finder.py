@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import csv
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from streams import StandIn, install
 from thorough import thorough
 
 from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
@@ -18,7 +15,6 @@ from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
-from tpucache.training.device.torch_device import CudaDevice
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learner import Learner
 from tpucache.training.lr_finder import find_lr, range_test, suggest
@@ -99,47 +95,10 @@ def test_a_range_test_that_reaches_the_time_limit_leaves_the_learner_as_it_was(c
     assert_equal(learner.state_dict(), before)
 
 
-def test_a_loss_is_read_by_its_own_copy_which_waits_for_nothing_that_was_sent_after_it(cache, monkeypatch):
-    dataset, module = CachedDataset(cache), install(monkeypatch, StandIn())
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and as it was, after the test
-    device = CudaDevice(torch.device("cpu"), module)
-    device.pin_memory = False
-    settings = replace(SETTINGS, lr=0.1, precision="float32")
-    left, kept, fetch = [], [], device.fetch
-
-    def fetched(tensor):
-        copied = fetch(tensor)
-        kept.append(copied)  # also where it is not read: a GPU gives memory back in the order of its stream
-
-        def read():
-            value = copied()
-            left.append(len(module.compute.work))
-            return value
-
-        return read
-
-    monkeypatch.setattr(device, "fetch", fetched)
-    found = range_test(Learner(settings, dataset, choose_task(settings, dataset), device), dataset, steps=24)
-    expected = range_test(learner_for(dataset, lr=0.1), dataset, steps=24)
-    assert len(left) >= len(found.losses)
-    assert min(left[:20]) > 0  # what was sent since is still to run
-    np.testing.assert_allclose(found.losses[:10], expected.losses[:10], atol=1e-4)
-
-
 def test_rates_that_do_not_rise_are_refused(cache):
     dataset = CachedDataset(cache)
     with pytest.raises(UsageError, match="learning rate must rise"):
         range_test(learner_for(dataset), dataset, lowest=1.0, highest=0.1)
-
-
-def test_train_takes_the_rate_that_it_finds(cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tpucache.training.lr_finder.save_range_test", lambda *_: None)  # takes a second
-    words = ["train", cache, "--run", tmp_path / "run", "--backend", "eager", "--model", "tiny_tasks:linear"]
-    assert main([*map(str, words), "--batch-size", "50", "--epochs", "1", "--lr", "find"]) == 0
-    rows = list(csv.DictReader((tmp_path / "run" / "lr_finder.csv").read_text().splitlines()))
-    used = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["settings"]["lr"]
-    assert used in [float(row["lr"]) for row in rows]
-    assert "learning rate is" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

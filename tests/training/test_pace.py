@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.training.device import Counters, CpuDevice, Processes
+from tpucache.training.device import Counters, Processes
 from tpucache.training.device.base import BusyTime
 from tpucache.training.pace import PARTS, WARMUP_EXECUTIONS, Account, Building, Pace, PaceMeter, ceiling
 from tpucache.training.settings import TrainSettings
@@ -81,32 +81,6 @@ def test_a_replay_takes_as_long_as_it_is_told_and_two_seconds_at_most(world, sec
     assert world.executed - STEP == taken  # five steps at least
 
 
-def test_the_idle_figure_is_known_during_a_run_and_is_not_asked_for_more_than_once_a_second(world, monkeypatch):
-    meter, asked = PaceMeter(world, world), []
-    counters = world.counters
-    monkeypatch.setattr(world, "counters", lambda: asked.append(world.now) or counters())
-    assert meter.idle == 0
-    for _ in range(STEPS):
-        world.execute()
-        world.now += STEP
-        meter.step(1, BATCH)
-        assert meter.idle in (0, pytest.approx(0.5))
-    assert meter.idle == pytest.approx(0.5)
-    assert len(asked) <= 2 + STEPS * 2 * STEP
-
-
-def test_an_execution_that_was_sent_before_the_clock_starts_is_waited_for(world, monkeypatch):
-    sent = [STEP] * 3
-    monkeypatch.setattr(world, "wait", lambda: [world.execute() for _ in sent] and sent.clear())
-    meter = PaceMeter(world, world)
-    meter._warm = 0
-    meter.resume()
-    world.execute()
-    meter.step(1, BATCH)
-    meter.pause()
-    assert (meter.pace().step_seconds, meter.pace().device_idle) == (STEP, 0.0)
-
-
 def test_what_is_paused_does_not_count(world):
     meter = PaceMeter(world, world)
     for _ in range(STEPS):
@@ -146,11 +120,6 @@ def test_one_sentence_says_what_limits_the_run(changed, text):
     assert re.search(text, replace(PACE, **changed).advice())
 
 
-def test_a_replay_that_is_slower_than_the_run_is_no_idleness():
-    assert PACE.with_ceiling(900.0).ceiling_idle == 0
-    assert PACE.with_ceiling(2000.0).ceiling_idle == 0.5
-
-
 def test_the_advice_is_not_to_do_what_is_done_already():
     late, slow = replace(PACE, waited=0.4, device_idle=0.4), replace(PACE, device_idle=0.3)
     used = TrainSettings(steps_per_execution=4, precision="bf16", threads=8)
@@ -160,21 +129,6 @@ def test_the_advice_is_not_to_do_what_is_done_already():
     assert "--steps-per-execution 16" in slow.advice(used)
     assert "--precision bf16" in PACE.advice()
     assert "bf16" not in PACE.advice(used)
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_plain_torch_is_executing_in_all_steps_of_an_execution(monkeypatch, steps):
-    world = World()
-    monkeypatch.setattr(time, "perf_counter", lambda: world.now)
-    device = CpuDevice()
-    for _ in range(3):
-        world.now += 7.0  # the loop waits for data
-        for number in range(steps):
-            device.step_begin(number)
-            world.now += STEP
-        device.step_end()
-        device.step_end()  # an evaluation's batch, which is not counted
-    assert device.counters().execute_seconds == pytest.approx(3 * steps * STEP)
 
 
 def test_the_pace_of_several_processes_is_that_of_the_slowest():

@@ -184,18 +184,6 @@ def test_a_run_in_fp16_is_resumed_with_the_scale_that_it_had(cache, tmp_path, cu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harm", [{"scale": math.nan}, {"scale": -1.0}, {"scale": "65536"}, [1.0]])
-def test_a_scale_that_no_run_writes_is_not_continued_with(cache, tmp_path, cuda, harm):
-    dataset = CachedDataset(cache)
-    train(tmp_path, HALF, dataset, None, cuda, QUICK)
-    content = load_checkpoint(tmp_path / "last.pt")
-    content["learner"]["scaler"] = {**content["learner"]["scaler"], **harm} if isinstance(harm, dict) else harm
-    torch.save(content, tmp_path / "last.pt")
-    with pytest.raises(TrainingError, match=r"'learner\.scaler' is "):
-        load_last(tmp_path)
-
-
-@pytest.mark.slow
 def test_a_run_in_fp16_predicts_in_float32_where_there_is_no_fp16(cache, tmp_path, cuda):
     dataset = CachedDataset(cache)
     train(tmp_path, HALF, dataset, dataset, cuda, QUICK)

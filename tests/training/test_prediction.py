@@ -19,10 +19,8 @@ from tpucache.insight import read_predictions
 from tpucache.training.device import CpuDevice
 from tpucache.training.forward import IMAGENET
 from tpucache.training.loop import train
-from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import PredictOptions, RunOptions
-from tpucache.training.prediction import Predictor, PredictReport, _keep_features, _labels, predict
-from tpucache.training.run.report import read_report, write_report
+from tpucache.training.prediction import Predictor, _labels, predict
 from tpucache.training.settings import TrainSettings
 from tpucache.training.tasks.find import make_task
 from tpucache.training.weights import load_checkpoint
@@ -214,37 +212,6 @@ def test_logits_and_features_are_those_of_each_run(cache, folds, tmp_path, flip)
         )
 
 
-def test_files_of_an_earlier_predict_are_told_of(cache, folds, tmp_path, caplog):
-    dataset, maps = CachedDataset(cache), tmp_path / "out_maps"
-    maps.mkdir()
-    (maps / "000001.png").touch()
-    options = PredictOptions(logits=True)
-    predict(Predictor(folds, CpuDevice(), trust=TRUST, options=options), [dataset], tmp_path / "out.csv", 8)
-    assert "files of an earlier predict, not of this one: remove out_maps/000001.png\n" in caplog.text
-    caplog.clear()
-    predict(Predictor(folds, CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
-    assert "files of an earlier predict, not of this one: remove out_logits.npy and 1 more" in caplog.text
-    caplog.clear()
-    predict(Predictor(folds, CpuDevice(), trust=TRUST), [dataset], tmp_path / "other.csv", 8)
-    assert not caplog.text
-
-
-def test_features_are_those_of_the_layer_that_is_called_last():
-    class HeadFirst(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head, self.gate = torch.nn.Linear(2, 2), torch.nn.Linear(3, 2)
-
-        def forward(self, images):
-            return self.head(self.gate(images))
-
-    model, taken = HeadFirst(), {}
-    _keep_features(model, 2, "head first", taken)
-    images = torch.ones(1, 3)
-    outputs = model(images)
-    assert torch.equal(model.head(taken["features"]), outputs)
-
-
 @pytest.mark.slow
 def test_predictions_that_are_not_finite_are_refused(cache, folds, tmp_path):
     best = torch.load(folds[0] / "best.pt", weights_only=True)
@@ -344,19 +311,6 @@ def test_a_folder_without_a_finished_epoch_is_an_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_and_its_predictions_are_given_by_text_too(cache, tmp_path):
-    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=64, lr=0.02)
-    run, options = str(tmp_path / "run"), RunOptions(replay=False, profile=str(tmp_path / "trace"))
-    report = train(run, settings, CachedDataset(str(cache)), None, CpuDevice(), options)
-    assert read_report(run) == report
-    assert load_checkpoint(f"{run}/best.pt")["classes"] == ["ant", "bee", "cat", "dog"]
-    predict(Predictor([run], CpuDevice(), trust=TRUST), [many(cache, 9)], f"{tmp_path}/out.csv", 8)
-    assert len(read(tmp_path / "out.csv")) == 10
-    write_report(str(tmp_path / "elsewhere"), report)
-    assert find_lr(run, settings, CachedDataset(cache), CpuDevice(), resume=True).lr == settings.lr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["model", "eval_step"])
 def test_code_that_a_run_names_is_called_only_if_it_is_named_too(cache, folds, tmp_path, monkeypatch, capsys, setting):
     module = f"trap_of_a_{setting}"
@@ -380,15 +334,3 @@ def test_code_that_a_run_names_is_called_only_if_it_is_named_too(cache, folds, t
         Predictor([run], CpuDevice(), trust=f"tiny_models:tiny {code}")
     assert main([*words, "--trust", code]) == 0
     assert (tmp_path / "imported").exists()
-
-
-@pytest.mark.parametrize(
-    ("runs", "variants", "flip", "text"),
-    [
-        (1, [0], False, "9 samples predicted: out.csv"),
-        (5, [0], False, "9 samples predicted, averaged over 5 models: out.csv"),
-        (2, [0, 1], True, "averaged over 2 models and 2 variants and the mirrored images, too: out.csv"),
-    ],
-)
-def test_what_predictions_are_averaged_over_is_said_in_words(runs, variants, flip, text):
-    assert PredictReport("out.csv", 9, "classes", runs, variants, {}, flip).lines()[0].endswith(text)

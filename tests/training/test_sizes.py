@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -180,27 +179,6 @@ def test_predictions_are_made_in_the_size_of_the_evaluation(cache: Path, tmp_pat
     report = json.loads((run / "report.json").read_text())
     right = sum(row["label"] == row["prediction"] for row in rows) / len(rows)
     assert math.isclose(right, report["epochs"][-1]["valid_accuracy"], abs_tol=1e-6)
-
-
-@pytest.mark.thorough
-def test_folds_are_predicted_in_the_size_of_their_runs(cache: Path, tmp_path: Path) -> None:
-    cache, run = Path(shutil.copytree(cache, tmp_path / "cache")), tmp_path / "run"
-    folds = [number % 2 for number in range(len(CachedDataset(cache)))]
-    table = tmp_path / "folds.csv"
-    rows = zip(CachedDataset(cache).paths, folds, strict=True)
-    table.write_text("path,fold\n" + "".join(f"{path},{fold}\n" for path, fold in rows))
-    assert main(["relabel", str(cache), str(table), "--fold-col", "fold"]) == 0
-    options = ["--model", "cnn", "--epochs", "1", "--batch-size", "16", "--lr", "0.1", "--backend", "torch"]
-    assert main(["train", str(cache), "--run", str(run), "--folds", "--grow", "32:0.5,48:0.6,32", *options]) == 2
-    assert main(["train", str(cache), "--run", str(run), "--folds", "--size", "32", *options]) == 0
-    found = {row["path"]: row for row in csv.DictReader((run / "out_of_fold.csv").read_text().splitlines())}
-    assert len(found) == len(folds)
-    one = sorted(path.parent for path in run.glob("*/best.pt"))[0]
-    again = ["-o", str(tmp_path / "again.csv"), "--fold", "0", "--backend", "torch"]
-    assert main(["predict", str(one), str(cache), *again]) == 0
-    for row in csv.DictReader((tmp_path / "again.csv").read_text().splitlines()):
-        for name in CachedDataset(cache).classes:
-            assert float(row[name]) == pytest.approx(float(found[row["path"]][name]), abs=1e-4)
 
 
 def test_a_range_test_has_one_size(cache: Path) -> None:

@@ -1,8 +1,5 @@
 """Networks for tests, named as `tiny_models:name` on the command line."""
 
-import time
-
-import torch
 from torch import nn
 
 
@@ -38,17 +35,3 @@ def dropping(classes: int) -> nn.Module:
 def no_model(classes: int) -> str:
     """Something that is no model."""
     return "no model"
-
-
-class Sleeper(nn.Module):
-    """Takes 20 ms a batch."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return outputs."""
-        time.sleep(0.02)
-        outputs: torch.Tensor = self.head(images.mean((2, 3)))
-        return outputs

@@ -93,10 +93,7 @@ def _announce(label: str, choice: Choice) -> None:
 
 
 def launched(options: argparse.Namespace) -> bool:
-    """Run the whole command in several processes if --processes asks for that; return whether it has been run.
-
-    Each of these processes calls this function, too, and gets False.
-    """
+    """Run the whole command in several processes if --processes asks for that; return whether it has been run."""
     from tpucache.training.device.base import is_launched
 
     if options.processes is None or process.launched() is not None:
@@ -296,17 +293,12 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that exclude each other.
-
-    Set `options.source` to the source, if there is one.
-    """
     if options.folds and options.valid is not None:
         raise UsageError("--folds validates on each fold in turn: leave --valid out")
     options.source = _source(options)
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
-    """The code of the user that `--model` and `--eval-step` name is trusted: it may be imported and called."""
     from tpucache.training.export import export_runs
 
     trust = [name for name in (options.model, options.eval_step) if name is not None]
@@ -468,11 +460,7 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def _split(data: CachedDataset, options: argparse.Namespace) -> tuple[CachedDataset, CachedDataset | None]:
-    """Return the training data and the validation data; None without validation.
-
-    Training data change the variant in each epoch if the cache has augmented variants. Validation data are not
-    augmented.
-    """
+    """Return the training data and the validation data; None without validation."""
     from tpucache.loading.columns import fold_split, stratified_split
     from tpucache.loading.dataset import CachedDataset
     from tpucache.store.files import is_url
@@ -538,7 +526,7 @@ def _add_train(commands: Any) -> None:
     command.add_argument("--folds", action="store_true", help="train one run in RUN for each fold of the cache")
     add_config(command, "RUN", _kept_settings)
     add_device(command)
-    add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
+    add_options(command, RunOptions, parsers={"time_limit": seconds})
     group = command.add_argument_group("model, task and optimisation")
     add_options(
         group,

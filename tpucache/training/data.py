@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tpucache.errors import NoRoomError, UsageError
+from tpucache.errors import UsageError
 from tpucache.loading.columns import Columns, fit_columns
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
@@ -52,30 +52,14 @@ class RunData:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the caches are complete. `open_or_build` returns a cache that is still being built."""
+        """Whether the caches are complete."""
         return self.train_set.is_finished and (self.valid_set is None or self.valid_set.is_finished)
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """The digests of the training set and of the validation set (None without a validation set), by name.
-
-        The result is empty if a cache that is being built cannot be finished because the disk is full.
-        """
-        try:
-            return {
-                "training": self.train_set.digest,
-                "validation": None if self.valid_set is None else self.valid_set.digest,
-            }
-        except NoRoomError:
-            return {}
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the training cache; "" if the cache cannot be finished because the disk is full."""
-        try:
-            return self.train_set.manifest.fingerprint
-        except NoRoomError:
-            return ""
+        """The digests of the training set and of the validation set, None without one, by name."""
+        valid = self.valid_set
+        return {"training": self.train_set.digest, "validation": None if valid is None else valid.digest}
 
 
 def prepare_data(

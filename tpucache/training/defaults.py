@@ -170,10 +170,7 @@ class Decided:
 def decide_settings(
     settings: TrainSettings, dataset: CachedDataset, task: Task, device: Device, custom: Custom | None = None
 ) -> Decided:
-    """Make the model of a run on the host, and decide the settings that are left open.
-
-    The weights depend on the seed only.
-    """
+    """Make the model of a run on the host, and decide the settings that are left open."""
     custom = custom or Custom()
     torch.manual_seed(settings.seed)  # on the host, so that the weights are the same on every backend
     channels, columns = channels_of(dataset.manifest.fields), dataset.column_width
@@ -199,14 +196,7 @@ def decide_settings(
 def decide_length(
     settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1, least: int = _LEAST_SHARE
 ) -> TrainSettings:
-    """Return the settings with epochs and batch size. Given values are kept.
-
-    A run has 5 epochs, or up to 100 if 5 epochs show fewer than 8,000 samples. A batch consists of equal shares: one
-    for each of the `cores` of each process, times `accumulate`. With fewer than 1,000 samples, and if all epochs
-    together show fewer than 16,000, a share has 8 samples. Otherwise the batch is the largest power of two with which
-    the run has 250 steps, at least 32, at most 128 samples for each core and at least 8 for each share. It is smaller
-    if the samples do not fill `steps_per_execution` such batches.
-    """
+    """A batch has equal shares, one for each core; by default it is a power of two with which the run has 250 steps."""
     if settings.epochs is None:
         epochs = math.ceil(_SHOWN / max(samples, 1))
         settings = replace(settings, epochs=min(max(epochs, _EPOCHS), _MOST_EPOCHS))
@@ -229,10 +219,7 @@ def decide_length(
 
 
 def expect_least_share(settings: TrainSettings, task: Task, dataset: CachedDataset, samples: int) -> int:
-    """Return `least_share` before the run's model is made.
-
-    If the batch size depends on the model, one like it is made here.
-    """
+    """Return `least_share` before the run's model is made."""
     if settings.batch_size is not None or samples >= _FEW_SAMPLES or not is_made_here(settings.model):
         return _LEAST_SHARE
     with torch.random.fork_rng(devices=[]):
@@ -241,12 +228,7 @@ def expect_least_share(settings: TrainSettings, task: Task, dataset: CachedDatas
 
 
 def least_share(settings: TrainSettings, task: Task, model: nn.Module) -> int:
-    """Return how many samples a share of a batch has, at least, in a run on few samples.
-
-    Models with LayerNorm, and regressions of models with few BatchNorms, learn more from batches of 4 than of 8
-    (docs/numbers.md has figures). Many BatchNorms need 8, because they take their statistics from one batch. Runs from
-    given weights and the user's own models have 8, too.
-    """
+    """Models with LayerNorm, and regressions, learn more from batches of 4 than of 8 (docs/numbers.md)."""
     if settings.weights is not None or not is_made_here(settings.model):
         return _LEAST_SHARE
     family = find_family(model)
@@ -271,11 +253,7 @@ def describe_batch(
 def decide_optimizer(
     settings: TrainSettings, task: Task, model: nn.Module, make_optimizer: OptimizerMaker | None = None
 ) -> TrainSettings:
-    """Return the settings with an optimizer that fits task and model; if an optimizer is given, return them unchanged.
-
-    A regression gets AdamW and a norm to clip gradients to: its squared errors have no bound, and SGD diverges. Models
-    with LayerNorm get AdamW, too (arXiv:2010.11929, arXiv:2201.03545).
-    """
+    """A regression gets AdamW and clipped gradients: its squared errors have no bound, and SGD diverges."""
     if settings.optimizer is not None or make_optimizer is not None:
         return settings
     if task.name == "regression":
@@ -310,10 +288,7 @@ def find_defaults(
     *,
     needs_rate: bool = True,
 ) -> Defaults:
-    """Return the defaults for a run: a row of the tables, or those of the optimizer that `make_optimizer` makes.
-
-    If `needs_rate`, also raises it if the optimizer of `make_optimizer` has no default learning rate.
-    """
+    """Return the defaults for a run: a row of the tables, or those of the optimizer that `make_optimizer` makes."""
     if make_optimizer is not None:
         return _own_defaults(make_optimizer, needs_rate)
     if settings.optimizer is None:
@@ -326,11 +301,7 @@ def find_defaults(
 
 
 def find_family(model: nn.Module) -> Family:
-    """Return the kind of a model's normalisation layers, or "no norm".
-
-    If a model has both kinds, the more frequent one counts, and "layer norm" if they are equally frequent. `_MANY` or
-    more BatchNorms are "many batch norms".
-    """
+    """Of two kinds of norms the more frequent one counts; `_MANY` or more BatchNorms are "many batch norms"."""
     kinds = Counter(kind for module in model.modules() if (kind := _kind_of_norm(module)) is not None)
     if not kinds:
         return "no norm"
@@ -403,7 +374,6 @@ def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
 
 
 def _kind_of_norm(module: nn.Module) -> Family | None:
-    """RMSNorm and a GroupNorm with one group are "layer norm"; a GroupNorm with more groups is "batch norm"."""
     names = [kind.__name__ for kind in type(module).__mro__]
     if any("LayerNorm" in name or "RMSNorm" in name for name in names):
         return "layer norm"

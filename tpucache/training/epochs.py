@@ -36,11 +36,7 @@ def decide_epochs(
     stop: StopRequest,
     runs: int = 1,
 ) -> TrainSettings:
-    """Return a new run's settings with as many epochs as its time limit allows, at least one.
-
-    `runs` is the number of runs of the same length that share the time. The steps are timed on a learner that is not
-    used afterwards, with images of the largest size. Afterwards all random number generators are as before.
-    """
+    """Return a new run's settings with as many epochs as its time limit allows, at least one."""
     settings = begun.settings
     left = stop.seconds_left
     if left is None:
@@ -65,10 +61,6 @@ def decide_epochs(
 
 
 def _step_seconds(learner: Learner, data: RunData, budget: float, stop: StopRequest) -> float:
-    """Return the mean seconds that a step takes, including its data.
-
-    Steps are timed for about `budget` seconds, but at least 3 steps and at most those of one epoch.
-    """
     settings, device, processes = learner.settings, learner.device, learner.device.processes
     train_set = learner.task.as_learned(data.train_set)
     batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
@@ -91,7 +83,6 @@ def _step_seconds(learner: Learner, data: RunData, budget: float, stop: StopRequ
 
 
 def _evaluation_seconds(learner: Learner, data: RunData, stop: StopRequest) -> float:
-    """Return the estimated seconds of one evaluation: the time of its first batches, scaled to all samples."""
     if data.valid_set is None:
         return 0.0
     samples = min(len(data.valid_set), _EVALUATED_BATCHES * learner.settings.part_size)

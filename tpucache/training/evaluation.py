@@ -74,11 +74,7 @@ class Scores:
 def score(
     learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None, keep: Keep = keep_nothing
 ) -> Scores:
-    """Return the losses and scores of all samples, on the host; see `evaluate`.
-
-    Each process evaluates its share of the samples, and only the main process gets the scores. `keep` decides whether
-    the dataset's records stay in the device's memory.
-    """
+    """Return the losses and scores of all samples, on the host; see `evaluate`."""
     processes, task, part_size = learner.device.processes, learner.task, learner.part_size
     dataset, share = _own_share(dataset, processes)
     rows, labels = share.stop - share.start, dataset.labels.numpy()
@@ -132,12 +128,7 @@ def _joined(parts: Sequence[Sequence[Array]]) -> Array:
 
 
 def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Keep = keep_nothing) -> None:
-    """Evaluate a few samples, so that graphs compile and errors are raised now, not after the first epoch.
-
-    With a loss of the task, one sample is enough. The user's own loss function gets batches without padding, so a full
-    batch and a shorter batch are evaluated. If `keep` keeps the records on the device, the last batch of the dataset is
-    evaluated, and for the user's own loss also the batch before it.
-    """
+    """Evaluate a few samples now: a full and a shorter batch for a loss of the user, which gets no padding."""
     if dataset is None:
         return
     if keep is keep_nothing:
@@ -163,10 +154,7 @@ def results(
     keep: Keep = keep_nothing,
     first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
-    """Yield what `reduce` returns for the outputs and the labels of each batch, as arrays.
-
-    `rows`, `keep` and `first` are those of `compute_rows`.
-    """
+    """Yield what `reduce` returns for the outputs and the labels of each batch, as arrays."""
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
@@ -250,10 +238,6 @@ def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedData
 
 
 def _score(learner: Learner, samples: int) -> Reduce:
-    """Return the function that computes a batch's losses and scores, and its class maps if the task has maps.
-
-    `samples` is the number of samples in all batches together. The rows of the last batch that exceed it are padding.
-    """
     rows = iter(_batch_rows(samples, learner.part_size))
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -275,7 +259,7 @@ def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, t
 
 
 def pad_rows(batches: Generator[Uncounted, None, None], batch_size: int) -> Generator[Any, None, None]:
-    """Yield batches of row numbers. A short batch is filled up to `batch_size` by repeating its row numbers."""
+    """Yield batches of row numbers."""
     with contextlib.closing(batches):
         for (resident, read), _ in batches:
             full = {name: np.resize(getattr(read, name), batch_size) for name in ("slots", "numbers")}

@@ -45,10 +45,7 @@ class Predicting(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return float32 predictions for pixels, float32 (batch, channels, height, width).
-
-        The pixels have the values that a cache stores, such as 0 to 255.
-        """
+        """Return float32 predictions for pixels, float32 (batch, channels, height, width)."""
         return self._task.predictions(self.model((pixels - self.mean) / self.std))
 
 
@@ -61,13 +58,7 @@ def export_runs(
 ) -> list[Path]:
     """Write the best weights of each run, and a card, to a folder; return the paths of the models' files.
 
-    For a run of all folds, the model of each fold is written. An `onnx` file computes predictions from pixels, for a
-    batch of any size. A `safetensors` file has only the network's weights, by their names in torch. `card.json`
-    says how an image becomes the model's input: size, fit, order of the colours, mean and
-    deviation, classes, and the scale of a regression's labels.
-
-    `manifest` belongs to a cache like the one that the runs were trained on. `trust` has the names of your own code
-    that may be imported.
+    A `safetensors` file has only the network's weights, by their names in torch.
     """
     folders, folder = [each for run in runs for each in run_folders(Path(run))], Path(folder)
     check_export(folder, kind)
@@ -146,7 +137,6 @@ def _check_inputs(run: SavedRun) -> None:
 
 
 def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
-    """Return a model as an ONNX file for batches of any size; `example` is a batch."""
     batch = torch.export.Dim("batch")
     log = logging.getLogger("torch.onnx")
     level = log.level

@@ -20,7 +20,6 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.draws import draw, pack
 from tpucache.ondevice.resident import (
-    NO_TILE,
     DeviceFullError,
     RecordBatch,
     RecordSlots,
@@ -34,7 +33,7 @@ from tpucache.ondevice.resident import (
 from tpucache.ondevice.settings import ResidentChoice
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device, open_device
-from tpucache.training.device.base import ALONE, DeviceBatch, Processes, ResidentRows, put_all
+from tpucache.training.device.base import ALONE, DeviceBatch, Processes, ResidentRows
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 
@@ -54,21 +53,18 @@ class DeviceMemory:
     @property
     def tile(self) -> Tile:
         """The unit in which memory is allocated; `NO_TILE` for a plug-in's device without a `tile`."""
-        return getattr(self.device, "tile", NO_TILE)
+        return self.device.tile
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Copy an array or tensor to the device, and return the copy. `name` is not used."""
+        """Copy an array or tensor to the device, and return the copy."""
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
         """Return arrays of one shape and dtype on the device, sent in one transfer if the device can do that."""
-        return put_all(self.device, [*map(torch.from_numpy, arrays)])
+        return self.device.put_all([*map(torch.from_numpy, arrays)])
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Any:
-        """Return a table on the device with a row for each row of `slots`.
-
-        The records that are written to it have the dtype and shape of `chunk`.
-        """
+        """Return a table on the device with a row for each row of `slots`."""
         return self.device.reserve(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
@@ -121,11 +117,7 @@ class Residence:
         return self._decision.planned_bytes
 
     def decide(self) -> bool:
-        """For the choice "auto", decide whether records stay on the device, and return whether they do.
-
-        They stay if they fit the memory that the first steps have left free. Then the batches become row numbers, after
-        a few batches of records that may be queued already. Without anything to decide, the result is False.
-        """
+        """For the choice "auto", decide whether records stay on the device, and return whether they do."""
         return self._decision.decide()
 
     def describe(self) -> str:
@@ -185,18 +177,15 @@ class Residence:
 
 def _problem(device: Device) -> str:
     """Return why a device cannot keep records; "" if it can."""
-    if not hasattr(device, "reserve"):
-        return f"the backend {device.name!r} cannot keep records"
     if device.name == "xla" and device.processes.world_size > 1:
         return "records cannot stay on the devices of several hosts of XLA"
     return ""
 
 
 def _problem_of_auto(device: Device) -> str:
-    """Return why the choice "auto" keeps no records on the device; "" if its free memory will decide."""
     if device.torch_device.type == "cpu":
         return "the device's memory is the host's"
-    if not hasattr(device, "free_bytes") or device.free_bytes() is None:
+    if device.free_bytes() is None:
         return "the device does not report its free memory; --resident yes keeps the records on it"
     return ""
 
@@ -206,10 +195,7 @@ _MEASURED_SECONDS: Final = 0.5
 
 
 def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> DeviceBatch:
-    """Return a loader's batch on the device, together with `draws`, the batch's random numbers, if they are given.
-
-    The copies may still be under way; see `Device.put`.
-    """
+    """Return a loader's batch on the device, together with `draws`, the batch's random numbers, if they are given."""
     named = as_named(batch)
     return DeviceBatch(
         # The channels-last view is contiguous, so the host does not transpose.
@@ -284,7 +270,7 @@ class Feeder(Ahead[DeviceBatch]):
             sent = kept.put_rows([read for _, read in batches])
             if draw is not None:
                 drawn = [torch.from_numpy(draw(number + at)) for at in range(len(batches))]
-                draws = [*put_all(device, drawn)]
+                draws = [*device.put_all(drawn)]
             return [
                 DeviceBatch({}, each.slots, own, ResidentRows(kept, each))
                 for each, own in zip(sent, draws, strict=True)
@@ -361,10 +347,6 @@ def parts(
     """Yield all batches from step `first_step` on, on the host, each as `accumulate` parts.
 
     If `epochs` is None, this has no end.
-
-    A process yields only its slice of each part. `pin_memory` is that of CachedLoader. If `residence` keeps the records
-    on the device, a part has the row numbers of its records in the device's memory, instead of the records. The
-    settings say how large the images of each epoch are.
     """
 
     def open_loader(shown: CachedDataset) -> CachedLoader:

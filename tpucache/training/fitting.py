@@ -114,14 +114,12 @@ def _open_device(name: str, choice: Choice) -> Device:
 
 
 def _open_training(data: Data) -> CachedDataset:
-    """If `data` is the path of a cache with augmented variants, each epoch reads another variant."""
     dataset = _open(data)
     is_path = not isinstance(data, CachedDataset)
     return dataset.in_variant("epoch") if is_path and dataset.manifest.augmented else dataset
 
 
 def _clean(dataset: CachedDataset, indices: npt.NDArray[np.int64]) -> CachedDataset:
-    """Return the samples at `indices`; if each epoch has another variant, return their clean images."""
     is_plain = type(dataset) is CachedDataset and not dataset.column_width  # `in_variant` keeps neither
     if dataset.variant != "epoch" or 0 not in dataset.manifest.variants or not is_plain:
         return dataset.select(indices)

@@ -129,7 +129,6 @@ def train_folds(
 
 
 def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> TrainSettings:
-    """Use the batch size and the number of epochs of the first fold for all folds."""
     first, samples = folds.folds[0].run, min(len(fold.train_set) for fold in folds.folds)
     begun = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
     settings = replace(settings, batch_size=begun.batch_size, epochs=begun.epochs)
@@ -137,11 +136,6 @@ def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> T
 
 
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions) -> bool:
-    """Train the folds whose runs are not finished; return whether a fold was trained.
-
-    Check that finished folds belong to this run. Write the report of all folds before each fold, and when the run
-    stops.
-    """
     has_trained = False
     for number, fold in enumerate(folds.folds):
         is_finished = device.processes.on_main(functools.partial(_is_finished, fold))
@@ -149,11 +143,10 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
             _report(folds, device)
             if options.stop is not None:
                 options.stop.check(f"after {number} of {len(folds.folds)} folds")
-        profile = None if options.profile is None else Path(options.profile) / fold.run.name
         named = _progress_options(folds, number, None if is_finished else options.on_epoch)
         try:
             settings = _shared_settings(folds, settings, device)  # the first fold decides the number of epochs
-            this_fold = replace(options, resume=True, profile=profile, **named)
+            this_fold = replace(options, resume=True, **named)
             train(fold.run, settings, fold.train_set, fold.valid_set, device, this_fold)
         except UnfinishedError:
             _report(folds, device)
@@ -181,7 +174,6 @@ def _progress_options(folds: Folds, number: int, on_epoch: Callable[[str], None]
 def _predict_all(
     folds: Folds, settings: TrainSettings, device: Device, stop: StopRequest, account: Account
 ) -> FoldsReport:
-    """If the run has to stop, write its report with the seconds so far, and raise Stopped."""
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     account.begin("evaluation")
     output = folds.run / OUT_OF_FOLD_NAME
@@ -199,10 +191,6 @@ def _predict_all(
 
 
 def _prediction_seconds(folds: Folds, report: FoldsReport | None) -> tuple[dict[str, float], float]:
-    """Return the seconds that earlier predictions took, by part of the work, and in total.
-
-    They are the seconds in the report of all folds, less those in the reports of the folds' runs.
-    """
     if report is None:
         return {}, 0.0
     runs = [run for fold in folds.folds if (run := fold.report) is not None]
@@ -214,8 +202,6 @@ def _prediction_seconds(folds: Folds, report: FoldsReport | None) -> tuple[dict[
 def _report(
     folds: Folds, device: Device, account: Account | None = None, metrics: dict[str, float] | None = None
 ) -> FoldsReport:
-    """Write the report on the folds so far, and return it on all processes; see `_make_report`."""
-
     def write() -> FoldsReport:
         report = _make_report(folds, device, account, metrics)
         write_report(folds.run, report)

@@ -42,10 +42,7 @@ def autocast(device: Device, precision: Precision) -> AbstractContextManager[obj
 
 
 def make_scaler(device: Device, precision: Precision) -> GradScaler:
-    """Return the scaler that keeps gradients within the range of fp16; in other precisions it changes nothing.
-
-    If a gradient overflows, the optimizer does not step, and the next losses are scaled by half as much.
-    """
+    """If a gradient of fp16 overflows, the optimizer does not step, and losses are then scaled by half as much."""
     return GradScaler(device.torch_device.type, enabled=precision == "fp16")
 
 
@@ -55,10 +52,7 @@ def has_given_up(state: dict[str, Any]) -> bool:
 
 
 def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
-    """Return a function that decodes the packed images of a batch to (batch, height, width, channels).
-
-    If the dataset's images have no packed form, the function returns the batch unchanged.
-    """
+    """Return a function that decodes the packed images of a batch to (batch, height, width, channels)."""
     if dataset.packed() is dataset:
         return lambda batch: batch
     decode = decoder(dataset).to(device.torch_device)
@@ -72,9 +66,9 @@ def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return what a model computes from its inputs: `model(image)`, or `model(image, columns)` if there are columns.
+    """Return what a model computes from its inputs:
 
-    Other fields are not passed. Without an image, all inputs are passed as keyword arguments by their names.
+    Without an image, all inputs are passed as keyword arguments by their names.
     """
     given = [inputs[name] for name in (IMAGE, COLUMNS) if name in inputs]
     outputs: torch.Tensor = model(*given) if IMAGE in inputs else model(**inputs)
@@ -92,8 +86,7 @@ def outputs_of(
 ) -> torch.Tensor:
     """Return a model's outputs, float32 (batch, …), for a batch without augmentation.
 
-    `normalise`, if given, turns the images into the model's input. `eval_step`, if given, computes the outputs. The
-    model must be in evaluation mode.
+    The model must be in evaluation mode.
     """
     inputs = {**batch.fields}
     if normalise is not None:
@@ -106,11 +99,7 @@ def outputs_of(
 
 
 def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: CachedDataset) -> None:
-    """Raise UsageError unless a model takes this dataset's records and its outputs fit the labels.
-
-    The model computes the outputs of two samples on the host: a misfit is a readable error now, not a shape error in a
-    graph later.
-    """
+    """A misfit of model, records and labels is a readable error now, not a shape error in a graph later."""
     sample = {
         field.name: dataset.as_tensor(field.name, np.zeros((2, *field.shape), field.dtype))
         for field in dataset.manifest.fields
@@ -140,10 +129,10 @@ def model_name(settings: TrainSettings) -> str:
 def decide_statistics(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
     """Return the settings with a mean and a standard deviation for each channel, by which images are normalised.
 
-    Given values are kept. Otherwise they are those of the images that timm trained the model on, if the setting
-    `weights` is given and they fit the images; ImageNet's for 8-bit colour images of a cache of `open_or_build`, which
-    may have no statistics yet; and else the cache's. A constant channel, such as opaque alpha, has a deviation of 0: it
-    counts as 1, so that the channel becomes 0.
+    Otherwise they are those of the images that timm trained the model on, if the setting `weights` is given and they
+    fit the images; ImageNet's for 8-bit colour images of a cache of `open_or_build`, which may have no statistics yet;
+    and else the cache's. A constant channel, such as opaque alpha, has a deviation of 0: it counts as 1, so that the
+    channel becomes 0.
     """
     if IMAGE not in dataset.names:
         if given := [f"--{name}" for name in ("mean", "std") if getattr(settings, name)]:

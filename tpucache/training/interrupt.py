@@ -28,9 +28,9 @@ class StopRequest:
     """Says whether a run has to stop, because of a signal or its time limit."""
 
     def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Let the run stop `time_limit` seconds from now, less a margin in which it is saved. None is no limit.
+        """Let the run stop `time_limit` seconds from now, less a margin in which it is saved.
 
-        `clock` returns the time in seconds.
+        None is no limit.
         """
         self._clock = clock
         self._deadline = None
@@ -44,9 +44,7 @@ class StopRequest:
     def share(self, largest: Callable[[int], float], *, is_alone: bool = False) -> None:
         """From now on, let all processes stop together when one of them has a reason to stop.
 
-        `largest` takes a number of this process, and returns the largest number of all processes, which may be that of
-        the call before. All processes must ask equally often whether they have to stop, unless there is only one
-        process (`is_alone`).
+        All processes must ask equally often whether they have to stop, unless there is only one process (`is_alone`).
         """
         self._largest, self._is_alone = largest, is_alone
 
@@ -77,8 +75,7 @@ class StopRequest:
     def on_signals(self) -> AbstractContextManager[None]:
         """Return a context in which a first SIGINT or SIGTERM asks the run to stop, and a second signal interrupts it.
 
-        A process that trains alone also stops while it waits for data, because nothing is half done then. Python
-        delivers signals to the main thread only: in any other thread this context does nothing.
+        A process that trains alone also stops while it waits for data, because nothing is half done then.
         """
         return process.stoppable(self._take_signal)
 

@@ -279,7 +279,6 @@ class Learner:
                 self._train_mode()
 
     def _train_mode(self) -> None:
-        """Switch to training mode; frozen normalisation layers keep evaluation mode, with their running statistics."""
         self.model.train()
         for norm in self._frozen_norms:
             norm.eval()
@@ -305,10 +304,7 @@ class Learner:
             )
 
     def _loss_of(self, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the loss of a part of a batch, and the share of its targets that the loss counts.
-
-        The share is None if all targets count, and for the user's loss or step.
-        """
+        """The share is None if all targets count, and for the user's loss or step."""
         inputs, labels, targets = self._augmented(batch)
         with autocast(self.device, self.settings.precision):
             if self._train_step is not None:
@@ -327,10 +323,6 @@ class Learner:
         return self._loss is None or bool(self.settings.smoothing) or self.settings.augment.mixes
 
     def _augmented(self, batch: DeviceBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Return the augmented inputs of a batch, its labels as they were read, and the targets of the loss.
-
-        The targets are the task's float targets. A user's loss gets labels instead, unless these are smoothed or mixed.
-        """
         augment, draws, settings = self._augment, batch.draws, self.settings
         inputs = {**batch.fields} if augment is None else augment.fields(batch.fields, draws)
         given = batch.labels if augment is None or draws is None else augment.views(batch.labels)
@@ -344,10 +336,7 @@ class Learner:
 
 @contextlib.contextmanager
 def preserved(learner: Learner) -> Iterator[None]:
-    """Return a context in which a learner may be changed.
-
-    Afterwards the learner and all random number generators are as before.
-    """
+    """Return a context in which a learner may be changed."""
     with learner.device.preserve_rng():  # before anything else: on XLA, even waiting advances the generator
         learner.device.wait()
         state = copy.deepcopy(to_host(learner.state_dict()))
@@ -359,10 +348,6 @@ def preserved(learner: Learner) -> Iterator[None]:
 
 
 def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -> tuple[Task, str]:
-    """Return the task, with its constants from the dataset's labels, and the advice for training that diverges.
-
-    A user's own loss or step gets the labels as they are stored: the task then has no constants.
-    """
     # The user's own loss or step gets the labels as they are stored.
     is_own = settings.own_loss is not None or settings.train_step is not None
     stored = dataset.table.labels
@@ -376,7 +361,6 @@ def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -
 def _call_loss(
     name: str, compute: Callable[..., object], first: object, second: object, values: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Return the loss that the user's function computes from two arguments; error messages describe `values`."""
     with user_code(name, values):
         loss = compute(first, second)
     return check_loss(loss, name)

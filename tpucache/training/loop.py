@@ -25,7 +25,7 @@ from tpucache.training.forward import IMAGENET
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learner import Learner
 from tpucache.training.options import RunOptions
-from tpucache.training.pace import LEAST_REPLAYS, REPLAY_SECONDS, Account, Building, Pace, PaceMeter, Tracer, ceiling
+from tpucache.training.pace import LEAST_REPLAYS, REPLAY_SECONDS, Account, Building, Pace, PaceMeter, ceiling
 from tpucache.training.run.files import (
     BackgroundWriter,
     continued_settings,
@@ -80,7 +80,7 @@ def train(
     """
     run, options, processes = Path(run), options or RunOptions(), device.processes
     if not processes.is_main:
-        options = replace(options, watchers=(), tensorboard=False, curves=False, profile=None, on_epoch=None)
+        options = replace(options, watchers=(), tensorboard=False, curves=False, on_epoch=None)
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
@@ -228,7 +228,6 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
 
     _compile_validation(run, residence)  # errors in it are raised now, not after the first epoch
     with (
-        Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
         _feeder(run, residence) as feeder,
         _progress(run) as progress,
     ):
@@ -251,7 +250,6 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
                     _take_steps(run, execution)
                     progress.advance(images, _note(run, progress, meter.idle))
                     meter.step(settings.steps_per_execution, images)  # may end the warm-up
-                    tracer.step()
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
                         meter.pause()  # a sync point
                         _save_place(run)
@@ -273,7 +271,6 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
 
 
 def _open_residence(run: _Loop) -> Residence:
-    """Decide, as far as possible before the first step, whether records stay on the device."""
     learner, data = run.learner, run.data
     train_set = learner.task.as_learned(data.train_set)
     valid_set = None if data.valid_set is None else learner.task.as_learned(data.valid_set)
@@ -281,10 +278,7 @@ def _open_residence(run: _Loop) -> Residence:
 
 
 def _decide_residence(run: _Loop, residence: Residence) -> bool:
-    """After the warm-up, decide whether records stay on the device, and compile the evaluation again, accordingly.
-
-    Return whether batches become the numbers of the records' rows in the device's memory, instead of the records.
-    """
+    """Return whether batches become the numbers of rows in the device's memory, instead of records."""
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
     return becomes_resident
@@ -300,7 +294,7 @@ def _feeder(run: _Loop, residence: Residence) -> Feeder:
 
 
 def _compile_validation(run: _Loop, residence: Residence) -> None:
-    """Compile the evaluation; while the cache is being built, on training samples, as validation samples come later."""
+    """While the cache is being built, compile on training samples, as validation samples come later."""
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
         valid_set = train_set
@@ -323,7 +317,6 @@ def _size(run: _Loop, step: int) -> int | None:
 
 
 def _take_steps(run: _Loop, execution: Execution) -> None:
-    """Take the optimizer steps of one execution. The device gets all of them as one graph."""
     learner, state = run.learner, run.state
     learner.resize(_size(run, state.steps))
     for batch in execution:
@@ -335,11 +328,7 @@ def _take_steps(run: _Loop, execution: Execution) -> None:
 
 
 def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
-    """Evaluate the epoch that has ended, add its row to the history, and save the run.
-
-    If the evaluated weights are the best so far, they are saved, too. If the run has to stop during the evaluation, the
-    state stays as it was.
-    """
+    """If the run has to stop during the evaluation, the state stays as it was."""
     learner, data, state = run.learner, run.data, run.state
     run.losses.settle()
     metrics, scores = _evaluate(run, data.valid_set, residence)
@@ -370,7 +359,6 @@ def _evaluate(
 
 
 def _submit_best(run: _Loop, scores: Scores | None) -> None:
-    """Copy the evaluated weights and their predictions to the host. A thread then writes them to files."""
     learner, data = run.learner, run.data
     run.writer.submit(run.check_held)
     run.writer.submit(snapshot_best(run.folder, learner, data))
@@ -382,14 +370,13 @@ def _submit_best(run: _Loop, scores: Scores | None) -> None:
 
 
 def _save(run: _Loop) -> None:
-    """Copy the run's state to the host. A thread then writes it as a checkpoint, with the history and the account."""
     run.losses.settle()
     with run.account.part("checkpoints"):
         run.learner.device.processes.on_main(lambda: _submit_state(run))
 
 
 def _save_place(run: _Loop) -> None:
-    """Save a checkpoint, unless the cache is still being built: a checkpoint could not describe that cache."""
+    """A checkpoint could not describe a cache that is still being built."""
     if run.data.is_finished:
         _save(run)
     else:
@@ -406,11 +393,7 @@ def _submit_state(run: _Loop) -> None:
 
 
 def _with_ceiling(run: _Loop, pace: Pace, execution: Execution, images: int) -> Pace:
-    """Return the pace with its ceiling: the rate of a replay of the last execution on data that the device has already.
-
-    The replay takes at most 2 % of the run's time or 2 s, whichever is longer. If even the fewest repetitions would
-    take longer, there is no replay, and the pace is returned as it is.
-    """
+    """If even the fewest repetitions would take longer, there is no replay, and the pace is returned as it is."""
     device, account = run.learner.device, run.account
     with account.part("replay"):
         budget = _REPLAY_SHARE * account.wall_seconds()
@@ -422,7 +405,7 @@ def _with_ceiling(run: _Loop, pace: Pace, execution: Execution, images: int) -> 
 
 
 def _replay(run: _Loop, execution: Execution) -> None:
-    """Repeat the last steps on batches that are on the device already. The weights change, but are no longer needed."""
+    """The weights change, but are no longer needed."""
     last = run.plan.steps - 1
     for batch in execution:
         run.learner.step(batch, run.learner.schedule(last), last)

@@ -88,11 +88,7 @@ def range_test(
     steps: int = 100,
     stop: StopRequest | None = None,
 ) -> RangeTest:
-    """Return the result of steps at rates that rise from `lowest` to `highest` by a constant factor.
-
-    There are at most `steps` steps; the test ends when the loss diverges. The steps have the run's batches and
-    augmentation. Afterwards the learner and all random number generators are as before.
-    """
+    """Return the result of steps at rates that rise from `lowest` to `highest` by a constant factor."""
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(
             f"the learning rate must rise from a number above 0 to a larger, finite one in at least 2 steps, not from "
@@ -107,12 +103,7 @@ def range_test(
 
 
 def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
-    """Return the learning rate at which the loss falls most steeply.
-
-    It is the middle of a decade of rates. For each decade, a line is fitted to the losses by least squares, and the
-    steepest line decides. This replaces fastai's rule `steep` (Howard and Gugger, arXiv:2002.04688), which takes the
-    difference of two neighbouring steps: that is mostly noise.
-    """
+    """Return the middle of the decade with the steepest fitted line: two neighbouring steps are mostly noise."""
     least = int(np.argmin(losses)) + 1 if len(losses) else 0
     decade = min(least, round((len(rates) - 1) / math.log10(rates[-1] / rates[0]))) if least > 2 else 0
     if decade > 2:
@@ -154,10 +145,6 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
 
 
 def _read(losses: list[float], fetched: Callable[[], torch.Tensor], processes: Processes) -> bool:
-    """Append the loss of a step, averaged over the processes; return whether the test continues.
-
-    The test ends when a loss is not finite, or when the smoothed loss is above 4 times its smallest value.
-    """
     (value,) = processes.mean([float(fetched())])
     if not math.isfinite(value):
         return False

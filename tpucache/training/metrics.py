@@ -23,11 +23,7 @@ _log = logging.getLogger("tpucache")
 
 
 def class_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
-    """Return accuracy, macro F1 and one-vs-rest macro AUC of probabilities (n, classes) against class numbers (n,).
-
-    F1 is over the classes among the labels or the predictions. AUC is over the classes that some samples have and
-    others do not, and is left out if there is no such class. Samples with the label -1 have no class and do not count.
-    """
+    """Classes that all samples have, or none, are left out of AUC; samples with the label -1 do not count."""
     labelled = labels >= 0
     if not labelled.all():
         probabilities, labels = probabilities[labelled], labels[labelled]
@@ -70,7 +66,7 @@ def regression_metrics(values: Array, labels: Array) -> dict[str, float]:
 def mask_metrics(confusion: Array) -> dict[str, float]:
     """Return pixel accuracy and mean IoU from counts (classes, classes), with a row for each true class.
 
-    The mean is over the classes among the labels or the predictions. Without a pixel both are NaN.
+    Without a pixel both are NaN.
     """
     counts = confusion.astype(np.float64)
     total = counts.sum()
@@ -83,10 +79,6 @@ def mask_metrics(confusion: Array) -> dict[str, float]:
 
 
 def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float]:
-    """Return the mean AUC over the classes that some samples have and others do not; {} if there is no such class.
-
-    `scores` are (n, classes). `members` takes a class's number, and returns for each sample whether it has the class.
-    """
     aucs = {}
     for number, column in enumerate(scores.T):
         inside = column[members(number)]
@@ -99,10 +91,7 @@ def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float
 
 
 def _auc(scores: Array, inside: Array) -> float:
-    """Return how often a score in `inside` is above one of the other `scores`, as a share of all pairs.
-
-    Equal scores count half. This is the Mann-Whitney statistic, and the area under the ROC curve.
-    """
+    """The Mann-Whitney statistic: how often a score inside is above another one; equal scores count half."""
     ordered, inside = np.sort(scores), np.sort(inside)
     # Twice the number of pairs in which a score inside is above any score; a tie counts half. Of the pairs of two
     # scores inside, half count.

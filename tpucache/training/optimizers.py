@@ -38,8 +38,8 @@ _LEAST: Final = 2.0**-23  # the smallest number that changes 1 in float32
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Freeze the parameters whose name, or whose module's name, fits one of the patterns.
 
-    Patterns are those of file names: `layer[12]`, `backbone`, `*.bias`. Returns the normalisation layers with running
-    statistics that are frozen as a whole, and have to stay in evaluation mode.
+    Returns the normalisation layers with running statistics that are frozen as a whole, and have to stay in evaluation
+    mode.
     """
     parameters = dict(model.named_parameters())
     for pattern in patterns:
@@ -76,9 +76,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the groups of an optimizer over all parameters that require gradients.
 
-    Parameters with at most one dimension have no weight decay, nor do those that the model's `no_weight_decay()` names,
-    such as position embeddings. With `layer_decay` each layer has `layer_decay` times the rate of the next layer, and
-    the last layer has the whole rate (Bao et al., arXiv:2106.08254).
+    With `layer_decay` each layer has `layer_decay` times the rate of the next layer, and the last layer has the whole
+    rate (Bao et al., arXiv:2106.08254).
     """
     kept = _undecayed_names(model)
     learned = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -98,9 +97,8 @@ def parameter_groups(
 def layer_numbers(model: nn.Module) -> dict[str, int]:
     """Return the number of each parameter's layer, from 0 at the inputs.
 
-    A timm model's `group_matcher` defines the layers. Otherwise they are counted in the order of
-    definition: a layer is a module up to its first number, such as `blocks.3` or `layer1.0`, or a module at the top,
-    such as `head`. Parameters of the model itself, such as position embeddings, are in the first layer.
+    A timm model's `group_matcher` defines the layers. Parameters of the model itself, such as position embeddings, are
+    in the first layer.
     """
     if type(model).__module__.startswith("timm.") and callable(getattr(model, "group_matcher", None)):
         from timm.models import group_parameters
@@ -115,7 +113,6 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def _layer(name: str) -> str:
-    """Return the name of a parameter's layer; "" for a parameter of the model itself."""
     *modules, _ = name.split(".")
     within = list(itertools.takewhile(lambda part: not part.isdigit(), modules))
     return ".".join(modules[: len(within) + 1]) if len(within) < len(modules) else "".join(modules[:1])
@@ -135,7 +132,6 @@ def _is_within(name: str, pattern: str) -> bool:
 
 
 def _outer_names(name: str) -> Iterator[str]:
-    """Yield the names of the modules that contain the parameter `name`, the outermost first, and then `name` itself."""
     return itertools.accumulate(name.split("."), "{}.{}".format)
 
 
@@ -235,10 +231,7 @@ def optimizer_name(maker: OptimizerMaker) -> str:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the state of an optimizer with the same number of groups, from any device; `fused` is not changed.
-
-    State that belongs on the device, such as the count of steps of a fused AdamW, is copied to the device.
-    """
+    """Load the state of an optimizer with the same number of groups, from any device; `fused` is not changed."""
     groups = [
         {**saved, **({"fused": own["fused"]} if "fused" in own else {})}
         for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)

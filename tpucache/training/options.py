@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tpucache.ondevice.settings import ResidentChoice
 from tpucache.options import check_options, option
@@ -22,8 +21,7 @@ class RunOptions:
     training; a given `stop` replaces it. `account` has counted the time before training. `resident` says whether
     records stay on the device. `replay`: when training has ended, repeat some steps on data that is already on the
     device, for at most 2 % of the run's time or 2 s, whichever is longer, to measure how fast they could have been.
-    `curves` writes the curves as a picture, however the run ends. `profile` is the folder for a trace of a few
-    executions of training steps after the first two; the trace slows them down. `watchers` are notified of losses and
+    `curves` writes the curves as a picture, however the run ends. `watchers` are notified of losses and
     epochs. `on_epoch` is called with a line of text when an epoch has ended; a resumed run first repeats the lines of
     its earlier epochs. Progress is shown under the run's `name`. `following` is the number of runs of the same length
     that come after this one. `chosen` is the reason why this backend was chosen, for the report.
@@ -44,7 +42,6 @@ class RunOptions:
     replay: bool = True
     curves: bool = False
     tensorboard: bool = option(False, "also write losses and metrics for TensorBoard, to RUN/tensorboard")
-    profile: str | Path | None = option(None, "write a trace of a few steps after the warm-up to DIR", metavar="DIR")
     watchers: Sequence[Watcher] = ()
     on_epoch: Callable[[str], None] | None = None
     name: str = "train"

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from tpucache.training.device import Device
@@ -48,24 +47,18 @@ class Account:
         self._earlier_wall = 0.0
 
     def take_out(self, part: Part, counter: _Clock) -> None:
-        """Count the seconds of `counter` for `part` from now on, and not for the part in which the work is done.
-
-        `counter` returns the seconds that it has counted so far.
-        """
+        """Count the seconds of `counter` for `part` from now on, and not for the part in which the work is done."""
         self.begin(self._part)
         self._counters[part] = (counter, counter())
 
     def add_earlier(self, seconds: Mapping[str, float], wall: float) -> None:
-        """Add the seconds of each part that earlier processes of the run spent, and their total `wall`.
-
-        Only the first call counts.
-        """
+        """Add the seconds of each part that earlier processes of the run spent, and their total `wall`."""
         if self._earlier is None:
             self._earlier, self._earlier_wall = dict(seconds), wall
 
     @contextlib.contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Return a context whose seconds count for the part `name`. Afterwards the part before it continues."""
+        """Return a context whose seconds count for the part `name`."""
         before = self.begin(name)
         try:
             yield
@@ -132,10 +125,7 @@ class Building:
 
     @property
     def text(self) -> str:
-        """The share of the cache that is built, and the share of the time spent waiting, for the progress bar.
-
-        It is "" in the epochs that begin after the cache is built.
-        """
+        """The share of the cache that is built, and the share of the time spent waiting, for the progress bar."""
         if not self._is_needed or self._is_over:
             return ""
         seconds, waited = (sum(both) for both in zip(self._so_far(), self._spent[0], strict=True))
@@ -156,7 +146,6 @@ class Building:
         }
 
     def _so_far(self) -> tuple[float, float]:
-        """Return the seconds since the last `begin`, and how many of them the loop waited."""
         if self._began is None:
             return 0.0, 0.0
         return self._clock() - self._began[0], self._waited() - self._began[1]
@@ -222,11 +211,7 @@ class Pace:
 
     @staticmethod
     def slowest(paces: Sequence[Pace]) -> Pace:
-        """Return one pace for several processes that took the same steps.
-
-        It has the lowest rates, the largest `step_seconds`, `waited`, `device_idle` and `compiles`, and the received
-        bytes of all processes together. All other fields are those of the first process.
-        """
+        """Return one pace for several processes that took the same steps."""
         ceilings = [each.ceiling_images_per_second for each in paces if each.ceiling_images_per_second is not None]
         pace = replace(
             paces[0],
@@ -240,10 +225,7 @@ class Pace:
         return pace.with_ceiling(min(ceilings)) if ceilings else pace
 
     def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
-        """Return one sentence on what limits the run, and which unused settings would help.
-
-        `in_memory` says whether the run's records are kept in memory or mapped, instead of being read from files.
-        """
+        """Return one sentence on what limits the run, and which unused settings would help."""
         settings = settings or TrainSettings()
         if not self.steps:
             return "Too few steps to tell what limits the run: the first two, which may compile, do not count."
@@ -285,11 +267,7 @@ class PaceMeter:
         warmed: Callable[[], bool | None] = lambda: None,
         building: Building | None = None,
     ) -> None:
-        """Measure a loop over the batches of `feeder`. `warmed` is called once, after the warm-up.
-
-        If `warmed` returns True, batches will become row numbers on the device, and another warm-up begins with the
-        first such batch. `building` also measures how long the run waits for a cache that is being built.
-        """
+        """Measure a loop over the batches of `feeder`."""
         self._building = building
         self._device, self._feeder, self._warmed = device, feeder, warmed
         self._warm, self._is_warmed = WARMUP_EXECUTIONS, False
@@ -328,10 +306,7 @@ class PaceMeter:
         self._count(steps=steps, images=images)
 
     def resume(self, size: int | None = None) -> None:
-        """Wait for the device and start the clock, unless the next executions may compile graphs.
-
-        They may compile if they are the first ones, and if the image `size` has changed.
-        """
+        """Wait for the device and start the clock, unless the next executions may compile graphs."""
         if self._building is not None:
             self._building.begin(lambda: self._feeder.waited_seconds)
         is_new, self._size = size != self._size, size
@@ -343,10 +318,7 @@ class PaceMeter:
             self._from = self._now()
 
     def expect_rows(self, has_rows: bool) -> None:
-        """Record whether the batches of the next execution are row numbers on the device.
-
-        The first such execution begins another warm-up.
-        """
+        """Record whether the batches of the next execution are row numbers on the device."""
         if has_rows:
             self._awaited = 0
 
@@ -364,10 +336,7 @@ class PaceMeter:
             self._from = None
 
     def end_epoch(self) -> Pace:
-        """Return the pace so far; call this after `pause`, when an epoch has ended.
-
-        The bytes of later epochs are counted separately from those of the first epoch.
-        """
+        """Return the pace so far; call this after `pause`, when an epoch has ended."""
         if self._at_epoch is None:
             self._at_epoch = self._sent()
         if self._building is not None:
@@ -379,11 +348,7 @@ class PaceMeter:
 
     @property
     def idle(self) -> float:
-        """The share of the time so far in which the device ran nothing, updated at most once a second.
-
-        Only executions that have ended count as run. Read this just after an execution was sent: then the execution
-        that is running has only begun, so that hardly any time is missing.
-        """
+        """Read this just after an execution was sent: the one that is running has then only begun."""
         if self._from is not None and time.perf_counter() >= self._shown[0] + _SHOWN_SECONDS:
             now = self._now()
             seconds = self._seconds + now[0] - self._from[0]
@@ -420,16 +385,11 @@ class PaceMeter:
 
 
 def _share(executing: float, seconds: float) -> float:
-    """Return the share of `seconds` in which nothing was executing; 0 for no seconds."""
     return max(0.0, 1 - executing / seconds) if seconds else 0.0
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
-    """Return how many images a second repeated calls of `execute` process; one call processes `images` images.
-
-    After one call that is not measured, `execute` is called at least 5 times, and until `seconds`, at most 2, have
-    passed.
-    """
+    """Return how many images a second repeated calls of `execute` process; one call processes `images` images."""
     execute()
     device.wait()
     began, done = time.perf_counter(), 0
@@ -442,35 +402,4 @@ def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: f
     return done * images / (time.perf_counter() - began)
 
 
-_TRACED: Final = 5  # executions in a trace
-
 _log = logging.getLogger("tpucache")
-
-
-class Tracer:
-    """Traces a few executions of training steps after the warm-up with the device's profiler, if a folder is given."""
-
-    def __init__(self, device: Device, folder: Path | None) -> None:
-        self._device, self._folder = device, folder
-        self._seen = 0
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self) -> Tracer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-        if self._folder is not None and self._seen < WARMUP_EXECUTIONS:
-            _log.warning("nothing was traced: the run has ended within its warm-up of %d executions", WARMUP_EXECUTIONS)
-
-    def step(self) -> None:
-        """Count an execution that has been sent to the device; begin or end the trace if it is time."""
-        if self._folder is None:
-            return
-        self._seen += 1
-        if self._seen == WARMUP_EXECUTIONS:
-            self._device.wait()
-            self._open.enter_context(self._device.profile(self._folder))
-        elif self._seen == WARMUP_EXECUTIONS + _TRACED:
-            self._device.wait()  # otherwise the trace would miss the last operations
-            self._open.close()

@@ -174,7 +174,6 @@ class Predictor:
                 )
 
     def _tell_of_images(self, dataset: CachedDataset) -> None:
-        """Warn, once for each cache, if its images were made with another `fit` or `mode` than those of a run."""
         now = image_settings(dataset.manifest)
         found = ((folder, *differing_images(images, now)) for folder, images in self._images.items())
         folder, learned, given = next((each for each in found if each[1]), (None, "", ""))
@@ -222,11 +221,6 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _predictions(run: SavedRun, device: Device, columns: slice, options: PredictOptions) -> PredictBatch:
-    """Return the function that computes a run's predictions for a batch.
-
-    If the options ask for logits and features, these follow the predictions in each row. `columns` is the slice of the
-    batch's input columns that belongs to this run.
-    """
     settings, task, content = run.settings, run.task, run.content
     if settings.precision not in device.precisions:
         settings = dataclasses.replace(settings, precision="float32")
@@ -255,10 +249,6 @@ def _predictions(run: SavedRun, device: Device, columns: slice, options: Predict
 
 
 def _keep_features(model: nn.Module, outputs: int, name: str, taken: dict[str, torch.Tensor]) -> None:
-    """Let a model store the input of its last linear layer in `taken`, each time that the model is called.
-
-    `name` is the model's name in the message.
-    """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == outputs]
     if not layers:
         raise UsageError(
@@ -386,7 +376,6 @@ def predict(
         _write(output, dataset, _labels(dataset, task), found)
         for name, path in paths.items():
             _write_array(path, found.arrays[name])
-        _tell_of_earlier(output, {output.name, *(path.name for path in paths.values()), *found.texts})
         variants = [each.variant for each in datasets]
         metrics = {} if found.scores is None else _metrics(predictor, dataset, found.scores)
         return PredictReport(
@@ -410,11 +399,7 @@ def predict_parts(
     metric: Sequence[str] = (),
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Write one CSV for a whole cache; each predictor predicts a part of it. Return the metrics over all samples.
-
-    Images have the size in which the predictor's run was evaluated. The columns are those of `predict`. The metrics are
-    the task's, and those that `metric` names. `check` is called between batches; if it raises, no CSV is written.
-    """
+    """Write one CSV for a whole cache; each predictor predicts a part of it."""
     found: list[_Predictions] = []
     positions: list[Array] = []
     with Progress(len(dataset), "out of fold", "images") as progress:
@@ -444,7 +429,6 @@ def predict_parts(
 
 
 def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
-    """With several processes only the main process has the right values."""
     dataset, names = datasets[0], value_names(predictor)
     is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
     rows = _mean_values(predictor, datasets, work, by_run=is_extended)
@@ -458,10 +442,7 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
 
 
 def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
-    """Return logits and features by name, each float32 (samples, runs, numbers).
-
-    `rows` has the logits and the features that were asked for, one after the other, for each sample and run.
-    """
+    """Return logits and features by name, each float32 (samples, runs, numbers)."""
     found, options = {}, predictor.options
     if options.logits:
         found["logits"] = rows[:, :, : predictor.task.outputs].astype(np.float32)
@@ -479,11 +460,7 @@ def predict_values(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
 ) -> Array:
-    """Return probabilities or values, averaged over `datasets`: float32 (samples, outputs), in the samples' order.
-
-    The datasets are variants of one cache. `check` is called between batches. With several processes only the main
-    process gets the values; the other processes get zeros.
-    """
+    """Return probabilities or values, averaged over `datasets`: float32 (samples, outputs), in the samples' order."""
     work = _Work(Path(), batch_size, threads, progress, check)
     return _mean_values(predictor, datasets, work, by_run=False)[:, 0].astype(np.float32)
 
@@ -491,8 +468,7 @@ def predict_values(
 def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work, *, by_run: bool) -> Array:
     """Return the mean of the predictions over the datasets, float64 (samples, runs, outputs).
 
-    With `by_run`, outputs are followed by logits and features if they were asked for. Without `by_run`, the runs are
-    averaged as well, so that the result has one run.
+    Without `by_run`, the runs are averaged as well, so that the result has one run.
     """
     runs = predictor.runs if by_run else 1
     total = np.zeros((len(datasets[0]), runs, predictor.task.outputs))
@@ -523,7 +499,6 @@ def value_names(predictor: Predictor) -> list[str]:
 
 
 def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
-    """Write each sample's class map as a PNG. The texts of the result are the files' names relative to the CSV."""
     if len(datasets) > 1:
         raise UsageError(
             "class maps of several variants cannot be averaged, as augmentation has moved their pixels: give one "
@@ -570,24 +545,7 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
 _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_values, "maps": _predict_maps}
 
 
-def _tell_of_earlier(output: Path, written: Collection[str]) -> None:
-    """Warn of arrays and maps next to the CSV that are not among the files `written`."""
-    maps = output.with_name(f"{output.stem}_maps")
-    names = [f"{output.stem}_{name}.npy" for name in _ARRAYS]
-    names += [f"{maps.name}/{path.name}" for path in maps.glob("*.png")]
-    earlier = sorted(name for name in names if name not in written and (output.parent / name).exists())
-    if earlier:
-        _log.warning(
-            "next to %s are files of an earlier predict, not of this one: remove %s%s",
-            output, earlier[0], f" and {len(earlier) - 1:,} more" if len(earlier) > 1 else "",
-        )  # fmt: skip
-
-
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
-    """Return the task's metrics; {} for a cache without labels or without samples.
-
-    If the labels or the classes do not fit the task, log a warning and return {}.
-    """
     if not len(dataset) or LABEL not in dataset.table:
         return {}
     if dataset.classes != predictor.classes:
@@ -613,7 +571,6 @@ def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dic
 
 
 def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None:
-    """`finite` says for each sample, from the position `first` on, whether its predictions are finite."""
     bad = np.flatnonzero(~finite)
     if len(bad):
         raise TrainingError(
@@ -624,10 +581,6 @@ def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None
 
 
 def _labels(dataset: CachedDataset, task: Task) -> list[str]:
-    """Return the cache's labels as text, written like predictions; "" for a sample without a label.
-
-    Vectors that do not fit the task, or that are not all finite, are written as numbers with ";" between them.
-    """
     if LABEL not in dataset.table:
         return [""] * len(dataset)
     labels = dataset.labels.numpy()

@@ -53,9 +53,7 @@ def one_cycle(
 ) -> Rates:
     """Return the rates of step `step`, 0 to `steps` - 1, of one cycle by cosine (Smith and Topin, arXiv:1708.07120).
 
-    The learning rate rises from `peak_lr` / `start_divisor` to `peak_lr` over the first `ramp` of the steps, and then
-    falls to its first value / `end_divisor`. `momentum` holds the lowest and the highest momentum, which falls while
-    the learning rate rises. This equals torch's OneCycleLR with two phases.
+    This equals torch's OneCycleLR with two phases.
     """
     low, high = momentum
     start = peak_lr / start_divisor
@@ -88,7 +86,7 @@ def warmup_cosine(
 
 
 def constant(lr: float) -> Rates:
-    """Return the rates of each step: `lr`, and a momentum of 0.9."""
+    """Return the rates of each step."""
     return _rates(lr, _MOMENTUM)
 
 

@@ -305,10 +305,7 @@ def undecided(settings: TrainSettings) -> list[str]:
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
-    """Return the settings; undecided settings get their values from `before`, the decided settings of a run.
-
-    An optimizer `module:name` is not among them: only the user may name code that is imported.
-    """
+    """Return the settings; undecided settings get their values from `before`, the decided settings of a run."""
     decided = {name: getattr(before, name) for name in undecided(settings)}
     return replace(settings, **{name: value for name, value in decided.items() if not is_code(value)})
 

@@ -43,7 +43,7 @@ def plan_sizes(
     """Return the image sizes of a run of `epochs` epochs.
 
     `grow` is a text such as "128:0.4,176:0.7,224": 128 pixels in the first 40 % of the epochs, then 176 until 70 %, and
-    224 until the end. `valid_size` is the size in evaluations.
+    224 until the end.
     """
     if size is not None and grow is not None:
         raise UsageError("--size and --grow both say how large images are: leave one of them out")
@@ -56,7 +56,6 @@ def plan_sizes(
 
 
 def _steps(grow: str) -> list[tuple[int | None, float]]:
-    """Return each size with the share of the epochs at which it ends; the last size ends at 1."""
     wrong = f"--grow is such as 128:0.4,176:0.7,224, not {grow!r:.60}: "
     parts = [_GROWING.fullmatch(part.strip()) for part in grow.split(",")]
     if not all(parts):

@@ -20,11 +20,7 @@ _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for fold
 
 @contextlib.contextmanager
 def user_code(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Return a context for calling the user's code, described by `name`, on a batch of these inputs.
-
-    An exception becomes a TrainingError of one line, with function, file, line and the batch's shapes; the exception is
-    its cause. Errors of tpucache are not changed.
-    """
+    """Return a context for calling the user's code, described by `name`, on a batch of these inputs."""
     try:
         yield
     except TpucacheError:
@@ -81,7 +77,6 @@ def compute_metrics(metrics: Mapping[str, Callable[..., Any]], predictions: Any,
 
 
 def _call_metric(metric: Callable[..., Any], predictions: Any, labels: Any) -> Any:
-    """Call a metric with arrays, or with tensors if it raises TypeError or AttributeError for arrays."""
     try:
         return metric(predictions.copy(), labels.copy())
     except (TypeError, AttributeError) as error:

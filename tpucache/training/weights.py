@@ -42,10 +42,7 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def is_stored_whole(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense, on the host, and has all its values in memory.
-
-    A copy of such a tensor takes no more memory than the tensor itself.
-    """
+    """Return whether a tensor is dense, on the host, and has all its values in memory."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
@@ -56,7 +53,7 @@ class ContentError(ValueError):
 
 
 def read_saved(path: str | Path) -> Any:
-    """Return tensors and plain values, on the host, that `torch.save` has written. No code in the file is run.
+    """Return tensors and plain values, on the host, that `torch.save` has written.
 
     Only this function reads files of torch. It reads only the zip format: files of torch before 1.6 are pickles, which
     `weights_only` does not make safe in every version.
@@ -135,12 +132,7 @@ def initial_weights(
     classes: Sequence[str] = (),
     manifest: Manifest | None = None,
 ) -> InitialWeights:
-    """Return the weights that a new run begins with, and the run's settings.
-
-    `channels` is the number of channels of the run's images, `classes` are the names of its classes, and `manifest` is
-    that of its training cache. If the weights come from a run with as many other classes or columns of labels, whose
-    last layer fits, or from a run whose images were made with another `fit` or `mode`, a warning says so.
-    """
+    """Return the weights that a new run begins with, and the run's settings."""
     if settings.weights is None:
         return InitialWeights(settings, None)
     source = find_weights(settings.weights, settings.model)
@@ -223,7 +215,6 @@ def find_weights(text: str, model: str) -> Path:
 
 
 def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
-    """Return the path of the first of `files` that the Hugging Face hub's cache has for the repository `name`."""
     try:
         from huggingface_hub import constants, try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -270,11 +261,7 @@ def _weights_file(source: Path) -> Path:
 
 
 def read_weights(source: str | Path) -> Tensors:
-    """Return tensors by name, on the host, from a `.safetensors` file, a state dict saved by torch, or a folder.
-
-    A checkpoint may have the state dict among other things. In a folder the file is a run's `best.pt`, a name that the
-    Hugging Face hub uses, or the only file of weights. No code in the file is run.
-    """
+    """Return tensors by name, on the host, from a `.safetensors` file, a state dict saved by torch, or a folder."""
     check_is_local(source)
     path = _weights_file(Path(source))
     return _tensors(path, _read(path))
@@ -325,10 +312,6 @@ def _read_torch(path: Path) -> Any:
 
 
 def _find_tensors(content: Any) -> Tensors:
-    """Return the tensors in a checkpoint's content, by name; {} if there are none.
-
-    They are in the content itself, or under the first of its keys in `_CONTAINERS` that has tensors.
-    """
     if not isinstance(content, Mapping):
         return {}
     for name in _CONTAINERS:
@@ -396,9 +379,8 @@ class MatchedWeights:
 def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> MatchedWeights:
     """Load into a model, on the host, all weights that fit by name and shape; return which weights these are.
 
-    Names may have prefixes of wrappers, such as `module.`. The first convolution is adapted to another number of
-    channels. Weights for a model of timm are adapted by timm, which knows the original authors' names and resizes
-    position embeddings.
+    Weights for a model of timm are adapted by timm, which knows the original authors' names and resizes position
+    embeddings.
     """
     own = model.state_dict()
     parameters = {name for name, _ in model.named_parameters()}
@@ -447,10 +429,6 @@ def adapt_channels(weight: torch.Tensor, channels: int) -> torch.Tensor:
 def _with_channels(
     model: nn.Module, own: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return, by name, the weights of first convolutions, adapted to the model's number of channels.
-
-    `others` are the weights that have a name of the model's but another shape.
-    """
     found = {}
     for name in _first_convolutions(model):
         weight = others.get(name)
@@ -479,8 +457,8 @@ def _adapted_by_timm(
 ) -> tuple[dict[str, torch.Tensor], str]:
     """Return a file's weights as timm adapts them to its model, and timm's error if it adapts none, or else "".
 
-    Weights for a model that is not timm's are returned unchanged. `own` are the model's weights. `original` has the
-    names of the file, which timm may know; `given` is without known prefixes.
+    Weights for a model that is not timm's are returned unchanged. `original` has the names of the file, which timm may
+    know; `given` is without known prefixes.
     """
     adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None) if _is_of_timm(model) else None
     if adapt is None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import time
 import warnings
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -24,7 +22,6 @@ from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import RunOptions
-from tpucache.training.pace import PaceMeter, ceiling
 from tpucache.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -64,34 +61,6 @@ def test_what_is_read_back_waits_for_its_own_copy_and_for_nothing_that_was_sent_
     assert len(module.compute.work) == 2  # the second copy and its event have not been waited for
     assert second().tolist() == [2, 2, 2]
     assert not module.compute.work
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_convolutions_are_chosen_by_trial_and_torchs_setting_is_put_back(cuda, monkeypatch, before):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
-    with cuda.fast_products():
-        assert torch.backends.cudnn.benchmark
-    assert torch.backends.cudnn.benchmark == before
-    with pytest.raises(KeyError), cuda.fast_products():
-        raise KeyError
-    assert torch.backends.cudnn.benchmark == before
-
-
-def test_results_that_are_kept_are_not_in_page_locked_memory(cuda, pinned):
-    cuda.pin_memory = True
-    empty, locked = torch.empty, []
-    with mock.patch.object(torch, "empty", lambda *given, **named: locked.append(empty(*given, **named)) or locked[-1]):
-        results = [cuda.fetch(torch.full((5,), float(value)))() for value in range(3)]
-    assert len(pinned) == 3
-    assert [result.tolist() for result in results] == [[value] * 5 for value in (0.0, 1.0, 2.0)]
-    assert not {result.data_ptr() for result in results} & {memory.data_ptr() for memory in locked}
-
-
-def test_a_batch_of_another_feeder_is_not_waited_for(cuda, module):
-    first, second = cuda.put(torch.ones(2)), cuda.put(torch.ones(2))
-    cuda.receive([first])
-    assert first.tolist() == [1, 1]
-    assert second.tolist() == [77, 77]
 
 
 @pytest.mark.slow
@@ -178,29 +147,6 @@ def test_an_execution_counts_from_its_first_step_to_its_end():
     assert device.counters().execute_seconds == pytest.approx(3 * 2 * STEP)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.6, 0.95])
-def test_all_three_figures_tell_the_share_that_a_slow_loader_costs(monkeypatch, share):
-    world = SimpleNamespace(now=0.0, waited_seconds=0.0, sent_bytes=0, cpu_seconds=0.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: world.now)
-    device = CudaDevice(CPU, StandIn(lambda: world.now))
-
-    def execute():
-        device.step_begin(0)
-        world.now += STEP
-        device.step_end()
-
-    meter = PaceMeter(device, world)
-    meter.resume()
-    for _ in range(STEPS):
-        late = STEP * share / (1 - share)
-        world.now, world.waited_seconds = world.now + late, world.waited_seconds + late
-        execute()
-        meter.step(1, BATCH)
-    meter.pause()
-    pace = meter.pace().with_ceiling(ceiling(execute, device, BATCH))
-    assert (pace.waited, pace.device_idle, pace.ceiling_idle) == pytest.approx((share,) * 3)
-
-
 def test_the_random_numbers_of_host_and_device_are_as_before(cuda):
     torch.manual_seed(3)
     expected = torch.rand(2)
@@ -264,34 +210,6 @@ def test_models_are_compiled_in_place_where_that_is_asked_for(monkeypatch):
     assert sorted(model.state_dict()) == names
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # torch
-def test_every_model_of_a_process_is_compiled_also_the_tenth(monkeypatch, caplog):
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
-    device, images = open_device("torch", device="cpu", compile=True), torch.rand(2, 3, 5, 5)
-    for number in range(10):
-        model, before = device.place(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())), compiled_graphs()
-        for _ in range(2):
-            model(images[number % 2 :])  # two batches of other sizes are two graphs of one model
-            model(images)
-        assert compiled_graphs() - before == 1 + number % 2
-    assert not [record for record in caplog.records if record.name == "tpucache"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # torch
-def test_a_model_that_is_not_compiled_is_said_once(monkeypatch, caplog):
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    model = open_device("torch", device="cpu", compile=True).place(nn.Sequential(nn.Flatten()))
-    for _ in range(2):
-        model(torch.rand(2, 3))
-    assert [record.getMessage() for record in caplog.records if record.name == "tpucache"] == [
-        "torch.compile made no graph of the model: it runs uncompiled, which is slower"
-    ]
-
-
 @pytest.mark.thorough
 @pytest.mark.xla
 def test_what_compiles_by_itself_is_not_compiled_again():
@@ -325,40 +243,6 @@ def test_batches_are_read_into_page_locked_memory_that_is_theirs_alone(cache, pi
         assert torch.equal(images, expected)
         assert torch.equal(labels, numbers)
     loader.close()
-
-
-def test_page_locked_memory_that_is_not_to_be_had_is_refused(cache, monkeypatch):
-    def refuse(*_, **__):
-        raise RuntimeError("no driver")
-
-    monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.raises(UsageError, match=r"no driver\. Leave pin_memory out"):
-        CachedLoader(CachedDataset(cache), 8, pin_memory=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [CpuDevice, *thorough(CudaDevice)])
-def test_a_run_goes_on_where_there_is_a_gpu_and_where_there_is_none(cache, tmp_path, module, monkeypatch, first):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    dataset, settings = CachedDataset(cache).select(range(72)), replace(SETTINGS, optimizer="adamw", epochs=3)
-    gpu = CudaDevice(CPU, module)
-    gpu.pin_memory = False
-    whole = train(tmp_path / "whole", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
-    devices = [CpuDevice(), gpu] if first is CpuDevice else [gpu, CpuDevice()]
-    options = RunOptions(replay=False, resume=True)
-    step = Learner.step
-
-    def killed(self, batches, rates, number):
-        assert all(bool(group["fused"]) == (self.device is gpu) for group in self.optimizer.param_groups)
-        if number == 5 and self.device is devices[0]:
-            raise KeyError("killed")
-        return step(self, batches, rates, number)
-
-    monkeypatch.setattr(Learner, "step", killed)
-    with pytest.raises(KeyError, match="killed"):
-        train(tmp_path / "run", settings, dataset, None, devices[0], options)
-    resumed = train(tmp_path / "run", settings, dataset, None, devices[1], options)
-    assert losses_of(resumed) == pytest.approx(losses_of(whole), abs=1e-5)
 
 
 @pytest.fixture
@@ -416,13 +300,3 @@ def test_products_that_a_program_has_chosen_itself_stay_as_they_are(cuda, produc
     assert products() == ("medium", True)
     with CpuDevice().fast_products():
         assert products() == ("medium", True)
-
-
-def test_products_that_a_program_has_chosen_by_torchs_newer_setting_stay_as_they_are(cuda, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("mix of the legacy and new APIs")  # as torch 2.9 does then
-
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", refuse)
-    with cuda.fast_products():
-        pass

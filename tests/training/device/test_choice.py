@@ -13,7 +13,7 @@ from tpucache import UsageError
 from tpucache.cli import main
 from tpucache.machine import Tpu, gpu_problem
 from tpucache.training.device import DEVICES, Choice, CpuDevice, choose_backend, open_device
-from tpucache.training.device.torch_device import choose_device, find_devices, open_accelerator
+from tpucache.training.device.torch_device import choose_device, open_accelerator
 from tpucache.training.fitting import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -42,11 +42,6 @@ def test_auto_is_the_fastest_device_that_is_there(here, kinds, expected):
     assert choose_device("cpu") == "cpu"
 
 
-def test_a_torch_without_accelerators_has_cuda_and_the_cpu(here):
-    here("cuda", accelerator=False)
-    assert find_devices() == ["cuda", "cpu"]
-
-
 @pytest.mark.parametrize("name", ["cuda", "tpu"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(here, name):
     here()
@@ -73,13 +68,6 @@ def test_eager_is_the_same_backend():
 def test_what_does_not_fit_together_is_refused(backend, cores, device, message):
     with pytest.raises(UsageError, match=message):
         open_device(backend, cores, device)
-
-
-@pytest.mark.slow
-def test_a_run_that_did_not_begin_is_reported_under_the_backends_name(cache, tmp_path):
-    words = ["train", cache, "--run", tmp_path / "run", "--backend", "eager", "--time-limit", "0s"]
-    assert main([*map(str, words), "--model", "tiny_models:tiny", "--batch-size", "4"]) == 3
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["backend"] == "torch"
 
 
 def test_training_from_python_takes_the_name_of_a_device(here, cache):
@@ -179,10 +167,3 @@ def test_a_run_says_which_backend_it_chose_and_why(cache, tmp_path, capsys, monk
     assert (report["backend"], report["cores"]) == ("torch", 1)
     assert report["chosen"] in first
     assert report["batch"].startswith("8: default for ")
-
-
-def test_a_program_that_names_no_device_gets_the_same(cache, monkeypatch):
-    monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    result = train("cnn", cache, settings=TrainSettings(epochs=1), options=RunOptions(replay=False))
-    assert result.report.backend == "torch"
-    assert result.report.chosen

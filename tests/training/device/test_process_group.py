@@ -8,17 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from tpucache import CachedDataset, UsageError
-from tpucache.training.device import CpuDevice, Processes, process_group
-from tpucache.training.device.base import DeviceBatch
+from tpucache import UsageError
+from tpucache.training.device import Processes, process_group
 from tpucache.training.device.process_group import ProcessGroup
-from tpucache.training.evaluation import compile_evaluation
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learner import Learner
-from tpucache.training.optimizers import buffers_of_steps
-from tpucache.training.schedule import Rates
-from tpucache.training.settings import TrainSettings
-from tpucache.training.tasks.find import make_task
 
 
 class Exchange:
@@ -86,46 +79,6 @@ def test_a_process_alone_stops_at_once():
     request = StopRequest()
     request.share(Processes().largest_before())
     assert stops_after([StopRequest(), request], signalled=2) == {1: 2}
-
-
-def test_running_statistics_of_norms_are_not_read_in_steps_and_other_buffers_are():
-    class Counting(nn.BatchNorm2d):
-        def __init__(self) -> None:
-            super().__init__(2)
-            self.register_buffer("own", torch.zeros(1))
-
-    model = nn.Sequential(nn.BatchNorm2d(2), nn.InstanceNorm2d(2, track_running_stats=True), Counting())
-    model.register_buffer("queue", torch.zeros(3))
-    assert [id(buffer) for buffer in buffers_of_steps(model)] == [id(model.queue), id(model[2].own)]
-
-
-class Recording(Processes):
-    """One process that keeps what it shares, and puts in place what the main process would have."""
-
-    def __init__(self):
-        self.shared = []
-
-    def share_buffers(self, buffers):
-        buffers = list(buffers)
-        self.shared.append(len(buffers))
-        for buffer in buffers:
-            buffer.fill_(7)
-
-
-def test_buffers_are_shared_before_each_evaluation_and_in_steps_only_if_steps_read_them(cache):
-    dataset, device = CachedDataset(cache), CpuDevice()
-    device.processes = Recording()
-    settings = TrainSettings(model="tiny_models:tiny", batch_size=20, lr=0.1, ema=0.9)
-    learner = Learner(settings, dataset, make_task("classes", len(dataset.classes)), device)
-    images = torch.stack([dataset[row][0].permute(1, 2, 0) for row in range(20)])
-    batch = DeviceBatch({"image": images}, torch.as_tensor(dataset.labels[:20]))
-    for number in range(3):
-        learner.step([batch], Rates(0.1, 0.9), number)
-    assert device.processes.shared == [0, 0, 0]  # none of its buffers
-    compile_evaluation(learner, dataset)
-    assert device.processes.shared[3:] == [3]
-    assert learner.ema is not None
-    assert learner.ema.state_dict()["average"]["1.running_mean"].tolist() == [7] * 4  # what is evaluated
 
 
 def test_a_parameter_without_a_gradient_is_named():

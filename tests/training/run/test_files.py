@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, UsageError, stage_cache
+from tpucache import CachedDataset, UsageError
 from tpucache.errors import TrainingError
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.base import ALONE
@@ -63,13 +61,6 @@ def test_a_run_is_not_resumed_with_data_that_differ_otherwise(cache, tmp_path, k
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_from_a_copy_of_its_cache(cache, tmp_path):
-    report = run_once(tmp_path / "run", *fold(cache, 0))
-    copy = stage_cache(cache, tmp_path / "copies")
-    assert run_once(tmp_path / "run", *fold(copy, 0)) == report
-
-
-@pytest.mark.slow
 def test_a_run_without_its_last_checkpoint_is_not_begun_anew(cache, tmp_path):
     run_once(tmp_path, *fold(cache, 0))
     (tmp_path / "last.pt").unlink()
@@ -77,21 +68,6 @@ def test_a_run_without_its_last_checkpoint_is_not_begun_anew(cache, tmp_path):
     with pytest.raises(UsageError, match=r"not its last\.pt"):
         run_once(tmp_path, *fold(cache, 0))
     assert (tmp_path / "best.pt").read_bytes() == best
-
-
-@pytest.mark.slow
-def test_an_evaluation_that_an_earlier_version_lost_is_made_up_for(cache, tmp_path):
-    run_once(tmp_path / "whole", *fold(cache, 0))
-    run = Path(shutil.copytree(tmp_path / "whole", tmp_path / "run"))
-    content = torch.load(run / "last.pt", weights_only=True)
-    content["stand"] |= {"rows": [], "best": None}  # stopped at its last step, and resumed to no avail
-    torch.save(content, run / "last.pt")
-    (run / "best.pt").unlink()
-    (run / "history.csv").write_text("\n")
-    run_once(run, *fold(cache, 0))
-    assert (run / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
-    best, expected = (torch.load(folder / "best.pt", weights_only=True) for folder in (run, tmp_path / "whole"))
-    assert all(torch.equal(best["model"][name], tensor) for name, tensor in expected["model"].items())
 
 
 @pytest.mark.slow

@@ -13,8 +13,6 @@ from tpucache.cli import main
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
-from tpucache.training.pace import Pace
-from tpucache.training.run.report import TrainReport
 from tpucache.training.settings import TrainSettings
 
 pytestmark = pytest.mark.slow
@@ -134,15 +132,3 @@ def test_samples_that_every_epoch_drops_are_reported(cache, tmp_path, batch, exe
     )  # fmt: skip
     lines = [line for line in report.lines() if line.startswith("dropped")]
     assert text in lines[0] if text else lines == []
-
-
-@pytest.mark.parametrize("unit", ["images", "samples"])
-def test_rates_are_in_images_or_in_samples(unit):
-    pace = Pace(1, 0.0, 0.0, 0.0, 0.0, 0, 0)
-    report = TrainReport("eager", 1, [], [], pace, 0, None, unit=unit)
-    assert [line.split()[-1] for line in report.lines() if line.startswith("rate")] == [f"{unit}/s"]
-
-
-def test_a_run_of_which_no_step_was_timed_says_no_pace():
-    report = TrainReport("eager", 1, [], [], Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0), 0, None)
-    assert not any(line.startswith(("rate", "step", "idle")) for line in report.lines())

@@ -105,7 +105,7 @@ def test_the_command_writes_a_page_but_never_over_a_file_of_the_run_or_its_cache
         assert main(["report", str(folder / "run"), "-o", str(folder / name)]) == 2
         assert (folder / name).read_bytes() == before
     assert main(["report", str(folder / "cache"), "--valid", str(folder / "cache")]) == 2
-    assert "is about a run" in capsys.readouterr().err
+    assert "for a page about a run" in capsys.readouterr().err
     with pytest.raises(UsageError, match="holds no run"):
         report_run(tmp_path)
 

@@ -84,12 +84,6 @@ def test_evaluation_is_plain_torchs_over_the_pixels_that_have_a_class(masks):
     assert found["iou"] == pytest.approx(np.mean(ious), abs=1e-6)
 
 
-def test_a_number_that_is_no_class_is_refused(masks, monkeypatch):
-    monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.full((1, 2, 2), 2)]))
-    with pytest.raises(UsageError, match="training data: labels reach from 2 to 2, and there are 2 classes"):
-        check_fit(SETTINGS, make_task("mask", 2), masks, None, CpuDevice())
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_confusion_of_outputs_that_are_not_finite_is_nan(bad):
     task, outputs = make_task("mask", 3), torch.randn(2, 3, 4, 4)

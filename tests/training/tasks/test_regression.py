@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -74,12 +73,6 @@ def test_predictions_and_metrics_are_in_the_unit_of_the_labels():
     assert task.metrics(scores + 1, LABELS)["rmse"] == pytest.approx(1, 0.01)
 
 
-def test_the_loss_of_a_sample_is_that_of_a_batch():
-    task, labels, outputs = learned(), standardised(torch.from_numpy(LABELS)), torch.randn(3, 3)
-    each = task.losses(outputs, labels)
-    torch.testing.assert_close(each.mean(), task.loss(outputs, task.targets(labels)))
-
-
 def test_what_a_run_kept_of_the_labels_is_taken_over_or_refused():
     task = make_task("regression", 3)
     assert task.with_constants(learned().constants()) == learned()
@@ -133,52 +126,6 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
     np.testing.assert_allclose(np.mean(columns[:2], 0), columns[2], rtol=1e-5)
     scales = [torch.load(run / "best.pt", weights_only=True)["labels"] for run in runs]
     assert scales == [learned_from(half).constants() for half in halves]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_where_the_uninterrupted_one_does(prices, tmp_path):
-    settings = dataclasses.replace(LINEAR, epochs=2)
-    whole = train(tmp_path / "whole", settings, prices, None, CpuDevice(), QUICK)
-
-    class Stopper:
-        def losses(self, first, values):
-            """Nothing of them is needed."""
-
-        def epoch(self, row):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(
-            tmp_path / "run", settings, prices, None, CpuDevice(),
-            dataclasses.replace(QUICK, checkpoint_every=1, watchers=[Stopper()]),
-        )  # fmt: skip
-    resumed = train(tmp_path / "run", settings, prices, None, CpuDevice(), dataclasses.replace(QUICK, resume=True))
-    assert resumed.losses == whole.losses
-    saved = [torch.load(tmp_path / name / "last.pt", weights_only=True)["learner"] for name in ("whole", "run")]
-    assert [each["labels"] for each in saved] == [learned_from(prices).constants()] * 2
-
-
-@pytest.mark.slow
-def test_a_run_without_the_record_continues_and_predicts_as_before(prices, tmp_path):
-    settings = dataclasses.replace(LINEAR, epochs=1)
-    train(tmp_path, settings, prices, None, CpuDevice(), QUICK)
-    best = torch.load(tmp_path / "best.pt", weights_only=True)
-    assert best["labels"] == learned_from(prices).constants()
-    del best["labels"]
-    torch.save(best, tmp_path / "best.pt")
-    images = torch.stack([prices[number][0] for number in range(4)])
-    predictor = Predictor([tmp_path], CpuDevice(), trust=TRUST)
-    assert predictor.task.constants() == {}
-    predict(predictor, [prices], tmp_path / "out.csv", 16)
-    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
-    assert all(abs(float(row["value_0"])) < 100 for row in rows)
-    assert len(images) == 4
-    learner = Learner(settings, prices, choose_task(settings, prices), CpuDevice())
-    state = learner.state_dict()
-    assert learner.task.constants()
-    del state["labels"]
-    learner.load_state_dict(state)
-    assert learner.task.constants() == {}
 
 
 def learned_from(dataset: CachedDataset) -> Regression:
@@ -286,19 +233,3 @@ def test_values_of_the_same_columns_in_another_order_are_refused_or_said(two_ord
     caplog.clear()
     train(tmp_path / "more", dataclasses.replace(settings, weights=str(runs[0])), other, None, CpuDevice(), QUICK)
     assert "has learned the columns width, height, and the labels are now height, width" in caplog.text
-
-
-def test_caches_and_runs_that_do_not_name_their_columns_are_used_as_before(two_orders, tmp_path):
-    one, other = two_orders
-    for dataset in two_orders:
-        folder = tmp_path / dataset.directory.name
-        shutil.copytree(dataset.directory, folder)
-        dataclasses.replace(dataset.manifest, value_names=()).save(folder)
-    unnamed = CachedDataset(tmp_path / other.directory.name)
-    assert '"value_names"' not in (unnamed.directory / "manifest.json").read_text()
-    settings = dataclasses.replace(LINEAR, epochs=1, batch_size=4)
-    train(tmp_path / "run", settings, one, unnamed, CpuDevice(), QUICK)
-    best = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
-    torch.save({name: value for name, value in best.items() if name != "value_names"}, tmp_path / "run" / "best.pt")
-    predictor = Predictor([tmp_path / "run"], CpuDevice(), trust=TRUST)
-    assert predict(predictor, [other], tmp_path / "out.csv", 4).metrics

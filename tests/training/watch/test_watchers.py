@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 
@@ -42,10 +41,10 @@ def scalars(folder):
 
 
 @pytest.mark.slow
-def test_a_run_of_the_command_leaves_curves_scalars_and_a_trace(cache, tmp_path):
+def test_a_run_of_the_command_leaves_curves_and_scalars(cache, tmp_path):
     run = tmp_path / "run"
     arguments = ["train", cache, "--run", run, "--backend", "eager", "--model", "cnn", "--epochs", 2, "--valid", 0.2]
-    arguments += ["--batch-size", 16, "--lr", 0.02, "--tensorboard", "--profile", tmp_path / "trace", "--json"]
+    arguments += ["--batch-size", 16, "--lr", 0.02, "--tensorboard", "--json"]
     assert main([str(argument) for argument in arguments]) == 0
     report = json.loads((run / "report.json").read_text())
     assert min(sizes(run / "curves.png")) > 500
@@ -55,42 +54,12 @@ def test_a_run_of_the_command_leaves_curves_scalars_and_a_trace(cache, tmp_path)
     accuracies = [(row["step"], row["valid_accuracy"]) for row in report["epochs"]]
     assert found["valid/accuracy"] == [(step, pytest.approx(value)) for step, value in accuracies]
     assert {"epoch/lr", "epoch/images_per_second", "epoch/waited", "epoch/train_loss"} < found.keys()
-    assert json.loads((tmp_path / "trace" / "trace.json").read_text())["traceEvents"]
 
 
 def test_the_rows_of_a_run_hold_no_times(cache, tmp_path):
     report = train(tmp_path, SETTINGS, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
     assert [set(row) for row in report.epochs] == [{"epoch", "step", "lr", "train_loss"}] * 2
     assert not (tmp_path / "curves.png").exists()
-
-
-def test_only_a_few_executions_after_the_warm_up_are_traced(cache, tmp_path, monkeypatch):
-    device, steps, bounds = CpuDevice(), [], []
-    step_end, profile = device.step_end, device.profile
-
-    def count():
-        steps.append(1)
-        step_end()
-
-    @contextlib.contextmanager
-    def record(folder):
-        bounds.append(len(steps))
-        with profile(folder):
-            yield
-        bounds.append(len(steps))
-
-    monkeypatch.setattr(device, "step_end", count)
-    monkeypatch.setattr(device, "profile", record)
-    options = RunOptions(replay=False, profile=tmp_path / "trace")
-    train(tmp_path / "run", SETTINGS, CachedDataset(cache), None, device, options)
-    assert bounds == [2, 7]
-
-
-def test_a_run_that_is_too_short_to_trace_says_so(cache, tmp_path, caplog):
-    settings = TrainSettings(model="cnn", epochs=1, batch_size=100)
-    options = RunOptions(replay=False, profile=tmp_path / "trace")
-    train(tmp_path / "run", settings, CachedDataset(cache), None, CpuDevice(), options)
-    assert "nothing was traced" in caplog.text
 
 
 def test_curves_are_left_by_a_run_that_fails(cache, tmp_path):

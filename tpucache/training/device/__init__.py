@@ -78,8 +78,8 @@ def choose_backend(
     """Return the named backend, or else the best one for this machine: xla on a TPU, otherwise torch.
 
     Only the backend torch takes `device`, `compile` and `processes` and runs under torchrun, so torch is chosen in
-    these cases. Otherwise PJRT_DEVICE decides, if it is set. `tpu` is the function that looks for a TPU, by default on
-    the PCI bus and among the device files: XLA is not started, because a process that has started it cannot fork.
+    these cases. `tpu` is the function that looks for a TPU, by default on the PCI bus and among the device files: XLA
+    is not started, because a process that has started it cannot fork.
     """
     if backend != AUTO:
         return Choice(backend_of(backend))

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from tpucache.training.settings import Precision
@@ -47,10 +46,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, size: int) -> slice:
-        """Return which of `size` consecutive rows belong to this process.
-
-        The shares are in rank order, and their sizes differ by at most one row.
-        """
+        """Return which of `size` consecutive rows belong to this process."""
         from tpucache.loading.order import rank_slice  # --help imports this file, and must be fast
 
         return rank_slice(0, size, self.rank, self.world_size)
@@ -59,11 +55,7 @@ class Processes:
         return value
 
     def largest_before(self) -> Callable[[float], float]:
-        """Return a function that exchanges a number, and returns the largest one of the call before.
-
-        That is the largest of all processes' numbers, and 0 in the first call. So no process waits for one that has not
-        made the present call yet. With one process the function returns its argument.
-        """
+        """Return a function that exchanges a number and returns the largest of the call before: no process waits."""
         return lambda value: value
 
     def mean(self, values: Sequence[float]) -> list[float]:
@@ -86,18 +78,11 @@ class Processes:
         return call()
 
     def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
-        """Return a function that computes the loss, and whose backward pass averages gradients over the processes.
-
-        The function takes a part of a step's batch, and whether this is the last part: only then are the accumulated
-        gradients averaged. All processes begin with the main process's weights.
-        """
+        """Return a loss whose backward pass averages gradients over the processes, after the last part of a step."""
         return lambda batch, _: compute(batch)
 
     def roll(self, part: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return this process's part of a batch after `torch.roll` of the global batch by `rows` rows.
-
-        `rows` is at most the number of rows of a part.
-        """
+        """Return this process's part of a batch after `torch.roll` of the global batch by `rows` rows."""
         return part.roll(rows, 0)
 
     def check_gradients(self, model: nn.Module) -> None:
@@ -202,6 +187,10 @@ class Device(Protocol):
         """
         ...
 
+    def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Send batches of one shape and dtype, in one transfer if the device can do that; see `put`."""
+        ...
+
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Any:
         """Return a table in the device's memory with a row for each row of `slots`.
 
@@ -278,10 +267,6 @@ class Device(Protocol):
         """
         ...
 
-    def profile(self, folder: Path) -> AbstractContextManager[object]:
-        """Return a context in which steps are traced; the trace is written to `folder`."""
-        ...
-
 
 @dataclass(frozen=True)
 class ResidentRows:
@@ -348,13 +333,3 @@ class DeviceBatch:
         from tpucache.store.fields import IMAGE
 
         return self.fields[IMAGE]
-
-
-def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Send `batches`, which have one shape and dtype, and return them on `device`; see `Device.put`.
-
-    If the device has a method `put_all`, that gets all of them, and may use one transfer. Otherwise they are sent one
-    by one.
-    """
-    send = getattr(device, "put_all", None)
-    return [device.put(batch) for batch in batches] if send is None else send(batches)

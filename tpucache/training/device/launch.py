@@ -26,10 +26,7 @@ _ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, process.STOP
 def launch(arguments: Sequence[str], processes: int, began: float) -> None:
     """Run `python -m tpucache ARGUMENTS` in several processes of this host, and return when all have ended.
 
-    The processes find each other as processes of torchrun do. `began` is the time when the command began, by
-    `time.monotonic`; their reports count seconds from it. A SIGINT or SIGTERM to this process is passed on to the
-    processes; if this process is killed, they get a SIGTERM. If processes fail, raises the error of the first one, in
-    the class of its exit status. After a signal, raises KeyboardInterrupt if no process has reported an error.
+    The processes find each other as processes of torchrun do.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -60,10 +57,6 @@ def launch(arguments: Sequence[str], processes: int, began: float) -> None:
 
 @contextmanager
 def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
-    """Set the environment variables that the started processes need; afterwards restore them and the signal handlers.
-
-    The processes write their errors to `folder`. `began` is the time when the command began.
-    """
     threads = max(1, int(count_cores().usable) // processes)
     given = {
         process.LAUNCHED: json.dumps({"folder": str(folder), "began": began, "parent": os.getpid()}),
@@ -92,11 +85,7 @@ def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
 
 
 def _raise_first(folder: Path, statuses: Mapping[int, int], processes: int) -> None:
-    """Raise the error of the process that failed first, if any.
-
-    `folder` has the errors that processes wrote, and `statuses` the exit status of each failed process, by rank. A
-    process that a signal has killed counts as the first: the others fail because of it.
-    """
+    """A process that a signal has killed counts as the first: the others fail because of it."""
     if killed := {rank: -status for rank, status in statuses.items() if status < 0}:  # the cause of other failures
         rank, number = next(iter(killed.items()))
         raise TrainingError(

@@ -261,10 +261,7 @@ def _attempt(call: Callable[[], Result]) -> tuple[Result | None, Exception | Non
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Return the error in a form that other processes can unpickle and raise; None for None.
-
-    An error that is not tpucache's becomes a TrainingError.
-    """
+    """Return the error in a form that other processes can unpickle and raise; None for None."""
     if error is None or isinstance(error, TpucacheError):
         return error
     return TrainingError(f"{type(error).__name__}: {error}")
@@ -272,7 +269,6 @@ def _portable(error: Exception | None) -> Exception | None:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect what C++ libraries write to standard output, where only a command's report belongs."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

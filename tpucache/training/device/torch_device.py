@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import logging
 import sys
@@ -14,7 +13,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -92,23 +90,12 @@ class TorchDevice:
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
         return torch.autocast(self.torch_device.type, dtype=dtype, enabled=enabled)
 
-    @contextlib.contextmanager
-    def profile(self, folder: Path) -> Iterator[None]:
-        # With acc_events, torch 2.10 and 2.11 do not warn that events of earlier cycles are lost: there is one cycle.
-        known = inspect.signature(torch.profiler.profile).parameters
-        keeps: dict[str, Any] = {"acc_events": True} if "acc_events" in known else {}
-        with torch.profiler.profile(**keeps) as profiler:
-            yield
-        folder.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(folder / "trace.json"))
-
 
 def _compiled(forward: Callable[..., object]) -> Callable[..., object]:
     """Return a function that torch.compile compiles at its first call, for batches of one shape.
 
     torch compiles functions of its own files, such as `nn.Sequential.forward`, only when another function calls them.
-    For each code object it keeps at most eight graphs, and then runs the code uncompiled; so each model gets its own
-    code object. If torch makes no graph all the same, a warning says so once.
+    If torch makes no graph all the same, a warning says so once.
     """
 
     def called(*inputs: object, **named: object) -> object:
@@ -150,6 +137,9 @@ class CpuDevice(TorchDevice):
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         self._received_bytes += batch.nbytes
         return batch
+
+    def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [*map(self.put, batches)]
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Do nothing: the batches are on the device."""
@@ -273,7 +263,7 @@ class AcceleratorDevice(TorchDevice):
         return None if info is None else int(info(self.torch_device)[0])
 
     def _record(self) -> Any:
-        """Return an event after the operations sent so far. Waiting for it leaves the processor to other threads."""
+        # Waiting for a blocking event leaves the processor to other threads.
         event = self._module.Event(enable_timing=True, blocking=True)
         event.record(self._module.current_stream(self.torch_device))
         return event

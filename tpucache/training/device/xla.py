@@ -161,7 +161,6 @@ class XlaDevice:
         return can_slice
 
     def _find_shards(self) -> torch.Tensor:
-        """Return which shards of a gathered batch belong to this host; the runtime decides the numbers of the cores."""
         numbers = torch.arange(self.cores) + self.cores * self.processes.rank
         gathered = self._gathered(self.put(numbers) + 0)
         self.step_end()
@@ -233,10 +232,7 @@ class XlaDevice:
         return fetched
 
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Let the step's graph gather a tensor on every core, and return it.
-
-        Otherwise each read of the tensor would compile another graph, which gathers it.
-        """
+        # Otherwise each read of the tensor would compile another graph, which gathers it.
         if self._mesh is not None:
             xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
         return tensor
@@ -300,17 +296,6 @@ class XlaDevice:
             return None
         return [found] if all(map(found.get, ("bytes_used", "bytes_limit", "peak_bytes_used"))) else None
 
-    @contextlib.contextmanager
-    def profile(self, folder: Path) -> Iterator[None]:
-        import torch_xla.debug.profiler as xp
-
-        folder.mkdir(parents=True, exist_ok=True)
-        xp.start_trace(str(folder))
-        try:
-            yield
-        finally:
-            xp.stop_trace()
-
 
 def keep_compiled(kind: str) -> None:
     """Keep compiled graphs on disk for later processes, if the runtime of this kind of device can read them.
@@ -341,10 +326,7 @@ class XlaTable:
     """
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
-        """Reserve memory for the rows of `slots`, divided over the cores of `mesh` as chunks are.
-
-        `chunk` shows the shape and dtype of the chunks.
-        """
+        """Reserve memory for the rows of `slots`, divided over the cores of `mesh` as chunks are."""
         self._shape, self._slots, self._mesh = chunk.shape[1:], slots, mesh
         self._each = len(chunk) // slots.cores
         self._values = math.prod(self._shape)
@@ -363,7 +345,7 @@ class XlaTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write the records `chunk` to the rows of chunk `number`, in place. `number` is int (1,), on the device.
+        """Write the records `chunk` to the rows of chunk `number`, in place.
 
         XLA reuses the table's memory only if the table is the only output of the graph.
         """
@@ -374,10 +356,7 @@ class XlaTable:
         self.rows.copy_(_WRITE(self.rows, rows, number[0] * self._each))
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the rows `slots`, divided over the cores as a batch is.
-
-        Unless `RecordSlots.is_local`, the cores exchange rows until each core has the rows of its samples.
-        """
+        """Return the rows `slots`, divided over the cores as a batch is."""
         rows = self.rows.flatten(0, 1).index_select(0, slots)
         if self._filled:
             rows = rows[:, : self._values]
@@ -408,7 +387,6 @@ def _split(batch: torch.Tensor) -> tuple[str | None, ...]:
 
 @contextlib.contextmanager
 def _explained_errors() -> Iterator[None]:
-    """Turn errors of the runtime's start into a UsageError that says what to do."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -441,6 +419,5 @@ class _Executions:
 
 
 def _metric(name: str) -> tuple[int, float]:
-    """Return a metric's count and total; times are in nanoseconds."""
     data = met.metric_data(name)
     return (0, 0.0) if data is None else (int(data[0]), float(data[1]))

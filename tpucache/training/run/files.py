@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.errors import NoRoomError, TrainingError, UsageError
+from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.native import Array
 from tpucache.recipe import image_settings
@@ -56,9 +56,8 @@ _WAITING: Final = 2  # queued writes, the best weights and the state of one epoc
 def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
     """Make a run's folder and hold its lock; yield a function that checks that the lock is still held.
 
-    The main process takes the lock for all processes. The yielded function raises TrainingError if the lock was removed
-    or taken over. `hold_run` raises UsageError when another program trains in the folder, or the folder is a cache;
-    TrainingError when the folder cannot be written.
+    `hold_run` raises UsageError when another program trains in the folder, or the folder is a cache; TrainingError when
+    the folder cannot be written.
     """
 
     def refusal(holder: str) -> UsageError:
@@ -108,10 +107,7 @@ def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> Trai
 def open_run(
     run: Path, settings: TrainSettings, data: RunData, resume: bool
 ) -> tuple[RunState, TrainSettings, Mapping[str, Any] | None]:
-    """Return the state of the run in a folder, its settings, and its learner's state, which is None for a new run.
-
-    The folder of a new run is made. Settings that are left open get the values of the run in the folder.
-    """
+    """Return the state of the run in a folder, its settings, and its learner's state, which is None for a new run."""
     path = run / LAST_NAME
     if (run / FOLDS_NAME).exists():
         raise UsageError(f"{run} is a run of all folds: continue it with --folds, or give another folder")
@@ -142,10 +138,7 @@ def open_run(
 
 
 def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
-    """Raise UsageError for a folder with a run that has other folds, or that must not be resumed.
-
-    A run that has saved no step yet may begin again.
-    """
+    """Raise UsageError for a folder with a run that has other folds, or that must not be resumed."""
     before = read_folds(run)
     if before is None and is_run(run):
         raise UsageError(f"{run} has a run of one model, not of all folds: give another folder, or leave --folds out")
@@ -160,10 +153,7 @@ def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
 
 
 def open_folds(run: Path, names: Sequence[str]) -> None:
-    """Make the folder of a run that trains a model for each fold, and write the folds' names to it.
-
-    Call `check_folds` before.
-    """
+    """Make the folder of a run that trains a model for each fold, and write the folds' names to it."""
     _make_folder(run)
     if read_folds(run) != list(names):
         write_folds(run, names)
@@ -183,10 +173,7 @@ def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) ->
 
 
 def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], None]:
-    """Copy the weights that were just evaluated to the host; return the function that writes them to `best.pt`.
-
-    The file has all that predicting needs.
-    """
+    """Copy the weights that were just evaluated to the host; return the function that writes them to `best.pt`."""
     constants = learner.task.constants()
     content = {
         **_metadata(learner, data),
@@ -213,9 +200,8 @@ def snapshot_validation(
 ) -> Callable[[], None]:
     """Return the function that writes `validation.npz`: the predictions for the validation samples.
 
-    For all samples the file has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`. For
-    masks it also has `maps`, uint8 (shown, height, width), of some samples, and `shown`, their rows in the other
-    arrays. The function raises TrainingError when the file cannot be written.
+    For all samples the file has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`. The
+    function raises TrainingError when the file cannot be written.
     """
     arrays: dict[str, Array] = {
         "positions": valid_set.positions,
@@ -240,7 +226,7 @@ def _make_folder(run: Path) -> None:
 
 def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> list[str]:
     train_set = data.train_set
-    now = {"fingerprint": data.fingerprint, "samples": len(train_set)}
+    now = {"fingerprint": train_set.manifest.fingerprint, "samples": len(train_set)}
     changed = [f"{name} {content[name]}, now {value}" for name, value in now.items() if content[name] != value]
     if changed:
         return changed
@@ -264,7 +250,7 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
         "fields": [field.to_dict() for field in train_set.manifest.fields],
         "mean": list(learner.mean),
         "std": list(learner.std),
-        "fingerprint": data.fingerprint,
+        "fingerprint": train_set.manifest.fingerprint,
         "samples": len(train_set),
         "digests": data.digests,
         **({"columns": data.columns.to_list()} if data.columns.parts else {}),
@@ -278,16 +264,8 @@ def _describe_data(dataset: CachedDataset) -> dict[str, Any]:
         "variant": dataset.variant,
         **({} if dataset.resolution is None else shown),
         "samples": len(dataset),
-        "digest": _digest(dataset),
+        "digest": dataset.digest_without_columns,
     }
-
-
-def _digest(dataset: CachedDataset) -> str:
-    """Return the digest of a dataset's samples, or "" if a full disk prevents its cache from being finished."""
-    try:
-        return dataset.digest_without_columns
-    except NoRoomError:
-        return ""
 
 
 def _write_file(path: Path, data: bytes) -> None:

@@ -212,7 +212,6 @@ def _merged_report(
     account: Account,
     gathered: Sequence[tuple[Pace, int, int | None]],
 ) -> TrainReport:
-    """`gathered` has for each process its pace, and the peak bytes of its host's and of its device's memory."""
     settings, device, samples = learner.settings, learner.device, len(train_set)
     paces, host_peaks, device_peaks = zip(*gathered, strict=True)
     pace, use = Pace.slowest(paces), train_set.network
@@ -291,11 +290,7 @@ def read_report(run: str | Path) -> TrainReport | None:
 
 
 def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
-    """Return the report of a stopped run, with the seconds of `account`, and write it.
-
-    If the run has no report yet, a report of a run that has not begun to train is written. The report of a finished
-    run, or of a run that another process is training, is not changed.
-    """
+    """Return the report of a stopped run, with the seconds of `account`, and write it."""
     report = read_report(run)
     if report is None:
         pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
@@ -433,11 +428,7 @@ def make_folds_report(
     account: tuple[Mapping[str, float], float],
     out_of_fold: Mapping[str, float] | None = None,
 ) -> FoldsReport:
-    """Return the report on all folds, given the reports of their runs by the folds' names.
-
-    `device` is the device's name and number of cores. `account` has the seconds, by part and in total, that are in no
-    fold's report. Without the metrics `out_of_fold`, the run is not finished.
-    """
+    """Return the report on all folds, given the reports of their runs by the folds' names."""
     scores = [_make_score(fold, fold_folder(run, fold), report) for fold, report in reports.items()]
     seconds, wall = dict(account[0]), account[1] + sum(report.wall_seconds for report in reports.values())
     for report in reports.values():

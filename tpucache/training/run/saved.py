@@ -231,10 +231,7 @@ class SavedRun:
 
     @property
     def inputs(self) -> dict[str, FieldKind]:
-        """The fields that the model takes, by name, with their dtype and shape. Labels are not among them.
-
-        If there is an image, it is the only field, unless the run has an evaluation step of the user's.
-        """
+        """The fields that the model takes, by name, with their dtype and shape."""
         if IMAGE in self.fields and self.settings.eval_step is None:
             return {IMAGE: self.fields[IMAGE]}
         return make_task(self.content["task"], self.content["outputs"]).inputs(self.fields)

@@ -51,12 +51,7 @@ class Losses:
         advice: str = "Try a lower --lr",
         fetch: Callable[[torch.Tensor], Callable[[], torch.Tensor]] = lambda loss: loss.cpu,
     ) -> None:
-        """Continue the losses of a run, which are in `values`.
-
-        New losses, averaged over all processes by `mean`, are appended to `values`, and `watchers` are notified.
-        `advice` ends the message for a loss that is not finite. `fetch` begins to copy a loss to the host, and returns
-        the function that waits for the copy.
-        """
+        """Continue the losses of a run, which are in `values`."""
         self.values = values
         self._mean = mean
         self._watchers = watchers

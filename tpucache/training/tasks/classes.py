@@ -51,11 +51,7 @@ class Classes(Task):
         check_numbers(labels, self.outputs, hint)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 for the class and 0 for the others, or only 0 for a label of -1, smoothed towards 1 / outputs.
-
-        Labels (batch, outputs) are soft labels: probabilities, times the sample's weight. They are returned, smoothed
-        towards weight / outputs. They add up to the weight, so the cross-entropy is multiplied by it.
-        """
+        """Return 1 for the class and 0 for the others, or only 0 for a label of -1, smoothed towards 1 / outputs."""
         if labels.dim() == 2:
             return smooth(labels.float(), smoothing, labels.float().sum(1, keepdim=True) / self.outputs)
         return smooth(one_hot(labels, self.outputs), smoothing, 1 / self.outputs)

@@ -30,9 +30,9 @@ def find_task(name: str, dataset: CachedDataset, mask_classes: int | None = None
 
 
 def find_watched(task: Task, settings: TrainSettings) -> Watched:
-    """Return the metric that chooses the best epoch: `watch`, as NAME, NAME:min or NAME:max, or else the task's own.
+    """Return the metric that chooses the best epoch:
 
-    For a user's metric more is better, unless `:min` is added.
+    `watch`, as NAME, NAME:min or NAME:max, or else the task's own.
     """
     if settings.watch is None:
         return task.watched
@@ -48,9 +48,8 @@ def find_watched(task: Task, settings: TrainSettings) -> Watched:
 def infer_task(dataset: CachedDataset, mask_classes: int | None = None) -> str:
     """Return the name of the task that fits a cache's labels.
 
-    It is "mask" for a cache with masks, if `mask_classes` is given or no sample has another label. It is "classes" for
-    class numbers. For a matrix of values it is "multilabel" if the columns have class names and all values are from 0
-    to 1, and otherwise "regression".
+    For a matrix of values it is "multilabel" if the columns have class names and all values are from 0 to 1, and
+    otherwise "regression".
     """
     labels = dataset.labels
     is_labelled = labels.is_floating_point() or bool((labels >= 0).any())

@@ -39,12 +39,7 @@ def binary_focal(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def dice(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return each sample's Dice loss: the mean over classes of 1 - Dice (Milletari et al., arXiv:1606.04797).
-
-    The Dice of a class is (2 common + 1) / (predicted + true + 1). Over all pixels, "predicted" is the sum of its
-    predicted probabilities, "true" that of its targets, and "common" that of their products. A pixel whose targets are
-    all 0 has no class and is left out.
-    """
+    """Return each sample's Dice loss: the mean over classes of 1 - Dice (Milletari et al., arXiv:1606.04797)."""
     has_class = targets.sum(1, keepdim=True)
     predicted, truth = (outputs.float().softmax(1) * has_class).flatten(2), targets.flatten(2)
     common, total = (predicted * truth).sum(2), (predicted + truth).sum(2)

@@ -129,9 +129,8 @@ class Mask(Task):
     def confusion(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return each sample's confusion matrix, in pixels by true and predicted class.
 
-        The result is float32 (batch, outputs, outputs). `outputs` are the model's outputs, or predictions. The counts
-        are exact for images of up to 2^24 pixels; add samples up in float64. The matrix is NaN for a sample if a
-        pixel's largest output is not finite.
+        The result is float32 (batch, outputs, outputs). The counts are exact for images of up to 2^24 pixels; add
+        samples up in float64. The matrix is NaN for a sample if a pixel's largest output is not finite.
         """
         with torch.autocast(outputs.device.type, enabled=False):
             truth = self.targets(labels).flatten(2)
@@ -172,7 +171,6 @@ class Mask(Task):
 
 
 def _without_channel(masks: Array) -> Array:
-    """Return a cache's masks (n, height, width, 1) as (n, height, width)."""
     if masks.ndim != 4 or masks.shape[3] != 1:
         raise UsageError(
             f"masks are (height, width, 1) in a record, not {masks.shape[1:]}: build the cache again with such masks"

@@ -57,10 +57,7 @@ class Regression(Task):
             check_precision(dataset.table.labels[dataset.positions])
 
     def learned_from(self, labels: Array) -> Regression:
-        """Return the task with the mean and the deviation of each column of training labels (n, outputs).
-
-        A constant column has a deviation of 1.
-        """
+        """Return the task with the mean and the deviation of each column of training labels (n, outputs)."""
         numbers = labels.astype(np.float64)
         spread = np.where(numbers.min(0) == numbers.max(0), 1.0, numbers.std(0))
         return replace(self, mean=tuple(numbers.mean(0).tolist()), std=tuple(spread.tolist()))
@@ -106,10 +103,7 @@ class Regression(Task):
 
 
 def check_precision(values: Array) -> None:
-    """Raise UsageError if labels (n, outputs) vary too little for float32, the dtype in which models learn them.
-
-    That is so if rounding changes a label by more than `_MOST_LOST` of the standard deviation of its column.
-    """
+    """Raise UsageError if labels (n, outputs) vary too little for float32, the dtype in which models learn them."""
     numbers = values.astype(np.float64)
     lost = np.abs(numbers - numbers.astype(np.float32)).max(0)
     spread = numbers.std(0)

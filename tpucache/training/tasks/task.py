@@ -25,10 +25,7 @@ Own = TypeVar("Own", bound="Task")
 
 
 def one_hot(numbers: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return float32 (batch, classes, …): 1 for the number's class and 0 for other classes.
-
-    For a number that is no class, all are 0.
-    """
+    """Return float32 (batch, classes, …): 1 for the number's class and 0 for other classes."""
     places = torch.arange(classes, device=numbers.device).view(1, -1, *[1] * (numbers.dim() - 1))
     return (numbers[:, None] == places).float()
 
