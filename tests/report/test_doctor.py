@@ -179,10 +179,23 @@ accelerator = Names(is_available=is_here, device_count=lambda: 8, current_accele
 """
 
 
+XLA_RUNTIME = """
+import os, tpucache.plugins
+device_type = lambda: str(os.environ.get("TPU_PROCESS_ADDRESSES"))
+global_runtime_device_count = lambda: 8
+tpucache.plugins.is_there = lambda name: False  # the rate of uploads is not measured
+"""
+
+
 def test_torch_is_asked_for_all_its_devices_and_runs_a_kernel_on_each(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text(TORCH)
+    (tmp_path / "torch_xla").mkdir()
+    (tmp_path / "torch_xla" / "__init__.py").touch()
+    (tmp_path / "torch_xla" / "runtime.py").write_text(XLA_RUNTIME)
     monkeypatch.chdir(tmp_path)
-    asked = diagnose(environ={**os.environ, "PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": ""}).torch
+    found = diagnose(environ={**os.environ, "PYTHONPATH": str(tmp_path), "TPU_PROCESS_ADDRESSES": "local"})
+    assert found.xla is None or (found.xla["device"], found.xla["cores"]) == ("None", 8)  # without what breaks it
+    asked = found.torch
     assert asked["devices"] == ["cuda: NVIDIA T0", "cuda: NVIDIA T1", "tpu: 8 chips", "cpu"]
     wrong = "NVIDIA T0: its architecture is sm_60, and this torch is built for sm_70, sm_86"
     assert asked["broken"] == [wrong, "NVIDIA T1: no kernel image is available"]

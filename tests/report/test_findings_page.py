@@ -8,8 +8,9 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from tpucache import CachedDataset, UsageError, report_findings
+from tpucache import CachedDataset, Recipe, UsageError, build_cache, report_findings
 from tpucache.cli import main
 from tpucache.text import from_cell, to_cell
 
@@ -49,7 +50,9 @@ def test_copies_are_told_apart_by_their_labels_and_the_table_proposes_the_other_
 
 def test_leaks_are_the_pictures_of_both_caches(copies, copies_cache, tmp_path, parse):
     other = copies_cache(tmp_path / "other", samples=4, classes=("ant", "bee"))
-    leaks = parse(report_findings(copies, against=other).html).sections["leaks"]
+    page = report_findings(copies, against=other)
+    leaks = parse(page.html).sections["leaks"]
+    assert {row[0] for row in rows_of(page)} == {"0", "1", "8", "9"}  # of this cache alone
     assert "folder/0000.png folder/0000.png" in leaks
     assert "folder/0009.png folder/0001.png" in leaks  # its mirror image
 
@@ -91,6 +94,16 @@ def test_extremes_are_of_what_is_known_and_blank_images_are_among_them(copies, c
     texts = re.findall(r"(blank|\w+ file: \d+ bytes)", page.sections["extremes"])
     sizes = ["smallest file: 2 bytes", "smallest file: 3 bytes", "largest file: 9 bytes", "largest file: 7 bytes"]
     assert texts == ["blank", *sizes]
+
+
+def test_a_file_of_another_type_than_its_suffix_is_an_extreme(tmp_path, tmp_path_factory, parse):
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png", "JPEG" if number == 1 else "PNG")
+    cache = tmp_path_factory.mktemp("types") / "cache"
+    build_cache(tmp_path, cache, Recipe(size=32), jobs=1)
+    page = parse(report_findings(cache).html)
+    assert "named .png, but a JPEG file 1.png" in page.sections["extremes"]
 
 
 @pytest.mark.parametrize(

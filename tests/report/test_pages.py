@@ -39,7 +39,7 @@ def full(tmp_path_factory, plain_cache, hostile):
             paths=[f"{hostile}{number}" for number in range(12)],
             skipped=[(f"{hostile} left out", f"{hostile} is why")] * 3,
             recipe={"size": [20, 24], hostile: hostile, "augmentation": {hostile: [hostile]}},
-            source_bytes=range(100, 1300, 100),
+            source_bytes=range(0, 1200, 100),
         )
     )
 
@@ -52,7 +52,7 @@ def test_the_page_tells_all_about_a_cache_and_shows_hostile_names_as_text(full, 
     assert page.tags.count("polyline") == 4  # sizes, and three channels
     assert f"{name}3" in page.sections["Samples"]
     assert f"{name} 3 25.0 %" in page.sections["Classes"]
-    assert "100 bytes 346 bytes 1.2 kB" in page.sections["Original sizes"]
+    assert "100 bytes 332 bytes 1.1 kB" in page.sections["Original sizes"]
     assert "all clean records" in page.sections["Channels"]
     assert "mean, std 10.0 20.0 30.0; 1.0 2.0 3.0 (0 to 255)" in page.sections["How it was made"]
     assert f"{name} left out {name} is why" in page.sections["Skipped"]
@@ -93,6 +93,11 @@ def test_many_of_anything_are_folded_away(plain_cache, tmp_path, parse):
     assert "20 more classes" in page.sections["Classes"]
     assert "500 of them are left out here" in page.sections["Skipped"]
     assert page.tags.count("details") == 3
+
+
+def test_channels_of_many_records_are_those_of_some(plain_cache, tmp_path, parse):
+    page = parse(report_cache(plain_cache(tmp_path / "cache", samples=300, variants=1), 1).html)
+    assert "256 of the clean records" in page.sections["Channels"]
 
 
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(full):

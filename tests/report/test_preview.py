@@ -18,7 +18,15 @@ from tpucache.loading.order import full_order
 from tpucache.ondevice.draws import SHARE, draw
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.recipe import Recipe
-from tpucache.report.preview import PALETTE, augmented_batch, draw_record, preview_batch, save_picture
+from tpucache.report.preview import (
+    PALETTE,
+    Cell,
+    augmented_batch,
+    draw_record,
+    draw_sheet,
+    preview_batch,
+    save_picture,
+)
 from tpucache.report.records import Records, describe_label
 from tpucache.warmup import build_cache
 
@@ -155,6 +163,13 @@ def test_every_variant_of_every_chosen_sample_is_on_the_sheet(plain, hostile):
     assert not contains(sheet, draw_record(records.read(hidden, 0), (), 60))
     assert preview_cache(plain, 1, variants=2, side=300).width < preview_cache(plain, 1, side=300).width
     assert contains(preview_cache(plain, 50, class_name=hostile, side=50), draw_record(records.read(5, 0), (), 50))
+
+
+def test_no_text_of_a_sheet_goes_beyond_its_column():
+    cell = Cell("label " * 99, "a/long/path/" * 99, [Image.fromarray(GREY)])
+    pixels = np.asarray(draw_sheet("title " * 99, "line " * 99, [cell] * 2, ["head " * 99]))
+    assert (pixels[:, -36:] == 250).all()
+    assert (pixels[140:168, 36 + 40 : 36 + 72] == 250).all()  # between the captions of two samples
 
 
 @pytest.mark.parametrize("labels", [None, np.linspace(-1, 1, 24, dtype=np.float32).reshape(12, 2)])
