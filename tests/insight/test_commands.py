@@ -92,20 +92,6 @@ def test_compare_says_in_lines_what_it_found_and_status_0_is_for_nothing(
     assert "equal records  0" in capsys.readouterr().out
 
 
-def test_compare_says_nothing_of_labels_where_a_cache_has_none(
-    caches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    photos = tmp_path / "unlabelled"
-    photos.mkdir()
-    for path in caches.glob("train-photos/*/*.png"):
-        (photos / path.name).write_bytes(path.read_bytes())
-    build_cache(photos, tmp_path / "cache", Recipe(size=64), jobs=1)
-    assert main(["compare", str(caches / "train"), str(tmp_path / "cache")]) == 1
-    text = capsys.readouterr().out
-    assert "'a/06.png' and '06.png'" in text
-    assert "labels" not in text
-
-
 def test_compare_of_other_codecs_compares_pictures_alone(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, report = ask(capsys, "compare", caches / "train", caches / "jpeg", caches / "other")
     first, second, third = report["comparisons"]

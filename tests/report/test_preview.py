@@ -46,11 +46,6 @@ def test_the_longer_side_is_as_asked_and_the_shape_stays(shape):
     assert colours(picture) == {(9, 9, 9)}
 
 
-def test_pixels_of_a_tiny_image_are_shown_as_squares():
-    image = np.array([[[0], [255]]], np.uint8)
-    assert colours(draw_record({"image": image}, (), 100)) == {(0, 0, 0), (255, 255, 255)}
-
-
 def test_each_value_of_a_mask_covers_what_it_marks_and_outlines_it():
     mask = np.zeros((40, 40, 1), np.uint8)
     mask[10:30, 10:30], mask[35:, 35:] = 1, 255
