@@ -44,35 +44,6 @@ _SCANNED_BYTES: Final = 1 << 20
 _SCANNED_AHEAD: Final = 4 << 20
 
 
-class ThreadPool(ThreadPoolExecutor):
-    """A ThreadPoolExecutor that makes do with fewer threads, or none, where the system allows no more.
-
-    It is for functions that only read: if there is no thread at all, the caller runs the function, and a thread that
-    can be started later may run it again.
-    """
-
-    def submit(self, function: Callable[Asked, Made], /, *values: Asked.args, **named: Asked.kwargs) -> Future[Made]:
-        """Schedule a call of the function, and return its Future."""
-        try:
-            return super().submit(function, *values, **named)
-        except RuntimeError:  # "can't start new thread", or the pool was shut down
-            if self._threads or self._shutdown:
-                raise
-        future: Future[Made] = Future()
-        try:
-            future.set_result(function(*values, **named))
-        except BaseException as error:  # noqa: BLE001  # it is raised by future.result(), as with a thread
-            future.set_exception(error)
-        return future
-
-    def _adjust_thread_count(self) -> None:
-        try:
-            super()._adjust_thread_count()
-        except RuntimeError:
-            if not self._threads:
-                raise
-
-
 class _Value(Generic[Made]):
     """A value that may not be made yet. The lock is for the thread that makes it."""
 
@@ -177,7 +148,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
         self._left = deque(wanted)
         self._ahead: deque[tuple[Wanted, Future[Loaded]]] = deque()
         self._bytes = 0  # of the items loaded ahead
-        self._pool: ThreadPool | None = None
+        self._pool: ThreadPoolExecutor | None = None
         self._returned: float | None = None
         self._is_at_once = False
         self._turns = itertools.cycle(range(_MEASURED_EVERY))
@@ -225,7 +196,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
             if self._ahead and self._bytes + size > MOST_BYTES:
                 break
             if self._pool is None:
-                self._pool = ThreadPool(MOST_FILES, "tpucache-load")
+                self._pool = ThreadPoolExecutor(MOST_FILES, "tpucache-load")
             item = self._left.popleft()
             self._ahead.append((item, self._pool.submit(self._timed, item)))
             self._bytes += size
@@ -248,7 +219,7 @@ def map_ahead(ask: Callable[[Wanted], Loaded], wanted: Iterable[Wanted]) -> Iter
     left = iter(wanted)
     while (yield from _until_late(ask, left)):
         some = itertools.islice(left, _CALLS_A_TRIAL)
-        with ThreadPool(_MOST_CALLS, "tpucache-ask") as pool:
+        with ThreadPoolExecutor(_MOST_CALLS, "tpucache-ask") as pool:
             asked = deque(pool.submit(ask, item) for item in itertools.islice(some, _MOST_CALLS))
             try:
                 while asked:

@@ -9,7 +9,6 @@ import io
 import math
 import os
 import re
-import resource
 import secrets
 import shutil
 import stat
@@ -41,16 +40,6 @@ LATE_SECONDS: Final = 0.002
 KAGGLE: Final = "kaggle:"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ONE_SLASH: Final = re.compile(r":/(?!/)")
-#: The command that copies files from a URL, by the URL's scheme.
-_COPYING: Final = {
-    "gs": "`gcloud storage cp --recursive`",
-    "hf": "`hf download`",
-    "http": "`curl -LO`",
-    "https": "`curl -LO`",
-    "s3": "`aws s3 cp --recursive`",
-}
-
-
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 #: The records at the end of a zip archive, in this order: the end record with 64-bit numbers, the locator, which has
 #: the offset of the first record, and the end record with 32-bit numbers. Only sizes and offsets are parsed.
@@ -123,17 +112,10 @@ def refuse_too_many_files(error: BaseException) -> None:
     """Raise StoreError if `error` says that too many files are open: then no file is damaged. Else do nothing."""
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         return
-    if error.errno == errno.ENFILE:
-        advice = "the whole machine has as many files open as it allows (sysctl fs.file-max): end other programs"
-    else:
-        advice = "close datasets that are no longer used (`dataset.close()`)"
-        if resource is not None:
-            limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            advice = (
-                f"this process may open {limit:,} files and has as many open: raise the limit (`ulimit -n {most}`, at "
-                f"most {most:,} here), or {advice}"
-            )
-    raise StoreError(f"{error.filename or 'a file'} cannot be opened, though it is not damaged: {advice}") from error
+    raise StoreError(
+        f"{error.filename or 'a file'} cannot be opened, though it is not damaged: too many files are open. Raise the "
+        "limit (`ulimit -n`), or close datasets that are no longer used (`dataset.close()`)"
+    ) from error
 
 
 def open_regular(path: str | Path) -> int:
@@ -267,11 +249,9 @@ def refuse_url(folder: str | Path) -> None:
 def check_is_local(path: str | Path) -> None:
     """Raise UsageError if a URL is given where a local file or folder is needed."""
     if url := _find_url(path):
-        copy = _COPYING.get(url.partition(":")[0].lower(), "the tool of its storage")
         raise UsageError(
             f"{url} is a URL, and files are read and written by their paths on this machine: copy the files at the URL "
-            f"to a folder first ({copy}) or mount the URL, and give the folder's path; `tpucache push` brings a "
-            "finished cache to a URL"
+            f"to a folder first, and give the folder's path; `tpucache push` brings a finished cache to a URL"
         )
 
 
@@ -300,25 +280,13 @@ def _find_url(path: str | Path) -> str | None:
 
 @contextlib.contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
+    """Add the file's path to an OSError: the system names no file in an error of writing to an open file."""
     try:
         yield
     except OSError as error:
         if error.errno is not None:  # else the system did not raise it
             error.filename = error.filename or os.fspath(path)
-        if error.errno == errno.EFBIG:
-            advice = (
-                describe_size_limit() or "this process may write no larger files on this file system, use another place"
-            )
-            error.strerror = f"{os.strerror(errno.EFBIG)}: {advice}"
         raise
-
-
-def describe_size_limit() -> str:
-    """Return a text with the largest file size that this process may write, and how to raise it; "" for no limit."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return ""
-    return f"this process may write at most {limit:,} bytes, raise the limit (`ulimit -f unlimited`)"
 
 
 def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:

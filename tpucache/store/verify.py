@@ -29,7 +29,7 @@ from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 
 _THREADS: Final = 2
 _NAMED_RECORDS: Final = 5
-#: Larger shards are read twice, also from storage that answers late. It is more than the default size of a shard.
+#: Larger shards are read twice. It is more than the default size of a shard.
 _MOST_HELD: Final = 144 << 20
 
 Rows = npt.NDArray[Any]
@@ -76,8 +76,12 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         return damages, numbers
 
     def check(position: int, file: WholeFile, files: FilesAhead) -> list[Damage]:
-        entry, held = manifest.shards[position], io.BytesIO()
-        found = list(_compare(file, entry, _holding(files.chunks(file), file, lateness, held), others))
+        entry = manifest.shards[position]
+        held = io.BytesIO()
+        chunks = files.chunks(file)
+        if file.size <= _MOST_HELD:
+            chunks = _kept(chunks, held)
+        found = list(_compare(file, entry, chunks, others))
         missing_bytes = bool(found) and "SHA-256" not in found[0].reason
         (_, has_index), (_, numbers) = index.result(), samples.result()
         if has_index and numbers is not None and not missing_bytes:
@@ -205,14 +209,9 @@ def _with_deleted(
     return every, whole
 
 
-def _holding(chunks: Iterator[bytes], file: WholeFile, lateness: Lateness, held: io.BytesIO) -> Iterator[bytes]:
-    """Yield `chunks`, the bytes of a file. If the storage answers late, also write them into `held`."""
-    is_held = False
-    for number, chunk in enumerate(chunks):
-        if number == 0:  # the storage has answered
-            is_held = lateness.files > 0 and file.size <= _MOST_HELD
-        if is_held:
-            held.write(chunk)
+def _kept(chunks: Iterator[bytes], held: io.BytesIO) -> Iterator[bytes]:
+    for chunk in chunks:
+        held.write(chunk)
         yield chunk
 
 

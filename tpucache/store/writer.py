@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import shutil
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from tpucache import machine
 from tpucache.errors import BuildError, UsageError
 from tpucache.store import pages
-from tpucache.store.files import describe_size_limit, rename_durably, sync_file
+from tpucache.store.files import rename_durably, sync_file
 from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, RECORD_HEAD, encode_key
 
 #: Bytes of records per transaction: LMDB copies and writes several times faster while they fit in the CPU's cache.
@@ -53,6 +52,7 @@ class ShardWriter:
         self._batch: list[tuple[bytes, bytes]] = []
         self._batch_bytes = 0
         self._last_number = -1
+        self._keys: list[bytes] = []
         self._crcs: list[int] = []
         self._records = hashlib.sha256()
         self._env: lmdb.Environment | None = None
@@ -94,22 +94,14 @@ class ShardWriter:
         self._crcs.append(zlib.crc32(record) if crc32 is None else crc32)
         self._records.update(RECORD_HEAD.pack(number, len(record)))
         self._records.update(record)
-        self._batch.append((encode_key(number), record))
+        self._keys.append(encode_key(number))
+        self._batch.append((self._keys[-1], record))
         self._batch_bytes += len(record)
         if self._batch_bytes >= _BATCH_BYTES:
             self._commit()
 
-    def records(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each record that was appended so far, and its CRC-32, in order.
-
-        No record may be appended afterwards: the caller must discard the shard.
-        """
-        self._commit()
-        with self._open_env().begin() as transaction:
-            yield from zip(transaction.cursor().iternext(keys=False), self._crcs, strict=True)
-
     def finish(self) -> ShardInfo:
-        """Check that LMDB finds every record where the index will say, and return the file's hashes and index rows."""
+        """Check that the pages have every record, and return the file's hashes and index rows."""
         try:
             self._commit()
             self._open_env().close()
@@ -167,33 +159,12 @@ class ShardWriter:
             machine.begin_writing(file.fileno())  # so that the disk works while the file is hashed
             layout = pages.read_layout(file)
             extents = list(pages.walk(file, layout))
-            if len(extents) != len(self._crcs) or layout.file_bytes != size:
+            if [extent.key for extent in extents] != self._keys or layout.file_bytes != size:
                 raise BuildError(
-                    f"{self._path}: {len(extents)} values in {size:,} bytes were found in the pages, but "
-                    f"{len(self._crcs)} in {layout.file_bytes:,} were written. The disk or LMDB failed: run warmup "
-                    "again."
+                    f"{self._path}: its pages have other records than were written. The disk or LMDB failed: run "
+                    "warmup again."
                 )
-            self._compare_places(extents)
             return self._read_through(file, extents)
-
-    def _compare_places(self, extents: list[pages.Extent]) -> None:
-        """Raise BuildError if LMDB returns another key, length or offset of a record than walking the pages did.
-
-        LMDB returns addresses in memory: address minus offset must be the same for all records.
-        """
-        env = lmdb.open(str(self._path), subdir=False, lock=False, readonly=True, create=False, max_dbs=0, **_ENGINE)
-        try:
-            with env.begin(buffers=True) as transaction:
-                starts = set()
-                for position, (extent, (key, value)) in enumerate(zip(extents, transaction.cursor(), strict=True)):
-                    if (extent.key, extent.length) != (bytes(key), len(value)):
-                        raise self._misplaced(position)
-                    if len(value):
-                        starts.add(np.frombuffer(value, np.uint8).__array_interface__["data"][0] - extent.offset)
-                    if len(starts) > 1:
-                        raise self._misplaced(position)
-        finally:
-            env.close()
 
     def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
         """Read the file once, check each record's checksum, and return the index rows and the file's SHA-256."""
@@ -221,12 +192,9 @@ class ShardWriter:
         )
 
     def _failure(self, error: Exception) -> BuildError:
-        # If the disk is full or the file too large, LMDB may report only an input/output error. So the message has the
-        # free space, and the limit of a file's size if there is one.
-        known = [describe_size_limit()]
+        room = ""  # if the disk is full, LMDB may report only an input/output error
         with contextlib.suppress(OSError):
-            known.insert(0, f"{shutil.disk_usage(self._path.parent).free / 1e6:,.1f} MB are free")
-        room = f" ({'; '.join(filter(None, known))})" if any(known) else ""
+            room = f" ({shutil.disk_usage(self._path.parent).free / 1e6:,.1f} MB are free)"
         return BuildError(
             f"{self._path}: the shard cannot be written: {error}{room}. Shards already finished are kept; "
             "make room or repair the disk, then run the same command again to continue."

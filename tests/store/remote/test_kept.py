@@ -167,6 +167,23 @@ def test_records_are_compared_once_as_long_as_nobody_changes_the_files(
     assert images(dataset) == expected
 
 
+def test_a_file_that_changes_while_a_compiled_loop_reads_proven_records_is_noticed(
+    opened: Opened, settled: None
+) -> None:
+    dataset = opened()
+    images(dataset)
+    settle(dataset)
+    images(dataset)
+    reader, rows = dataset.cache.reader, dataset.cache.index[np.arange(3)]
+    assert reader.read_by(rows, lambda _, places: len(places)) == 3
+
+    def read(_: object, places: np.ndarray) -> int:
+        zero(dataset.directory / "v00-00000.lmdb")
+        return len(places)
+
+    assert reader.read_by(rows, read) == 0
+
+
 def test_a_file_that_others_may_write_is_compared_each_time(
     opened: Opened, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

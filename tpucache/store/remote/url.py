@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
 import math
@@ -16,7 +15,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError
-from tpucache.store.files import describe_size_limit, name_aside, open_new, read_chunks, rename_durably
+from tpucache.store.files import name_aside, open_new, read_chunks, rename_durably
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote import objects
@@ -464,8 +463,6 @@ class Remote:
             raise StoreError(f"{self.shown}: there is no such bucket. Check its name, and whose keys are used")
         if isinstance(failure, FileNotFoundError) and name == MANIFEST_NAME:
             raise NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
-        if isinstance(failure, OSError) and failure.errno == errno.EFBIG:
-            raise StoreError(f"{where} cannot be written: {describe_size_limit() or 'the file is too large'}")
         reason = self._clean(failure) or type(failure).__name__
         if not tries.wait(failure, lambda pause: _log.warning("%s: %s; trying again in %.1f s", where, reason, pause)):
             reason = f"{type(failure).__name__}: {self._clean(failure)}"
