@@ -165,7 +165,7 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     members: npt.NDArray[np.int64] = np.arange(cache.manifest.samples)
     search, lines = {}, []
     if options.groups == _DUPLICATES:
-        found = pairs(_hashes(cache, None))
+        found = pairs(_hashes(cache))
         members, search = join(found), _search_dict(found)
         copies = int(confirm_copies(found, cache).sum())
         text = _search_text(found.threshold, found.search, found.share, found.blank)
