@@ -35,8 +35,6 @@ from scripts.checks.leases import CHANGES
 from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, StoreError, build_cache
 from tpucache.loading.order import Shuffle
-from tpucache.training.device import CpuDevice
-from tpucache.training.feed import Feeder
 
 _SAMPLES, _SIDE, _VARIANTS = 240, 32, 1
 _BATCH: Final = 16
@@ -176,14 +174,6 @@ def mix(soak: Soak, dataset: CachedDataset) -> None:
             break
 
 
-def feed(soak: Soak, dataset: CachedDataset) -> None:
-    """Upload some batches."""
-    with Feeder(_loader(soak, dataset), CpuDevice()) as feeder:
-        for number, _ in enumerate(feeder):
-            if number == 3:
-                break
-
-
 def fork(soak: Soak, dataset: CachedDataset) -> None:
     """Read by a worker of torch's DataLoader, which is a fork of this process."""
     loader = torch.utils.data.DataLoader(dataset, _BATCH, shuffle=True, num_workers=1)
@@ -199,7 +189,7 @@ def fork(soak: Soak, dataset: CachedDataset) -> None:
 
 
 Use = Callable[[Soak, CachedDataset], None]
-USES: Final[tuple[Use, ...]] = (read_samples, read_epochs, resume, mix, feed, fork)
+USES: Final[tuple[Use, ...]] = (read_samples, read_epochs, resume, mix, fork)
 
 
 def _loader(soak: Soak, dataset: CachedDataset) -> CachedLoader:
