@@ -59,10 +59,10 @@ class NetworkUse(NamedTuple):
     """The network traffic of one cache in this process so far, and how much of the cache is on this machine's disk.
 
     `bytes` were read from the URL by `requests` successful requests; `failures` requests failed. `needed_bytes` is the
-    size of the records that readers asked for; a read is not counted if all shards that it needs are known to be
-    complete on the disk. `rate` is in bytes per second, counting only the time in which a request ran, and `best_rate`
-    is the rate of the best second. `waited` is the time in seconds that readers waited for records, added up over all
-    threads. Of the cache's `total_bytes`, about `kept_bytes` are on the disk, estimated from the number of records.
+    size of the records that readers asked for while not all records are on the disk. `rate` is in bytes per second,
+    counting only the time in which a request ran, and `best_rate` is the rate of the best second. `waited` is the time
+    in seconds that readers waited for records, added up over all threads. Of the cache's `total_bytes`, about
+    `kept_bytes` are on the disk.
     """
 
     bytes: int

@@ -1,7 +1,6 @@
 """Compare every byte of a cache with its manifest: sizes, SHA-256, and each record's offset, key and CRC.
 
-The digest of the manifest itself is checked whenever a manifest is read. Values in the manifest that follow from other
-data are computed again: the SHA-256 of records, the samples per class, and the mean and standard deviation.
+The digest of the manifest itself is checked whenever a manifest is read.
 """
 
 from __future__ import annotations

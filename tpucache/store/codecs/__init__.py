@@ -87,12 +87,7 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
 
 def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of n records from a block of bytes into the codec's packed form, which a device decodes further.
-
-    The bytes of the field in record i are block[start:end] with (start, end) = spans[i]. They are decoded into
-    out[rows[i]]. `block` is uint8 of any length, `spans` int64 (n, 2), `out` uint8 (m, packed_bytes), `rows` int64
-    (n,).
-    """
+    """See `PackedCodec.unpack_rows`."""
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
         raise UsageError(f"field {field.name!r} is stored as {field.codec}, which has no packed form")
@@ -100,11 +95,6 @@ def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
 
 def unpack_files(field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-    """Read records with a single field from open files, one by one, and decode them into the packed form.
-
-    Each record starts with the length of its field. Record i is decoded into out[rows[i]]; `out` is uint8 (m,
-    packed_bytes), `rows` int64 (n,). Returns the number of records before the first that failed, 0 for a codec without
-    a packed form; the caller reads the other records in another way.
-    """
+    """See `PackedCodec.unpack_files`. Returns 0 for a codec without a packed form."""
     codec = CODECS[field.codec]
     return codec.unpack_files(field, records, out, rows) if isinstance(codec, PackedCodec) else 0

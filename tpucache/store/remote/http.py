@@ -98,7 +98,6 @@ class HttpFolder:
             self.close()
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes; None if it has more than `most` bytes."""
         with self._answer(name, most + 1) as answer:
             if answer.length is not None and answer.length > most:
                 return None
@@ -123,7 +122,6 @@ class HttpFolder:
                 self._tags.setdefault(name, answer.tag)
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes and its strong ETag. Each is None if the server does not state it."""
         try:
             with self._answer(name, 1, (0, 1)) as answer:
                 b"".join(answer.blocks(1, 1))

@@ -77,14 +77,12 @@ class ObjectFolder:
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
     def files(self) -> dict[str, int]:
-        """Return the sizes of all files at any depth, by their paths relative to the folder."""
         import obstore
 
         found = self._call(lambda store: [item for part in obstore.list(store) for item in part], "")
         return {item["path"]: int(item["size"]) for item in found}
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes and its ETag, which may be None; (None, None) if there is no file."""
         import obstore
 
         try:
@@ -94,7 +92,6 @@ class ObjectFolder:
         return int(found["size"]), found.get("e_tag")
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes; None if it has more than `most` bytes."""
         import obstore
 
         def get(store: ObjectStore) -> bytes | None:
@@ -140,7 +137,6 @@ class ObjectFolder:
         self._call(get, name)
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
-        """Upload a local file, which appears when it is complete. `advance` is called with the bytes sent so far."""
         import obstore
 
         def chunks() -> Iterator[bytes]:
@@ -154,7 +150,6 @@ class ObjectFolder:
         self._call(lambda store: obstore.put(store, name, chunks(), chunk_size=_CHUNK), name)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small file."""
         import obstore
 
         self._call(lambda store: obstore.put(store, name, data), name)

@@ -92,7 +92,6 @@ class FsspecFolder:
         return Path(root or "/") if isinstance(files, LocalFileSystem) else None
 
     def names(self) -> set[str]:
-        """Return the names of files and folders in the folder; an empty set if it does not exist."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.ls(self._root, detail=False)
@@ -102,14 +101,12 @@ class FsspecFolder:
         return {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != self._root.strip("/")}
 
     def files(self) -> dict[str, int]:
-        """Return the sizes of all files at any depth, by their paths relative to the folder."""
         self._fs.invalidate_cache()
         found = self._fs.find(self._root, detail=True)
         start = len(self._root.strip("/")) + 1
         return {path.strip("/")[start:]: int(status["size"] or 0) for path, status in found.items()}
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes, and a text that changes with its content. Each is None if it is unknown."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.info(self._path(name))
@@ -120,7 +117,6 @@ class FsspecFolder:
         return None if size is None else int(size), str(stated) if stated else None
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes; None if it has more than `most` bytes."""
         data = bytearray()
         with self._fs.open(self._path(name), "rb") as file:
             while len(data) <= most and (chunk := file.read(_CHUNK)):
@@ -146,7 +142,6 @@ class FsspecFolder:
                 advance(done)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small file."""
         with self._opened(name) as file:
             file.write(data)
 
