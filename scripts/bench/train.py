@@ -74,7 +74,7 @@ def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, s
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
-    device, dataset = open_device(options.backend, options.cores), CachedDataset(options.cache, in_memory=True)
+    device, dataset = open_device(options.backend), CachedDataset(options.cache, in_memory=True)
     settings = TrainSettings(
         model=options.model, batch_size=options.batch_size, epochs=options.epochs, lr=0.01, weight_decay=5e-4
     )
@@ -104,7 +104,6 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, help="a cache that warmup built")
     parser.add_argument("--backend", choices=["torch", "xla"], default="xla", help="(%(default)s)")
-    parser.add_argument("--cores", type=int, default=1, help="of the backend (%(default)s)")
     parser.add_argument("--model", default="cnn", help="as `train` takes it (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="images a batch (%(default)s)")
     parser.add_argument("--epochs", type=int, default=2, help="of one round (%(default)s)")
