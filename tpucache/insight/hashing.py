@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -39,7 +38,6 @@ _FINE: Final = 256  # averages are rounded to this fraction of a level
 _BLANK_STD: Final = 2.0  # an image of values 0 to 255 with a smaller standard deviation is blank
 _USUAL_STD: Final = 64.0  # the standard deviation of photographs whose values are 0 to 255
 _BATCH_BYTES: Final = 4 << 20
-_AHEAD: Final = 2  # batches for each thread that are started at once
 
 
 def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
@@ -111,9 +109,13 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
     if (arriving := cache.reader.arriving) is not None:
         arriving.expect(work, manifest.variants[:1], lambda: windows)
     done = 0
-    for count in _in_threads(work, range(0, len(rows), step), threads):
-        done += count
-        on_progress(done, len(rows))
+    with ThreadPoolExecutor(threads, "tpucache-hash") as pool:
+        try:
+            for count in pool.map(work, range(0, len(rows), step)):
+                done += count
+                on_progress(done, len(rows))
+        finally:
+            pool.shutdown(cancel_futures=True)  # a Ctrl-C waits only for batches that were begun
     return found
 
 
@@ -135,21 +137,6 @@ def details(cache: Cache, positions: Positions) -> npt.NDArray[np.float64]:
     length = np.sqrt((fine**2).sum((1, 2), keepdims=True))
     found: npt.NDArray[np.float64] = fine / np.where(length > 0, length, 1.0)
     return found
-
-
-def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iterator[int]:
-    with ThreadPoolExecutor(threads, "tpucache-hash") as pool:
-        waiting: deque[Future[int]] = deque()
-        try:
-            for start in starts:
-                waiting.append(pool.submit(work, start))
-                if len(waiting) >= _AHEAD * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def grey_grids(images: Array) -> npt.NDArray[np.float64]:
