@@ -131,7 +131,6 @@ def add_cache_or_url(
     text: str = "the folder of a cache that warmup built, kaggle:slug for a mounted cache, or the URL of a cache",
     *,
     keeps: bool = False,
-    limits: bool = False,
 ) -> None:
     add_cache(command, metavar, text, cache_or_url)
     group = command.add_argument_group("a cache at a URL", "gs://, s3://, https://, http://, hf://")
@@ -143,7 +142,6 @@ def add_cache_or_url(
             help="keep downloaded records in this folder; default: $TPUCACHE_DIR, or tpucache in the user's cache "
             "folder",
         )
-    if limits:
         group.add_argument(
             "--cache-gb",
             type=rate,

@@ -265,7 +265,7 @@ def add(commands: Any) -> None:
     )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500 --against photos/train")
-    add_cache_or_url(command, keeps=True, limits=True)
+    add_cache_or_url(command, keeps=True)
     command.add_argument(
         "--batch-size", type=positive, metavar="B", help="images in a batch (256, or all of a smaller cache)"
     )

@@ -501,7 +501,6 @@ def _add_train(commands: Any) -> None:
         "CACHE",
         "a cache: its folder, kaggle:slug or URL; or a SOURCE as warmup takes it, whose cache the first epoch builds",
         keeps=True,
-        limits=True,
     )
     command.add_argument(
         "--run",
