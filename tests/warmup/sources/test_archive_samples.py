@@ -48,7 +48,7 @@ def test_images_with_class_numbers_columns_and_masks(tmp_path):
     assert listing.classes == ()
     assert listing.columns["id"] == [f"a{n}" for n in range(6)]
     assert listing.columns["age"].tolist() == [n / 2 for n in range(6)]
-    assert "tags" not in listing.columns
+    assert "tags" not in listing.columns  # of which a warning tells
     assert set(source.load(listing.samples[2]).fields) == {"image", "mask"}
 
 

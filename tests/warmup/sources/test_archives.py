@@ -233,3 +233,14 @@ def test_the_directory_of_a_zip_is_read_with_few_answers(tmp_path, monkeypatch, 
         (info.filename, info.header_offset, info.file_size) for info in infos
     ]
     assert len(asked) <= (1 if count == 3 else 3)
+
+
+def test_names_of_a_zip_in_utf_8_are_read_without_the_flag_that_says_so(tmp_path):
+    name = "caf\u00e9/1.jpg"
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(name, b"x")
+    flagged = (tmp_path / "a.zip").read_bytes()
+    (tmp_path / "a.zip").write_bytes(flagged.replace(b"\x00\x08\x00\x00", b"\x00\x00\x00\x00"))
+    source = open_source(tmp_path / "a.zip")
+    (sample,) = source.list().samples
+    assert (sample.path, source.load(sample).fields["image"]) == (name, b"x")

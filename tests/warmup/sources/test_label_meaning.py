@@ -115,6 +115,9 @@ MEANINGS: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...], list[Any]]
     "a list of one beside longer ones": (["a", ["a", "b"]], {"kind": "multilabel"}, ("a", "b"), [[1, 0], [1, 1]]),
     "marks": ([[0, 1], [1, 1], [0, 0]], {}, ("0", "1"), [[0, 1], [1, 1], [0, 0]]),
     "marks of columns": ([[0, 1], [1, 1]], {"of": {"value_names": ("x", "y")}}, ("x", "y"), [[0, 1], [1, 1]]),
+    "flags of columns": ([[-1, 1], [1, 1]], {"of": {"value_names": ("x", "y")}}, ("x", "y"), [[0, 1], [1, 1]]),
+    "flags of -1 and 1": ([[-1, 1], [1, 1]], {"kind": "multilabel"}, ("0", "1"), [[0, 1], [1, 1]]),
+    "vectors of -1 and 1": ([[-1.0, 1.0], [1.0, 1.0]], {}, (), [[-1, 1], [1, 1]]),
     "values of columns": ([[0, 1], [1, 9]], {"of": {"value_names": ("x", "y")}}, (), [[0, 1], [1, 9]]),
     "marks of columns with a fault": (
         [[0, 1], [1, 9]],
@@ -198,6 +201,7 @@ def test_options_that_cannot_be_meant_are_refused(call: Any, text: str) -> None:
         (["1", "NA"], "auto", "'NA' among numbers means no label"),
         ([["Cat"], ["cat", "NA"]], "auto", "'Cat' and 'cat' are different classes"),
         (["cat", "cat "], "auto", "are different classes: write them alike"),
+        (["caf\u00e9", "cafe\u0301"], "auto", "are different classes: write them alike"),
         (["1", "2", "x"], "auto", "'x' is not a number, so all labels are names of classes"),
         (["a|b", "b", "a"], "auto", "'a|b' is a class of its own, besides those of its parts: --label-sep '|'"),
         (["7 1", "1", "7"], "auto", "'7 1' is a class of its own"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ Read = Callable[[Member, str], bytes]
 _TABLE: Final = ".csv"
 _CLASS, _JSON, _TEXT, _ARRAY = "cls", "json", "txt", "npy"
 _MASKS: Final = ("mask", "seg")
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class MemberFiles(Protocol):
@@ -194,13 +197,10 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     labels = options.label_cols or tuple(likely[:1])
     if not options.label_cols and likely:
         tell_of_others(where, likely[0], likely[1:])
-    kept = [
-        name
-        for name, values in columns.items()
-        if name not in labels
-        and options.is_kept(name)
-        and all(isinstance(value, (str, int, float, NoneType)) for value in values)
-    ]
+    free = [name for name in columns if name not in labels and options.is_kept(name)]
+    kept = [name for name in free if all(isinstance(value, (str, int, float, NoneType)) for value in columns[name])]
+    if unread := [name for name in free if name not in kept]:
+        _log.warning("%s: leaving out keys of JSON that are neither numbers nor text: %s", where, ", ".join(unread))
     must_have = bool(options.label_cols)
     left = dict(sorted(left_out.items()))
     return to_listing(samples, columns, where, labels=labels, kept=kept, must_have=must_have, left_out=left)

@@ -5,6 +5,7 @@ Nothing is unpacked to disk. A `Member` holds all that a worker needs to read a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -49,6 +50,7 @@ _SIGNATURE: Final = b"PK\x03\x04"
 #: The most bytes that most programs write after a file's name: they are read together with the file.
 _EXTRA_BYTES: Final = 512
 _ENCRYPTED: Final = 1
+_UTF8: Final = 0x800
 #: Deflate makes at most 258 bytes out of two bits.
 _MOST_EXPANSION: Final = 1032
 _BROKEN_ZIP: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError)
@@ -384,4 +386,7 @@ def _problem(entry: zipfile.ZipInfo) -> str:
 
 def _name(entry: zipfile.ZipInfo) -> str:
     name = entry.filename
-    return name if "/" in name else name.replace("\\", "/")
+    if not entry.flag_bits & _UTF8:  # macOS writes UTF-8 without the flag that says so
+        with contextlib.suppress(UnicodeError):
+            name = name.encode("cp437").decode()
+    return name if "/" in name else name.replace("\\", "/")  # some programs for Windows write backslashes

@@ -176,16 +176,19 @@ def _column(values: Sequence[Any]) -> Column:
 
 
 def numbers_of_texts(cells: Sequence[str]) -> Sequence[Any]:
-    """Return the cells of a column as numbers if all are numbers that float64 or int64 holds, else unchanged."""
-    known = {cell: to_number(cell) for cell in set(cells)}
-    if None in known.values() or any(map(_PADDED.match, known)):  # 007 is a name
+    """Return the cells of a column as numbers if all are numbers that float64 or int64 holds, else unchanged.
+
+    An empty cell among numbers is None.
+    """
+    known = {cell: to_number(cell) for cell in {*cells} if cell.strip()}
+    if not known or None in known.values() or any(map(_PADDED.match, known)):  # 007 is a name
         return cells
-    numbers = [known[cell] for cell in cells]
+    numbers = [known.get(cell) for cell in cells]
     if all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in known.values()):
         return numbers
     if any(isinstance(number, int) and (abs(number) > 10**300 or float(number) != number) for number in known.values()):
         return cells
-    return [float(number or 0) for number in numbers]
+    return [None if number is None else float(number) for number in numbers]
 
 
 def fold_numbers(values: Sequence[Any], where: str) -> Array:

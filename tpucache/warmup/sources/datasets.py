@@ -455,8 +455,9 @@ def to_label(value: Any, key: str, path: str) -> Any:
     array = _array(value, key, path)
     if array.ndim > 1:
         raise SampleError(path, f"{key!r} has the shape {array.shape}: give a number, or a vector of numbers")
-    if array.ndim == 0 and array.dtype.kind != "f":
-        return int(array)
+    is_single = array.size == 1 and not isinstance(value, (list, tuple))  # MedMNIST's labels have the shape (1,)
+    if (array.ndim == 0 or is_single) and array.dtype.kind != "f":
+        return int(array.reshape(()))
     return tuple(map(float, array.reshape(-1).tolist()))
 
 

@@ -325,7 +325,7 @@ class FolderSource:
             paths = find_files(self._root, self._pattern)
             sizes = map_ahead(lambda path: (self._root / path).stat().st_size, paths)
             names = [path.as_posix() for path in paths]
-            return list_images(self, [FoundFile(*found) for found in zip(names, names, sizes, strict=True)])
+            return list_images(self._root, [FoundFile(*found) for found in zip(names, names, sizes, strict=True)])
         found = []
         with Progress(None, "list", "files", is_brief=True) as progress:
             for path, status in walk(self._root, is_ignored):

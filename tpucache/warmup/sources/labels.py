@@ -13,6 +13,7 @@ import itertools
 import logging
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ class Reading:
     `form` is what a label is: a class, numbers, marks (a 0 or 1 for each class), or class numbers (`indices`). `names`
     are the classes as the source numbers them, () if classes are only numbers, and `classes` are those of the listing.
     `missing` are texts that mean no label; None: -1 means it among class numbers. With `by_value`, a number means the
-    class of that name, not the class at that position. With `has_lists`, numbers in lists are classes.
+    class of that name, not the class at that position. With `has_lists`, numbers in lists are classes. `low` is the
+    mark of a class that a sample does not have: -1 in the columns of some data sets.
     """
 
     form: Form
@@ -85,6 +87,7 @@ class Reading:
     by_value: bool = False
     has_lists: bool = False
     is_int: bool = False
+    low: float = 0.0
 
     def read(self, value: Any) -> Label:
         """Return the result of `plain` as a label, or None if it means no label."""
@@ -160,10 +163,10 @@ class Reading:
 
     def _several(self, value: Any) -> Collection[int]:
         if self.form == "marks":
-            if not isinstance(value, tuple) or len(value) != self.length or not {*value} <= {0.0, 1.0}:
-                several = f"the labels of a sample are a 0 or 1 for each class, {self.length} in all"
+            if not isinstance(value, tuple) or len(value) != self.length or not {*value} <= {self.low, 1.0}:
+                several = f"the labels of a sample are a {self.low:g} or 1 for each class, {self.length} in all"
                 raise LabelFault(f"has the label {shown(value)}: {several}")
-            return [number for number, mark in enumerate(value) if mark]
+            return [number for number, mark in enumerate(value) if mark == 1]
         if not isinstance(value, tuple):
             return [self._class(value)]
         found = {
@@ -367,9 +370,11 @@ def _list_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading
             "numbers are classes, give --labels multilabel. If they are values, give every sample equally many, or "
             "give --labels numbers, which refuses samples with more or fewer than most have"
         )
-    if kind == "multilabel" or are_marks:
+    are_flags = {part for value in several for part in value} == {-1.0, 1.0} and length > 1
+    if kind == "multilabel" or are_marks or (are_flags and names):
         own = names if len(names) == length else tuple(map(str, range(length)))
-        return dataclasses.replace(plainly, form="marks", names=own, length=length)
+        low = -1.0 if are_flags else 0.0
+        return dataclasses.replace(plainly, form="marks", names=own, length=length, low=low)
     return dataclasses.replace(plainly, form="numbers", names=(), length=length)
 
 
@@ -496,7 +501,8 @@ def _tell_of_words(words: Collection[str], where: str) -> None:
 def _tell_of_alike(names: Collection[str], where: str) -> None:
     alike: dict[str, str] = {}
     for name in sorted(names):
-        if (other := alike.setdefault(" ".join(name.split()).casefold(), name)) != name and to_number(name) is None:
+        plainly = " ".join(unicodedata.normalize("NFC", name).split()).casefold()
+        if (other := alike.setdefault(plainly, name)) != name and to_number(name) is None:
             _log.warning(
                 "%s: %r and %r are different classes: write them alike if they are meant to be one", where, other, name
             )
