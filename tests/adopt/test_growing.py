@@ -142,32 +142,6 @@ def test_of_an_image_folder_that_changes_meanwhile_nothing_is_kept(
     assert not dataset.directory.exists()
 
 
-FORKED = """
-import sys
-from torch.utils.data import DataLoader
-from tpucache import Recipe, open_or_build
-
-if __name__ == "__main__":
-    dataset = open_or_build(sys.argv[1], sys.argv[2], Recipe(size=8), jobs=1)
-    print(dataset.cache.is_growing)
-    for _ in range(2):
-        for images, labels in DataLoader(dataset, 4, num_workers=2, multiprocessing_context="fork"):
-            print(images.sum((1, 2, 3)).tolist(), labels.tolist())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_forked_workers_of_a_dataloader_read_what_is_built_meanwhile(
-    root: Path, tmp_path: Path, run_forking: Any
-) -> None:
-    (growing, *lines), (finished, *expected) = (
-        run_forking(FORKED, root, tmp_path / "cache").splitlines() for _ in range(2)
-    )
-    assert (growing, finished) == ("True", "False")
-    assert lines == expected
-
-
 def large_folder(folder: Path) -> Path:
     """Return a folder with enough pictures that workers start before they are listed."""
     picture = write_picture(folder / "ant" / "0.png")
@@ -203,22 +177,3 @@ def test_a_builder_whose_worker_is_killed_is_an_error_and_the_next_one_continues
     tpucache.open_or_build(photos, cache, RECIPE, jobs=2).cache.wait()
     wait_for(lambda: not (cache / WORK_NAME).exists())
     assert files(cache) == files(tmp_path / "expected")
-
-
-@pytest.mark.slow
-def test_records_are_read_from_the_shards_as_soon_as_the_cache_is_finished(photos: Path, tmp_path: Path) -> None:
-    dataset = tpucache.open_or_build(photos, tmp_path / "cache", RECIPE, jobs=1)
-    loader = tpucache.CachedLoader(dataset, 8, shuffle=True)
-    first = [images.clone() for images, _ in loader]
-    assert not dataset.maps  # read from the files of the build
-    dataset.cache.wait()
-    tpucache.build_cache(photos, tmp_path / "expected", RECIPE, jobs=1)
-    expected = tpucache.CachedDataset(tmp_path / "expected")
-    same = tpucache.CachedLoader(expected, 8, shuffle=True)
-    assert all(np.array_equal(images, others) for images, (others, _) in zip(first, same, strict=True))
-    for (images, labels), (others, known) in zip(loader, same, strict=True):
-        assert np.array_equal(images, others)
-        assert np.array_equal(labels, known)
-    assert dataset.maps == expected.maps
-    again = tpucache.CachedLoader(dataset, 8, shuffle=True)  # it maps the shards before the first batch
-    assert sum(len(labels) for _, labels in again) == len(dataset)

@@ -15,8 +15,7 @@ from thorough import thorough
 
 import tpucache
 from tpucache import CachedLoader, DamageError, PictureDataset, Recipe, SampleError, UsageError
-from tpucache.adopt.kept import Kept
-from tpucache.adopt.states import CONTENT, MapStyleSource
+from tpucache.adopt.states import MapStyleSource
 
 SIZE, COUNT = 8, 40
 #: A picture that is not among the few that are compared where an identity is given.
@@ -149,24 +148,6 @@ def test_an_unfinished_build_of_an_unnamed_set_is_begun_anew(monkeypatch: pytest
     assert colours(opened(Pictures((UNSEEN,))))[UNSEEN] == [UNSEEN, 255, 9]
 
 
-def test_what_another_process_made_meanwhile_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(Pictures())
-    monkeypatch.setattr(Kept, "states", lambda _: [])  # it was not there yet
-    monkeypatch.setattr(Kept, "open", lambda *_: None)
-    build = Kept.build
-
-    def late(kept: Any, state: str, *rest: Any) -> Any:
-        monkeypatch.undo()
-        monkeypatch.setenv("TPUCACHE_DIR", str(kept.folder.parents[1]))
-        return build(kept, "0", *rest)
-
-    monkeypatch.setattr(Kept, "build", late)
-    with pytest.raises(
-        tpucache.SourceError, match=f"another process has built its cache, and sample {UNSEEN} has another picture"
-    ):
-        opened(Pictures((UNSEEN,)))
-
-
 class Flipped(Pictures):
     def __getitem__(self, number: int) -> Any:
         image, label = super().__getitem__(number)
@@ -275,15 +256,6 @@ def test_samples_that_were_left_out_stay_so() -> None:
         opened(items)
 
 
-def test_a_cache_without_what_it_was_made_of_is_made_anew() -> None:
-    directory = opened(Pictures()).directory
-    tpucache.CachedDataset(directory)
-    assert CONTENT in tpucache.CachedDataset(directory).table
-    source = MapStyleSource(Pictures(count=COUNT - 1))
-    found = source.difference(tpucache.CachedDataset(directory).cache, 1)
-    assert found == "it has other samples than its cache: 39, not 40"
-
-
 def test_workers_read_the_set_from_a_file_that_goes_with_it() -> None:
     source = MapStyleSource(Items(*[(Image.new("RGB", (9, 9)), lambda: 0)] * 3))  # plain pickle takes no lambda
     copy = pickle.loads(pickle.dumps(source))
@@ -293,14 +265,6 @@ def test_workers_read_the_set_from_a_file_that_goes_with_it() -> None:
     assert len(pickle.dumps(source)) < 500
     del source
     assert not path.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_workers_build_and_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpucache.warmup.run.executors.ALONE_SECONDS", 0.0)
-    for _ in range(2):
-        assert len(tpucache.cached(Pictures(), SIZE, jobs=2)) == COUNT
 
 
 def test_a_recipe_says_what_is_kept() -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,15 +15,13 @@ from thorough import thorough
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.store import files
 from tpucache.store.ahead import Lateness
 from tpucache.store.files import read_file
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.growing import build_for_readers
-from tpucache.warmup.sources import TableOptions, box_source, open_source
 from tpucache.warmup.sources.ahead import LoadAhead
 from tpucache.warmup.sources.folder import FolderSource
-from tpucache.warmup.sources.source import Item, Listing, Sample, Source
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 SAMPLES = [Sample(number, f"{number:03d}.png", bytes=1000) for number in range(100)]
 
@@ -193,48 +188,3 @@ def test_a_cache_is_the_same_whether_its_files_are_read_ahead_or_not(
     monkeypatch.setattr(FolderSource, "load", loading)
     assert build("ahead") == at_once
     assert "tpucache-load" in threads
-
-
-def table_beside(photos: Path, folder: Path) -> Source:
-    names = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.jpg"))]
-    lines = ["path,label", *(f"{name},{name.partition('/')[0]}" for name in names)]
-    (folder / "table.csv").write_text("\n".join(lines))
-    return open_source(folder / "table.csv", TableOptions(root=photos))
-
-
-def zip_of(photos: Path, folder: Path) -> Source:
-    with zipfile.ZipFile(folder / "photos.zip", "w") as archive:
-        for path in sorted(photos.rglob("*.jpg")):
-            archive.write(path, path.relative_to(photos).as_posix())
-    return open_source(folder / "photos.zip")
-
-
-def boxes_of(photos: Path, folder: Path) -> Source:
-    names = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.jpg"))]
-    images = [{"id": at, "file_name": name, "width": 500, "height": 400} for at, name in enumerate(names)]
-    boxes = [{"id": at, "image_id": at, "category_id": 1, "bbox": [1, 2, 3, 4]} for at in range(len(names))]
-    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "one"}]}
-    (folder / "boxes.json").write_text(json.dumps(content))
-    return box_source(open_source(photos), folder / "boxes.json")
-
-
-@pytest.mark.parametrize("make", [table_beside, zip_of, boxes_of])
-def test_threads_of_a_worker_read_once_what_belongs_to_all_samples(
-    make: Callable[[Path, Path], Source], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    samples = make(photos, tmp_path).list().samples
-    [shared] = [path for path in tmp_path.iterdir() if path.is_file()]
-    as_in_a_worker, opened = make(photos, tmp_path), list[str]()
-
-    def open_late(path: str | Path) -> tuple[int, int]:
-        opened.append(str(path))
-        time.sleep(0.02)  # the other threads ask for it meanwhile
-        return open_at_once(path)
-
-    open_at_once = files._open_regular
-    os.utime(shared, ns=(time.time_ns(), time.time_ns()))  # it was changed: nothing of it is remembered
-    monkeypatch.setattr(files, "_open_regular", open_late)
-    with LoadAhead(as_in_a_worker.load, as_in_a_worker, samples, late(10, 0.001)) as items:
-        found = [items.load(sample) for sample in samples]
-    assert len({item.sha256() for item in found}) == len(samples)
-    assert opened.count(str(shared)) == 1

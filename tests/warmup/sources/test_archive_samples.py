@@ -9,8 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from tpucache import CachedDataset, Recipe, build_cache
-from tpucache.cli import main
+from tpucache import Recipe, build_cache
 from tpucache.errors import SampleError, SourceError
 from tpucache.warmup.sources import TableOptions, label_source, open_source
 
@@ -66,20 +65,6 @@ def test_a_byte_order_mark_is_no_part_of_a_label(tmp_path):
     samples = [{"png": _pixels(n), "cls": f"\ufeff{n}\r\n".encode()} for n in (2, 10)]
     source = open_source(_write(tmp_path / "a.tar", samples))
     assert [sample.label for sample in source.list().samples] == [2, 10]
-
-
-@pytest.mark.slow
-def test_shards_become_a_cache_that_trains(tmp_path):
-    for shard in range(2):
-        _write(tmp_path / f"train-{shard}.tar", [{"png": _pixels(n), "cls": n % 2} for n in range(8)])
-    cache = tmp_path / "cache"
-    manifest = build_cache(tmp_path / "train-*.tar", cache, Recipe(size=8), jobs=2)
-    assert manifest.statistics.class_counts == (8, 8)
-    data = CachedDataset(cache)
-    assert data.paths[:2] == ["train-0.tar/0000.png", "train-0.tar/0001.png"]
-    assert int(data[11][0].float().mean()) == 30
-    run = "--backend eager --model cnn --epochs 1 --batch-size 8 --lr 0.01"
-    assert main(["train", str(cache), "--run", str(tmp_path / "run"), *run.split()]) == 0
 
 
 def test_labels_in_json_and_captions(tmp_path):

@@ -131,6 +131,7 @@ def test_files_of_systems_are_named_and_hidden_ones_are_not(tmp_path: Path, capl
         (("train_images/1.png", "test_images/2.png"), "train_images", ["test_images"]),
         (("seg_train/cat/1.png", "seg_test/cat/2.png"), "seg_train", ["seg_test"]),
         (("train2017/1.png", "val2017/2.png"), "train2017", ["val2017"]),
+        (("train/1.png", "test1/2.png"), "train", ["test1"]),
     ],
 )
 def test_parts_of_a_data_set_are_refused_with_the_command_for_each(
@@ -216,6 +217,12 @@ def test_classes_that_are_called_as_parts_are_used_where_they_are_given(tmp_path
 def test_one_such_name_alone_is_a_class(tmp_path: Path, names: tuple[str, ...]) -> None:
     listing = open_source(_make(tmp_path, "folder", *names)).list()
     assert listing.doubt == ""
+
+
+def test_classes_with_the_same_folders_in_each_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ("color/cat/1.png", "color/dog/2.png", "grey/cat/1.png", "grey/dog/2.png")
+    assert open_source(_make(tmp_path, "folder", *names)).list().classes == ("color", "grey")
+    assert "each of the classes 'color', 'grey' has the folders 'cat', 'dog': if those are the classes" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])

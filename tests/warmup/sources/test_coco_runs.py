@@ -242,15 +242,3 @@ def test_the_names_of_classes_are_kept_and_a_number_never_gets_another_name(tmp_
     (tmp_path / "ac" / "source" / "train.csv").write_text(text)
     with pytest.raises(SourceError, match="class 2 is 'b', not 'c'"):
         masks_of(tmp_path / "ac", tmp_path / "ac" / "source" / "train.csv", Recipe(size=6), rle_class_col="kind")
-
-
-def test_masks_of_other_colours_are_not_validated_on_each_other(tmp_path: Path) -> None:
-    Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
-    (tmp_path / "table.csv").write_text("path,mask\na.png,a.png\n")
-    source, sets = TableSource(tmp_path / "table.csv", TableOptions(mask_col="mask")), []
-    for colours in (("000000", "ff0000"), ("ff0000", "000000")):
-        build_cache(source, tmp_path / colours[0], Recipe(size=6, mask_colours=colours), jobs=1)
-        sets.append(CachedDataset(tmp_path / colours[0]))
-    settings = TrainSettings(epochs=1, batch_size=1, mask_classes=2, precision="float32")
-    with pytest.raises(UsageError, match="made with other --mask-colours: warm up with the same file"):
-        prepare_data(settings, sets[0], sets[1], CpuDevice())

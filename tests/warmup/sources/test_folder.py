@@ -7,10 +7,9 @@ import pickle
 from pathlib import Path
 
 import pytest
-from slow_answers import SlowAnswers
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.warmup.sources import FolderSource, Sample, TableOptions, folder, open_source
+from tpucache.warmup.sources import FolderSource, Sample, TableOptions, open_source
 from tpucache.warmup.sources.source import Item
 
 
@@ -193,29 +192,3 @@ def test_a_cache_is_no_source_and_the_error_says_what_to_do_with_it(cache: Path,
         open_source(tmp_path / "unfinished")
     _touch(tmp_path / "photos", "manifest.json", "1.jpg")  # of images, and something else's manifest
     assert [sample.path for sample in open_source(tmp_path / "photos").list().samples] == ["1.jpg"]
-
-
-@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
-def test_a_folder_on_late_storage_is_listed_alike_and_asked_for_many_sizes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _touch(
-        tmp_path, *(f"class-{number % 9}/{number % 4}/{number}.jpg" for number in range(300)), "class-1/.hidden/1.jpg"
-    )
-    (tmp_path / "class-3" / "empty").mkdir()
-    (tmp_path / "class-10").mkdir()
-    (tmp_path / "class-2" / "loop").symlink_to(tmp_path, target_is_directory=True)
-    (tmp_path / "class-2" / "gone.jpg").symlink_to(tmp_path / "nothing")
-    (tmp_path / "class-4" / "linked").symlink_to(tmp_path / "class-5" / "1", target_is_directory=True)
-    before = FolderSource(tmp_path).list()
-    slow, scanning = SlowAnswers(folder._with_status, 0.02), SlowAnswers(folder._scan, 0.02)
-    monkeypatch.setattr(folder, "_with_status", slow)
-    monkeypatch.setattr(folder, "_scan", scanning)
-    assert FolderSource(tmp_path).list() == before
-    assert "class-10" in before.classes
-    assert slow.most > 2
-    assert scanning.most > 2
-    sizes = SlowAnswers(Path.is_file)
-    monkeypatch.setattr(Path, "is_file", sizes)
-    assert len(FolderSource(tmp_path, "*/1/*.jpg").list().samples) == 75
-    assert sizes.most > 2

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
-from tpucache.errors import SampleError
 
 NAMES = ["ant", "bee"]
 COUNT = 10
@@ -66,14 +65,6 @@ def test_rows_become_a_cache_that_trains_a_step(kind: Callable[..., Any], tmp_pa
     torch.nn.functional.cross_entropy(model(images.flatten(1) / 255), labels).backward()
     assert model.weight.grad is not None
     assert model.weight.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_image_that_is_cut_short_is_named_or_listed(kind: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(SampleError, match="3"):
-        build_cache(kind(_rows(broken=3)), tmp_path / "fails", Recipe(size=8), jobs=1)
-    manifest = build_cache(kind(_rows(broken=3)), tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
-    assert [skip.path for skip in manifest.skipped] == ["3"]
 
 
 @needs_datasets

@@ -38,12 +38,6 @@ def _column(listing: Listing, name: str) -> list[Any]:
     return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 
-def test_several_columns_of_flags_are_classes_at_once(tmp_path: Path) -> None:
-    listing = _list(tmp_path, "path,b,a\n1.jpg,0,1\n2.jpg,1.0,0\n3.jpg,,1\n", label_cols=("b", "a"))
-    assert listing.classes == ("b", "a")
-    assert _labels(listing) == [(0.0, 1.0), (1.0, 0.0), None]
-
-
 def test_names_in_one_cell_are_classes_at_once_and_an_empty_cell_is_none_of_them(tmp_path: Path) -> None:
     (tmp_path / "2.jpg").write_bytes(b"image")
     options = TableOptions(label_cols=("y",), label_sep=" ")

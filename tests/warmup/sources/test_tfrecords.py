@@ -108,16 +108,6 @@ def test_records_are_listed_file_by_file_and_loaded(tmp_path: Path) -> None:
         assert item == Item({"image": JPEG + bytes([number])}, number)
 
 
-def test_one_file_of_any_usual_name_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.tfrec", "b.TFRecord", "c.tfrecords", "d[1].tfrec", "e.tfrecord-00001-of-00010"):
-        _write(tmp_path / name, _example({"image": [JPEG]}))
-        source = open_source(name)
-        (sample,) = source.list().samples
-        assert sample.path == f"{name}#0"
-        assert source.load(sample).fields == {"image": JPEG}
-
-
 def test_a_pattern_over_folders_tells_files_of_one_name_apart(tmp_path: Path) -> None:
     for folder in "ba":
         _write(tmp_path / folder / "x.tfrec", _example({"id": [folder.encode()], "ids": [1, 2]}))

@@ -16,7 +16,6 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -99,7 +98,8 @@ class ArchiveFiles:
 
     def _entries_of(self, name: str, advance: Callable[[int], None]) -> dict[str, Member]:
         path = self.root / name
-        _check_name(path)
+        if not _NAMES.search(path.name):
+            raise SourceError(f"{path} does not end with .zip or .tar: give a pattern that matches only archives")
         members = (list_zip if path.suffix.lower() == _ZIP else list_tar)(path, name, advance)
         prefix = f"{name}/" if self.is_several else ""
         start = f"{self.inside}/" if self.inside else ""
@@ -134,11 +134,6 @@ def find_archive(source: str | Path) -> ArchiveFiles | None:
     return None
 
 
-def _check_name(path: Path) -> None:
-    if not _NAMES.search(path.name):
-        raise SourceError(f"{path} does not end with .zip or .tar: give a pattern that matches only archives")
-
-
 def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
     """Return the entries that are files."""
     return {name: member for name, member in entries.items() if not name.endswith("/")}
@@ -146,26 +141,19 @@ def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
 
 def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
     """Return members by their plain names (without `./`), in order; the name of a folder ends with a slash."""
-    folders = {f"{name}/": each for each in members if each.name.endswith("/") and (name := _plain_folder(each.name))}
-    members = [member for member in members if not member.name.endswith("/")]
-    plain = [_plain(member.name, where) for member in members]
-    twice = [text for text, count in Counter(plain).items() if count > 1]
-    if twice:
-        raise SourceError(f"{where} has {twice[0]!r} more than once: make the archive again, with each file once")
-    return dict(zip(plain, members, strict=True)) | folders
-
-
-def _plain_folder(name: str) -> str:
-    """Return a folder's name without `./` and a leading slash; "" for a folder that leads out of the archive."""
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    return "" if ".." in parts else "/".join(parts)
-
-
-def _plain(name: str, path: str) -> str:
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts or "\0" in name or not parts:
-        raise SourceError(f"{path}: entry {name!r} leads out of the archive, which is damaged or made to do harm")
-    return "/".join(parts)
+    found: dict[str, Member] = {}
+    for member in sorted(members, key=lambda member: member.name.endswith("/")):  # folders last
+        parts = [part for part in member.name.split("/") if part not in ("", ".")]
+        name, is_folder = "/".join(parts), member.name.endswith("/")
+        if ".." in parts or "\0" in name or not (parts or is_folder):
+            raise SourceError(
+                f"{where}: entry {member.name!r} leads out of the archive, which is damaged or made to do harm"
+            )
+        if name in found and not is_folder:
+            raise SourceError(f"{where} has {name!r} more than once: make the archive again, with each file once")
+        if parts:
+            found[f"{name}/" if is_folder else name] = member
+    return found
 
 
 def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
@@ -196,7 +184,7 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
     return [
         Member(archive, f"{entry.name}/", 0, 0, 0, 0) if entry.isdir() else _member(path, archive, entry, regular)
         for entry in entries
-        if entry.isreg() or entry.isdir() or _is_link(entry)
+        if entry.isreg() or entry.isdir() or entry.islnk() or entry.issym()
     ]
 
 
@@ -242,22 +230,16 @@ def _check_end(path: Path, end: int) -> None:
                 )
 
 
-def _is_link(entry: tarfile.TarInfo) -> bool:
-    return entry.islnk() or entry.issym()
-
-
 def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[str, tarfile.TarInfo]) -> Member:
-    target = entry
-    if _is_link(entry):
-        folder = posixpath.dirname(entry.name) if entry.issym() else ""
-        name = posixpath.normpath(posixpath.join(folder, entry.linkname))
-        found = regular.get(entry.linkname) if entry.islnk() else None
-        target = found or regular.get(name, entry)
-        if _is_link(target):
-            raise SourceError(
-                f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is not in the archive: make "
-                "the archive with `tar --dereference`"
-            )
+    folder = posixpath.dirname(entry.name) if entry.issym() else ""
+    name = posixpath.normpath(posixpath.join(folder, entry.linkname))
+    linked = (regular.get(entry.linkname) if entry.islnk() else None) or regular.get(name)
+    target = entry if entry.isreg() else linked
+    if target is None:
+        raise SourceError(
+            f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is not in the archive: make "
+            "the archive with `tar --dereference`"
+        )
     if target.issparse():
         raise SourceError(f"{path}: {entry.name!r} is a sparse file: make the archive without `--sparse`")
     return Member(archive, entry.name, target.offset_data - _BLOCK, target.size, target.size, target.chksum)

@@ -132,6 +132,15 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
     unused = {parts[depth] for file in files if len(parts := folders_of(file.place)) > depth} - {*classes}
     if classes and unused:
         _log.warning("%s: folders without an image are not classes: %s", where, _some(unused))
+    inner: dict[str, set[str]] = {name: set() for name in named}
+    for parts in folders:
+        if len(parts) > depth + 1:
+            inner[parts[depth]].add(parts[depth + 1])
+    if len(named) > 1 and len(shared := set.intersection(*inner.values())) > 1:
+        _log.warning(
+            "%s: each of the classes %s has the folders %s: if those are the classes, give one of these as the source",
+            where, _some(classes), _some(shared),
+        )  # fmt: skip
     numbers = {name: number for number, name in enumerate(classes)}
     samples = [
         Sample(number, file.name, numbers[parts[depth]] if classes else None, file.bytes, file.members)
@@ -222,7 +231,7 @@ def _parts_text(where: str, place: str, above: Folders, names: Sequence[str]) ->
 
 def _find_masks(names: Sequence[str]) -> tuple[str, str] | None:
     """Return the name of a folder of images and of that of their masks, or None without such names."""
-    words = {name: frozenset(word for word in _WORD.findall(name.lower()) if word.isalpha()) for name in names}
+    words = {name: _words(name) for name in names}
     masks = {found - _MASKS: name for name, found in words.items() if found & _MASKS}
     for name, found in words.items():
         is_images = found & (_IMAGES | _TRAIN | _HELD_OUT) and not found & _MASKS
@@ -237,12 +246,16 @@ def find_parts(classes: Sequence[str]) -> tuple[list[str], list[str]]:
     In each of the two there is a name for each name of the other with the same words besides those of `_TRAIN` and
     `_HELD_OUT`, so that bullet_train and test_tube are no parts.
     """
-    words = {name: frozenset(_WORD.findall(name.lower())) - {"set"} for name in classes}
+    words = {name: _words(name) - {"set"} for name in classes}
     train, held_out = (
         {name: found - part for name, found in words.items() if found & part} for part in (_TRAIN, _HELD_OUT)
     )
     both = {*train.values()} & {*held_out.values()}
     return [name for name in train if train[name] in both], [name for name in held_out if held_out[name] in both]
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(word for word in _WORD.findall(name.lower()) if word.isalpha())
 
 
 def _some(names: Iterable[str]) -> str:
