@@ -20,8 +20,7 @@ from tpucache.store.fields import RecordLayout
 from tpucache.store.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
-from tpucache.warmup.sources.ahead import LoadAhead
-from tpucache.warmup.sources.source import Sample
+from tpucache.warmup.sources.source import LoadAhead, Sample
 
 _Item = TypeVar("_Item")
 

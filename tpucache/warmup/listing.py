@@ -25,10 +25,9 @@ from tpucache.store.samples import IMAGE_COLUMNS, SampleTable, Strings
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
-from tpucache.warmup.sources.ahead import LoadAhead
 from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.labelled import UnreadLabelError, labels_before
-from tpucache.warmup.sources.source import Column, Item, Label, Listing, Sample, Source
+from tpucache.warmup.sources.source import Column, Item, Label, Listing, LoadAhead, Sample, Source
 
 #: The column of the samples table with each sample's size in its source.
 SIZE_COLUMN: Final = "source_bytes"

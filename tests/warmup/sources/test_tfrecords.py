@@ -9,7 +9,6 @@ import os
 import pickle
 import struct
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +131,10 @@ def test_files_without_records_are_refused(tmp_path: Path) -> None:
         TFRecordSource(_write(tmp_path / "a.tfrec")).list()
 
 
-@pytest.mark.parametrize("kind", ["gzip", "zlib"])
-def test_a_compressed_file_is_refused_as_what_it_is(tmp_path: Path, kind: str) -> None:
+def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.tfrec", _example({"image": [JPEG]}))
-    path.write_bytes((gzip if kind == "gzip" else zlib).compress(path.read_bytes()))
-    with pytest.raises(SourceError, match=rf"a\.tfrec, offset 0: the file is compressed \({kind}\)"):
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(SourceError, match=r"a\.tfrec, offset 0: .* decompress a compressed one"):
         TFRecordSource(path).list()
     with pytest.raises(SourceError, match="decompress"):
         open_source(path.rename(tmp_path / "a.tfrec.gz")).list()

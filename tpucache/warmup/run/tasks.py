@@ -42,8 +42,7 @@ from tpucache.warmup.run.spool import (
     save_receipt,
     write_spool,
 )
-from tpucache.warmup.sources.ahead import LoadAhead, lateness_of
-from tpucache.warmup.sources.source import Sample
+from tpucache.warmup.sources.source import LoadAhead, Sample, lateness_of
 
 #: Just below glibc's largest value for its dynamic mmap threshold: see `keep_freed_memory`.
 _LARGEST_PIECE: Final = (32 << 20) - (8 << 10)

@@ -81,6 +81,7 @@ class ArchiveSource:
         return str(self._files)
 
     def list(self) -> Listing:
+        """Return all samples."""
         entries, where = self._files.entries(), str(self._files)
         places = {
             name: name.removeprefix(f"{member.archive}/") if self._files.is_several else name
@@ -105,6 +106,7 @@ class ArchiveSource:
         return list_images(f"{where.rstrip('/')}/{own.rstrip('/')}" if own else where, found)
 
     def load(self, sample: Sample) -> Item:
+        """Return its content."""
         return read_group(sample, self._files.read)
 
 

@@ -131,6 +131,7 @@ class DatasetSource:
         return Listing(samples, classes or own, has_class_lists=has_lists and not classes)
 
     def load(self, sample: Sample) -> Item:
+        """Return its content."""
         if self._copy is not None:
             return self._copy.load(int(sample.path), sample.path)
         dataset = _dataset(self._dataset, self._name)

@@ -334,6 +334,7 @@ class FolderSource:
         return str(self._root / self._pattern)
 
     def list(self) -> Listing:
+        """Return all samples."""
         if self._pattern:
             paths = find_files(self._root, self._pattern)
             sizes = map_ahead(lambda path: (self._root / path).stat().st_size, paths)
@@ -347,6 +348,7 @@ class FolderSource:
         return list_images(self, found)
 
     def load(self, sample: Sample) -> Item:
+        """Return its content."""
         return Item({IMAGE: read_sample(os.path.join(self._root, sample.path), sample.path)})
 
 

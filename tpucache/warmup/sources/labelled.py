@@ -145,12 +145,10 @@ def labels_like(
         raise UsageError(f"{cache} has other classes than those given: leave --classes out, or --like")
     read = manifest.source.get("labels")
     known = read.get("kind") if isinstance(read, dict) else None
-    found: LabelKind = "numbers" if known == "numbers" else "multilabel" if known == "multilabel" else "auto"
-    if found == "auto" and manifest.classes:
-        found = "classes"
+    found = known if known in ("numbers", "multilabel") else "classes" if manifest.classes else "auto"
     if kind not in ("auto", found):
         raise UsageError(f"the labels of {cache} are {known or 'none'}, not {kind}: leave --labels out, or --like")
-    return (found if found == "numbers" else kind), manifest.classes or None
+    return "numbers" if found == "numbers" else kind, manifest.classes or None
 
 
 def like_source(source: Source, cache: str | Path) -> Source:

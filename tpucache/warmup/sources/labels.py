@@ -278,7 +278,10 @@ def _several_names_reading(known: Sequence[Any], lists: Sequence[Any], plainly: 
             "--labels multilabel if a sample may have several"
         )
     parts = {part for value in lists for part in value if isinstance(part, str)} | {*texts}
-    own, missing = names or several_names(parts, where), plainly.missing
+    own, missing = names or in_order(parts), plainly.missing
+    if not names:
+        _tell_of_words({name for name in parts if name.strip().lower() in MISSING_WORDS}, where)
+        _tell_of_alike(parts, where)
     if missing is None and not names and are_counted_from_minus_one(_values_of(own)):
         missing = (str(UNLABELLED),)
     return dataclasses.replace(plainly, form="indices", names=own, missing=missing)
@@ -483,13 +486,6 @@ def _without_words(texts: Collection[str], where: str) -> set[str]:
         odd = next((name for name in sorted(distinct) if to_number(name) is None), min(distinct))
         _log.warning("%s: %r is not a number, so all labels are names of classes", where, odd)
     return distinct
-
-
-def several_names(names: Collection[str], where: str) -> tuple[str, ...]:
-    """Return class names, for samples with several classes, in the order of `in_order`. Warns of odd names."""
-    _tell_of_words({name for name in names if name.strip().lower() in MISSING_WORDS}, where)
-    _tell_of_alike(names, where)
-    return in_order(names)
 
 
 def _tell_of_words(words: Collection[str], where: str) -> None:

@@ -121,6 +121,7 @@ class ParquetSource:
         )
 
     def load(self, sample: Sample) -> Item:
+        """Return its content."""
         name, _, row = sample.path.rpartition("#")
         try:
             roles = self._roles(name)

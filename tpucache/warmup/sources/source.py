@@ -1,14 +1,19 @@
-"""The protocol of sources and the objects that they return, and functions that find files and make unique names."""
+"""The protocol of sources and the objects that they return; what selects some samples and loads them ahead.
+
+Below these are functions that find files and make unique names.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import hashlib
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -17,7 +22,7 @@ import numpy as np
 
 from tpucache.errors import SourceError, TpucacheError, UsageError
 from tpucache.native import Array
-from tpucache.store.ahead import map_ahead
+from tpucache.store.ahead import Lateness, ReadAhead, map_ahead
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.samples import IMAGE_COLUMNS
 
@@ -37,6 +42,8 @@ _IMAGE_FIELDS: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
 _BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
 _WILDCARD: Final = re.compile(rf"[*?[]|{_BRACES.pattern}")
 _MOST_PATTERNS: Final = 100_000
+#: The size that is assumed for a sample of unknown size.
+_UNKNOWN_BYTES: Final = 2 << 20
 
 
 class Member(NamedTuple):
@@ -226,8 +233,7 @@ class CheckedSource(DerivedSource):
         return item
 
     def _where(self, method: str) -> str:
-        kind = type(self.source)
-        return f"{kind.__module__}.{kind.__qualname__}.{method}"
+        return f"{type(self.source).__module__}.{type(self.source).__qualname__}.{method}"
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
@@ -325,6 +331,48 @@ def _without_unused(listing: Listing, used: set[object]) -> Listing:
     more = [numbers.get(label, label) for label in listing.more_labels]
     classes = tuple(listing.classes[number] for number in left)
     return dataclasses.replace(listing, samples=samples, classes=classes, more_labels=more)
+
+
+@functools.lru_cache(maxsize=1)
+def lateness_of(_work: Path, latency: float = 0.0) -> Lateness:
+    """Return this process's measurements of how fast the storage answers, for the build with this work folder.
+
+    The first measurement is `latency`, the seconds that the storage took for an earlier answer.
+    """
+    return Lateness(latency)
+
+
+class LoadAhead(ReadAhead[Sample, Item]):
+    """Loads samples ahead, and returns their items in order; the end of its `with` block ends its threads."""
+
+    def __init__(
+        self, load: Callable[[Sample], Item], source: Source, samples: Iterable[Sample], lateness: Lateness
+    ) -> None:
+        """Prepare to load `samples`, in this order, with the function `load`. This does not read them yet.
+
+        If the storage is slow, and the source allows loading in threads, several threads call the function. Otherwise
+        the calling thread does.
+        """
+        self._may_load_ahead = loads_in_threads(source)
+        ahead = samples if self._may_load_ahead else ()
+        super().__init__(load, ahead, lambda sample: sample.bytes or _UNKNOWN_BYTES, lateness)
+
+    def follow(self, samples: Iterable[Sample]) -> None:
+        """Load `samples` from now on, in this order, instead of the samples that were still to be loaded.
+
+        If `samples` begins with samples that are being read already, these are not read again. Samples with the same
+        number are the same.
+        """
+        if not self._may_load_ahead:
+            return
+        left, kept = deque(samples), deque[tuple[Sample, Future[Item]]]()
+        while self._ahead and (not left or self._ahead[0][0].number != left[0].number):
+            self._take().cancel()
+        while self._ahead and left and self._ahead[0][0].number == left[0].number:
+            kept.append((left.popleft(), self._ahead.popleft()[1]))
+        while self._ahead:
+            self._take().cancel()
+        self._ahead, self._left, self._returned = kept, left, None
 
 
 class SourceKind(NamedTuple):

@@ -150,6 +150,7 @@ class TFRecordSource:
         return Listing(samples, value_names=self._options.label_cols, spellings=spellings(names))
 
     def load(self, sample: Sample) -> Item:
+        """Return its content."""
         return read_example(self._data(sample.path), sample.path, self._options)
 
     def _some_features(self, samples: Sequence[Sample]) -> Iterator[Features]:
@@ -221,20 +222,14 @@ def _scanned(path: Path, size: int, _changed: int) -> npt.NDArray[np.int64]:
             header = file.read(_HEADER)
             end = start + _FRAME + int.from_bytes(header[:8], "little")
             if len(header) == _HEADER and not _intact(header[:8], header[8:]):
-                raise SourceError(f"{path}, offset {start}: {_what_else(start, header)}")
+                raise SourceError(
+                    f"{path}, offset {start}: no record begins here, or its length is damaged: give an undamaged "
+                    "TFRecord file, and decompress a compressed one"
+                )
             if len(header) < _HEADER or end > size:
                 raise SourceError(f"{path}, offset {start}: the record is cut off: copy the whole file again")
             bounds.append(end)
     return np.array(bounds, np.int64)
-
-
-def _what_else(start: int, header: bytes) -> str:
-    """Return what is wrong with a header that does not match its checksum."""
-    gzip = header[:2] == b"\x1f\x8b"
-    zlib = header[0] == 0x78 and int.from_bytes(header[:2], "big") % 31 == 0
-    if start == 0 and (gzip or zlib):
-        return f"the file is compressed ({'gzip' if gzip else 'zlib'}), which is not read: decompress it first"
-    return "no record begins here, or its length is damaged: give an undamaged TFRecord file"
 
 
 def _intact(data: bytes, stored: bytes) -> bool:
