@@ -81,15 +81,6 @@ def clean(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_two_workers_write_the_same_bytes_as_one(
-    photos: Path, standard: Path, tmp_path: Path, digests: Digests
-) -> None:
-    build_cache(photos, tmp_path / "two", Recipe(size=_SIZE, variants=2, seed=5), jobs=2)
-    assert digests(tmp_path / "two") == digests(standard)
-    assert len(list(standard.glob("*.lmdb"))) == 9
-
-
-@pytest.mark.slow
 def test_plain_lmdb_reads_what_presize_and_augment_make(photos: Path, standard: Path) -> None:
     recipe = Recipe(size=_SIZE, variants=2, seed=5)
     definition = resolve(recipe.augment, _SIZE, _SIZE)
