@@ -1,151 +1,120 @@
-"""Staging, publishing, fetching and pushing."""
+"""Staging, publishing, fetching and pushing: what would overwrite something, or is not there, is refused."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
-from lab import (
-    COUNT,
-    check_photos,
-    class_of,
-    files_of,
-    rotated_class_of,
-)
+import pytest
+from lab import COUNT, Lab, check_photos, class_of, files_of, flip, rotated_class_of
 from refusals import assert_refused, refuses, succeeded
 
-from tpucache import CachedDataset, UsageError, stage_cache
+from tpucache import CachedDataset, TpucacheError, UsageError, find_cache, stage_cache
 
 PUBLISH = ("--id", "ann/misuse-check", "--title", "Misuse check", "--license", "CC0-1.0", "--dry-run")
-SECRET = "hunter2-secret"
 
 
-def test_two_caches_of_the_same_photographs_staged_to_one_place(lab):
-    place = lab.folder / "fast"
-    staged = [stage_cache(cache, place) for cache in (lab.shared.cache, lab.shared.relabelled)]
-    for _ in range(2):
-        check_photos(CachedDataset(staged[0]), class_of, range(COUNT))
-        check_photos(CachedDataset(staged[1]), rotated_class_of, range(COUNT))
-        staged = [stage_cache(str(cache), str(place)) for cache in (lab.shared.cache, lab.shared.relabelled)]
+def mine(lab: Lab, name: str) -> Path:
+    """Make a folder of somebody's own, with a file of this name."""
+    (lab.folder / "mine").mkdir()
+    (lab.folder / "mine" / name).write_text("months of work")
+    return lab.folder / "mine"
 
 
-def test_a_staged_copy_that_was_altered(lab):
-    staged = stage_cache(lab.shared.cache, lab.folder)
-    for name in ("samples.npz", "index.npy", "v00-00000.lmdb"):
-        data = bytearray((staged / name).read_bytes())
-        data[len(data) // 2] ^= 4
-        (staged / name).write_bytes(data)
-    shutil.copy(lab.shared.relabelled / "manifest.json", staged / "manifest.json")
-    with refuses(UsageError, "holds another cache"):
-        stage_cache(lab.shared.cache, lab.folder)
-
-
-def test_staging_a_cache_into_itself(lab):
-    cache = lab.copy(lab.shared.cache)
-    before = files_of(cache)
-    with refuses(UsageError, "is inside the cache"):
-        stage_cache(cache, cache)
-    assert files_of(cache) == before
-
-
-def test_staging_where_something_else_has_the_folders_name(lab):
-    staged = stage_cache(lab.shared.cache, lab.folder)
-    shutil.rmtree(staged)
-    staged.mkdir()
-    (staged / "thesis.txt").write_text("only copy")
-    with refuses(UsageError, "thesis.txt|something else|holds"):
-        stage_cache(lab.shared.cache, lab.folder)
-    assert (staged / "thesis.txt").read_text() == "only copy"
-
-
-def test_publishing_over_a_finished_cache(lab):
-    other = lab.copy(lab.shared.relabelled)
-    before = files_of(other)
-    assert_refused(lab.command("publish", lab.shared.cache, "--out", other, *PUBLISH), "copy", status=2)
-    assert files_of(other) == before
-
-
-def test_publishing_into_the_cache_itself(lab):
-    cache = lab.copy(lab.shared.cache)
-    link = lab.folder / "link"
-    link.symlink_to(cache)
-    before = files_of(cache)
-    for out in (cache, link, cache / "publish"):
-        assert_refused(lab.command("publish", cache, "--out", out, *PUBLISH), "copy|link|publish", status=2)
-        assert files_of(cache) == before
-
-
-def test_publishing_where_a_README_of_ones_own_lies(lab):
-    cache = lab.copy(lab.shared.cache)
-    default = lab.folder / "copy.publish"
-    default.mkdir()
-    (default / "README.md").write_text("mine")
-    assert_refused(lab.command("publish", cache, *PUBLISH), "README.md|copy.publish", status=2)
-    assert (default / "README.md").read_text() == "mine"
-
-
-def test_publishing_twice_and_then_another_cache(lab):
-    out = lab.folder / "out"
-    for _ in range(2):
-        succeeded(lab.command("publish", lab.shared.cache, "--out", out, *PUBLISH))
-    check_photos(CachedDataset(out), class_of, range(COUNT))
-    before = files_of(out)
-    done = lab.command("publish", lab.shared.relabelled, "--out", out, *PUBLISH)
-    assert files_of(out) == before
-    assert_refused(done, "out", status=2)
-
-
-def test_pushing_a_cache_onto_itself(lab):
+def own(lab: Lab) -> Path:
     cache = lab.copy(lab.shared.cache)
     (lab.folder / "link").symlink_to(cache)
-    before = files_of(cache)
-    for target in (cache, lab.folder / "link", f"file://{cache}", f"file://{lab.folder}/link/", f"{cache}/../copy"):
-        assert_refused(lab.command("push", cache, target), "copy|link", status=2)
-        assert files_of(cache) == before, f"the cache after {target}"
+    return cache
 
 
-def test_pushing_onto_another_cache(lab):
-    other = lab.copy(lab.shared.relabelled)
-    before = files_of(other)
-    assert_refused(lab.command("push", lab.shared.cache, f"file://{other}"), "copy", status=2)
-    assert files_of(other) == before
+def publish(target: Callable[[Lab, Path], object]) -> Callable[[Lab, Path], tuple[object, ...]]:
+    return lambda lab, place: ("publish", lab.shared.cache, "--out", target(lab, place), *PUBLISH)
 
 
-def test_fetching_over_a_file_of_ones_own(lab):
-    mine = lab.folder / "mine"
-    mine.mkdir()
-    (mine / "index.npy").write_bytes(b"months of work")
-    assert_refused(lab.command("fetch", lab.shared.cache, mine), "mine", status=2)
-    assert (mine / "index.npy").read_bytes() == b"months of work"
+#: What lies at a place, and a command that would write there; the place stays as it is.
+OVERWRITING: dict[str, tuple[Callable[[Lab], Path], Callable[[Lab, Path], tuple[object, ...]]]] = {
+    "publish over another cache": (lambda lab: lab.copy(lab.shared.relabelled), publish(lambda lab, place: place)),
+    "publish into the cache": (own, lambda lab, place: ("publish", place, "--out", place, *PUBLISH)),
+    "publish by a link": (own, lambda lab, place: ("publish", place, "--out", lab.folder / "link", *PUBLISH)),
+    "publish below the cache": (own, lambda lab, place: ("publish", place, "--out", place / "publish", *PUBLISH)),
+    "publish over a README": (lambda lab: mine(lab, "README.md"), publish(lambda lab, place: place)),
+    "push onto itself": (own, lambda lab, place: ("push", place, place)),
+    "push onto itself by a link": (own, lambda lab, place: ("push", place, lab.folder / "link")),
+    "push onto its URL": (own, lambda lab, place: ("push", place, f"file://{lab.folder}/link/")),
+    "push onto another cache": (
+        lambda lab: lab.copy(lab.shared.relabelled),
+        lambda lab, place: ("push", lab.shared.cache, f"file://{place}"),
+    ),
+    "fetch over a file": (
+        lambda lab: mine(lab, "index.npy"),
+        lambda lab, place: ("fetch", lab.shared.cache, place),
+    ),
+    "fetch into another cache": (
+        lambda lab: lab.copy(lab.shared.relabelled),
+        lambda lab, place: ("fetch", lab.shared.cache, place),
+    ),
+}
 
 
-def test_fetching_into_another_cache(lab):
-    other = lab.copy(lab.shared.relabelled)
-    before = files_of(other)
-    assert_refused(lab.command("fetch", lab.shared.cache, other), "copy", status=2)
-    assert files_of(other) == before
+@pytest.mark.parametrize("case", OVERWRITING)
+def test_nothing_is_overwritten(lab, case):
+    make, words = OVERWRITING[case]
+    place = make(lab)
+    before = files_of(place)
+    assert_refused(lab.command(*words(lab, place)), "copy|link|mine|publish", status=2)
+    assert files_of(place) == before
 
 
-def test_fetching_from_nowhere(lab):
-    for url in (lab.folder / "nowhere", f"file://{lab.folder}/nowhere", "nosuch://bucket/x"):
-        done = lab.command("fetch", url, lab.folder / "new")
-        assert_refused(done, "nowhere|nosuch", status=2 if "nosuch" in str(url) else 1)
-        assert not (lab.folder / "new").exists() or not any((lab.folder / "new").iterdir())
+def test_staging_overwrites_nothing(lab):
+    places = [stage_cache(cache, lab.folder / "fast") for cache in (lab.shared.cache, lab.shared.relabelled)]
+    for dataset, classes in zip(map(CachedDataset, places), (class_of, rotated_class_of), strict=True):
+        check_photos(dataset, classes, range(COUNT))
+    shutil.copy(lab.shared.relabelled / "manifest.json", places[0] / "manifest.json")
+    shutil.rmtree(places[1])
+    places[1].mkdir()
+    (places[1] / "thesis.txt").write_text("only copy")
+    cache = own(lab)
+    flip(cache / "v00-00000.lmdb")
+    for source, place, *words in (
+        (lab.shared.cache, "fast", "holds another cache"),
+        (lab.shared.relabelled, "fast", "thesis.txt|something else|holds"),
+        (cache, "copy", "is inside the cache"),
+        (cache, "slow", "v00-00000.lmdb", "verify"),
+    ):
+        with refuses(TpucacheError, *words):
+            stage_cache(source, lab.folder / place)
+    assert (places[1] / "thesis.txt").read_text() == "only copy"
 
 
-def test_a_password_in_a_URL_that_cannot_be_opened(lab, monkeypatch):
-    monkeypatch.setattr("tpucache.store.remote.retry._FIRST_PAUSE", 0.001)
-    urls = (
-        f"http://ann:{SECRET}@127.0.0.1:9/c",
-        f"https://127.0.0.1:9/c?token={SECRET}",
-        f"ftp://ann:{SECRET}@127.0.0.1:9/c",
-    )
-    for url in urls:
-        for words in (
-            ["fetch", url, lab.folder / "new"],
-            ["push", lab.shared.cache, url, "--json"],
-            ["inspect", url],
-        ):
-            done = lab.command(*words)
-            assert done.status in (1, 2)  # by what the URL is refused for
-            assert_refused(done, status=done.status)
-            assert SECRET not in done.out + done.err
+def test_what_is_not_there_or_not_allowed(lab):
+    cache = lab.copy(lab.shared.cache)
+    flip(cache / "samples.npz")
+    new = lab.folder / "new"
+    for status, words, *said in (
+        *((2, ("publish", lab.shared.cache, "--out", new, *PUBLISH, *wrong), wrong[0].strip("-"))
+          for wrong in (("--id", "a/../b"), ("--title", "short"), ("--license", "do what you like"))),
+        (1, ("fetch", cache, new), "samples.npz"),
+        (1, ("fetch", f"file://{lab.folder}/nowhere", new), "nowhere"),
+        (2, ("fetch", "nosuch://bucket/x", new), "nosuch"),
+    ):  # fmt: skip
+        assert_refused(lab.command(*words), *said, status=status)
+        with refuses(TpucacheError):
+            CachedDataset(new)
+
+
+def test_what_was_pushed_is_fetched_back(lab):
+    for there in (lab.folder / "a b#c?d%20", f"file://{lab.folder}/url"):
+        succeeded(lab.command("push", lab.shared.cache, there))
+        succeeded(lab.command("fetch", there, lab.folder / "back"))
+        assert files_of(lab.folder / "back") == files_of(lab.shared.cache)
+
+
+def test_two_caches_of_one_name_where_it_is_looked_for(lab):
+    for owner, cache in (("ann", lab.shared.cache), ("bob", lab.shared.relabelled)):
+        shutil.copytree(cache, lab.folder / owner / "birds")
+    with refuses(UsageError, "ann", "bob", "path"):
+        find_cache("kaggle:birds", [lab.folder])
+    check_photos(CachedDataset(find_cache("kaggle:bob/birds", [lab.folder])), rotated_class_of, range(COUNT))
+    with refuses(TpucacheError, "cats", "birds"):
+        find_cache("kaggle:cats", [str(lab.folder)])

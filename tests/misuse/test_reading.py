@@ -6,97 +6,91 @@ import os
 import pickle
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lab import (
-    COUNT,
-    array,
-    check_photos,
-    class_of,
-    number_of,
-    pixels,
-)
+from lab import COUNT, array, assert_same, check_photos, class_of, number_of, pixels
 from refusals import refuses
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from tpucache import CachedDataset, CachedLoader, TpucacheError, UsageError
 
+#: What is done with a dataset, and a word of the refusal.
+REFUSED: list[tuple[Callable[[CachedDataset], object], str]] = [
+    *((lambda d, value=value: d[value], "")
+      for value in (1.0, "3", True, np.float64(2), [0.0, 1.0], ["a"], np.array([1.5]), torch.tensor([1.0]), None,
+                    [[0], [1]])),
+    *((lambda d, value=value: d.select([value]), "") for value in (COUNT, -COUNT - 1, 2**62, np.uint64(2**64 - 1))),
+    *((lambda d, value=value: CachedDataset(d.cache.directory, value), "variants")
+      for value in (3, -1, True, "1", None, 1.0, "Epoch")),
+    (lambda d: d.select(np.ones(COUNT - 1, bool)), str(COUNT)),
+    (lambda d: CachedDataset(d.cache.directory, indices=[0, -1]), "-1"),
+    (lambda d: CachedDataset(d.cache.directory, in_memory="no"), "in_memory"),  # type: ignore[arg-type]  # as a user may
+]  # fmt: skip
 
-def test_a_mask_of_labels_as_selection(lab):
+
+def test_what_cannot_be_meant_is_refused(lab):
     dataset = CachedDataset(lab.shared.cache)
-    wanted = [n for n in range(COUNT) if class_of(n) == "cat"]
-    masks: list[Any] = [dataset.labels == 2, (dataset.labels == 2).numpy(), (dataset.labels == 2).tolist()]
-    for mask in masks:
-        check_photos(dataset.select(mask), class_of, wanted)
-        check_photos(dataset[mask], class_of, wanted)
+    for act, word in REFUSED:
+        with refuses(UsageError, word):
+            act(dataset)
+    with pytest.raises(IndexError):
+        dataset[COUNT]
 
 
-def test_floats_texts_and_bools_as_an_index(lab):
+def test_selections_are_those_of_numpy(lab):
     dataset = CachedDataset(lab.shared.cache)
-    for value in (
-        1.0,
-        "3",
-        True,
-        np.float64(2),
-        [0.0, 1.0],
-        ["a"],
-        np.array([1.5]),
-        torch.tensor([1.0]),
-        None,
-        [[0], [1]],
-    ):
-        with refuses(UsageError):
-            dataset[value]
-
-
-def test_positions_beyond_both_ends(lab):
-    dataset = CachedDataset(lab.shared.cache)
-    beyond: list[Any] = [COUNT, -COUNT - 1, 2**62, np.uint64(2**64 - 1)]
-    for value in beyond:
-        with pytest.raises(IndexError):
-            dataset[value]
-        with refuses(UsageError):
-            dataset.select([value])
-
-
-def test_slices_lists_and_negative_positions_as_numpy_takes_them(lab):
-    dataset, numbers = CachedDataset(lab.shared.cache), np.arange(COUNT)
     order = np.array([number_of(path) for path in dataset.paths])
-    for key in (slice(None, None, -1), slice(3, -2, 4), slice(100, 3), [5, -1, 5], np.array([-COUNT, 2], np.int8), []):
+    check_photos(dataset, class_of, range(COUNT))
+    keys: list[Any] = [
+        slice(None, None, -1),
+        slice(3, -2, 4),
+        slice(100, 3),
+        [5, -1, 5],
+        np.array([-COUNT, 2], np.int8),
+    ]
+    keys += [(dataset.labels == 2), (dataset.labels == 2).numpy(), np.zeros(0, np.int64)]
+    for key in keys:
         chosen = dataset[key]
-        assert [number_of(path) for path in chosen.paths] == (
-            order[numbers[key] if len(numbers[key]) else []].tolist() if not isinstance(key, list) or key else []
-        ), f"numbers of {key}"
+        wanted = order[key if isinstance(key, slice) else np.asarray(key)]
+        assert [number_of(path) for path in chosen.paths] == wanted.tolist()
         check_photos(chosen, class_of, [number_of(path) for path in chosen.paths])
+    nested = Subset(Subset(dataset.select(range(1, 20)), [3, 5, -1]), [2, 0])
+    for image, number in zip(next(iter(CachedLoader(nested, 2)))[0], (order[19], order[4]), strict=True):
+        assert_same(array(image), pixels(number), f"photograph {number}")
+    empty = dataset.select([])
+    assert len(list(CachedLoader(empty, 4, shuffle=True))) == len(list(DataLoader(empty, 4))) == 0
 
 
-def test_writing_into_a_batch_or_a_sample(lab):
+def test_what_is_done_with_batches_changes_no_cache(lab):
     dataset = CachedDataset(lab.shared.cache, in_memory=True)
+    kept = list(CachedLoader(dataset, 5, threads=3, prefetch=4))
     dataset[0][0].zero_()
     dataset.labels.zero_()
-    for images, labels in CachedLoader(dataset, 5):
+    for images, labels in (*CachedLoader(dataset, 5), *DataLoader(dataset, 5)):
         images.zero_()
         labels.zero_()
-    for images in DataLoader(dataset, 5):
-        images[0].zero_()
     check_photos(dataset, class_of, range(COUNT))
+    for image, path in zip(torch.cat([images for images, _ in kept]), dataset.paths, strict=True):
+        assert_same(array(image), pixels(number_of(path)), path)
 
 
-def test_a_relative_path_and_another_working_folder(lab):
+def test_a_relative_path_a_link_and_another_working_folder(lab):
     os.chdir(lab.shared.cache.parent)
     dataset = CachedDataset("cache")
     os.chdir("/")
-    packed = pickle.loads(pickle.dumps(dataset))
-    check_photos(packed, class_of, range(COUNT))
-    check_photos(dataset, class_of, range(COUNT))
+    (lab.folder / "a link").symlink_to(lab.shared.cache)
+    for each in (dataset, pickle.loads(pickle.dumps(dataset)), CachedDataset(str(lab.folder / "a link"))):
+        check_photos(each, class_of, range(COUNT))
 
 
-def test_closing_while_threads_read(lab):
+def test_closing_ends_reading_in_good_order(lab):
     dataset = CachedDataset(lab.shared.cache, in_memory=True)
+    loader, other = CachedLoader(dataset, 4), dataset.select(range(4))
     faults: list[str] = []
 
     def read(seed: int) -> None:
@@ -116,10 +110,16 @@ def test_closing_while_threads_read(lab):
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
+    loader.close()
+    with refuses(UsageError, "closed"):
+        next(iter(loader))
     dataset.close()
     for thread in threads:
         thread.join()
     assert faults == []
+    check_photos(other, class_of, [number_of(path) for path in other.paths])
+    with refuses(UsageError, "closed"):
+        dataset[0]
 
 
 #: A process forks while it reads, and its workers stay over three epochs.
@@ -160,19 +160,21 @@ def test_forked_processes_and_workers_that_stay_read_what_was_written(lab, run_w
     assert (done.stdout.split("\n"), done.stderr) == (["0", "0", "0", "0", "three epochs", ""], "")
 
 
-def test_a_cache_that_is_replaced_while_it_is_open(lab):
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_cache_that_is_replaced_or_removed_while_it_is_open(lab, is_replaced):
     """Another cache at the same place: neither its pixels nor its labels may be taken for the first one's."""
     place = lab.copy(lab.shared.cache)
     dataset = CachedDataset(place)
     place.rename(lab.folder / "moved")
-    lab.copy(lab.shared.relabelled)
-    with refuses(TpucacheError, "was compacted or built again"):
+    if is_replaced:
+        lab.copy(lab.shared.relabelled)
+    with refuses(TpucacheError, "was compacted or built again" if is_replaced else "copy"):
         check_photos(dataset, class_of, range(COUNT))
 
 
-def test_a_cache_that_is_removed_while_it_is_open(lab):
-    place = lab.copy(lab.shared.cache)
-    dataset = CachedDataset(place)
-    place.rename(lab.folder / "moved")
-    with refuses(TpucacheError, "copy"):
-        list(CachedLoader(dataset, 5))
+def test_what_is_no_cache(lab):
+    (lab.folder / "cache").write_text("no cache")
+    (lab.folder / "empty").mkdir()
+    for path in ("cache", "empty", "nowhere"):
+        with refuses(TpucacheError, "manifest|cache"):
+            CachedDataset(lab.folder / path)
