@@ -17,7 +17,6 @@ from refusals import Done
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, short_runs: None) -> Iterator[Shared]:
-    """What all tests read and none changes."""
     folder = tmp_path_factory.mktemp("shared").resolve()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)  # for lab_module
@@ -26,7 +25,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory, short_runs: None) -> Iterat
 
 @pytest.fixture
 def lab(tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    """The test's folder, the shared ones, and commands that run in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield Lab(tmp_path, shared)
@@ -35,8 +33,6 @@ def lab(tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def apart(lab: Lab, run_with_torch: Callable[..., Any]) -> Lab:
-    """The same with commands that run in processes of their own, each after the code that `first` gives."""
-
     def run(*words: object, first: str = "") -> Done:
         done = run_with_torch(APART.format(shared=str(lab.shared.folder), first=first), *words)
         return Done(done.returncode, done.stdout, done.stderr)

@@ -67,17 +67,14 @@ sys.modules.update(dict.fromkeys(libraries))  # None is what makes an import fai
 
 
 def without(*libraries: str) -> str:
-    """Return code that makes importing these libraries fail in the process that runs it."""
     return _WITHOUT.format(libraries=libraries)
 
 
 def pixels(number: int, side: int = SIDE) -> np.ndarray:
-    """Return the pixels of photograph `number`: uint8 noise (side, side, 3), another one for each number."""
     return np.random.default_rng([number, side]).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 def write_photos(folder: Path, count: int = COUNT, classes: tuple[str, ...] = CLASSES, first: int = 0) -> Path:
-    """Write photographs as PNG files, a folder a class, or flat without classes; return the folder."""
     for number in range(first, first + count):
         path = folder / (classes[number % len(classes)] if classes else "") / f"{number:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +83,6 @@ def write_photos(folder: Path, count: int = COUNT, classes: tuple[str, ...] = CL
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write a table whose columns are the first row's keys."""
     rows = list(rows)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -96,25 +92,21 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def table_rows(count: int = COUNT) -> list[dict[str, Any]]:
-    """Return rows that name the photographs, their classes and one of three folds."""
     return [{"path": f"{class_of(n)}/{n:04d}.png", "label": class_of(n), "fold": n % 3} for n in range(count)]
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file at or below a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def flip(path: Path, share: float = 0.5) -> None:
-    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
     data[int(len(data) * share)] ^= 1
     path.write_bytes(data)
 
 
 def exchange_bytes(left: Path, right: Path) -> None:
-    """Give each of two images the other's content; both have one size then, by bytes that no decoder reads."""
     contents = left.read_bytes(), right.read_bytes()
     size = max(map(len, contents))
     for path, content in zip((left, right), reversed(contents), strict=True):
@@ -122,35 +114,26 @@ def exchange_bytes(left: Path, right: Path) -> None:
 
 
 def array(image: torch.Tensor) -> np.ndarray:
-    """Return an image (C, H, W) as an array (H, W, C)."""
     return image.permute(1, 2, 0).numpy()
 
 
 def assert_same(found: Any, expected: np.ndarray, what: str = "") -> None:
-    """Assert that an array or tensor has this shape, this type and these values, to the bit."""
     np.testing.assert_array_equal(np.asarray(found), expected, err_msg=what, strict=True)
 
 
 def number_of(path: str) -> int:
-    """Return the number of the photograph in a file."""
     return int(Path(path.split("#", maxsplit=1)[0]).stem)
 
 
 def class_of(number: int) -> str:
-    """Return the class that a photograph was written into."""
     return CLASSES[number % len(CLASSES)]
 
 
 def rotated_class_of(number: int) -> str:
-    """Return the class of a photograph in the relabelled cache."""
     return CLASSES[(number + 1) % len(CLASSES)]
 
 
 def check_photos(dataset: CachedDataset, classes: Callable[[int], str] | None, numbers: Iterable[int]) -> None:
-    """Compare a dataset with the photographs of these numbers: every pixel, class and path, by dataset and loader.
-
-    `classes` gives the class of a number; None where nothing is labelled.
-    """
     found = [number_of(path) for path in dataset.paths]
     assert sorted(found) == sorted(numbers)
     loader = CachedLoader(dataset, 7, threads=2)
@@ -167,47 +150,38 @@ def check_photos(dataset: CachedDataset, classes: Callable[[int], str] | None, n
 
 
 class Shared:
-    """Photographs, caches and a run that all tests read and none changes, made when first asked for."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "lab_module.py").write_text(MODULE)
 
     @functools.cached_property
     def photos(self) -> Path:
-        """24 photographs of 16x16 pixels in three classes."""
         return write_photos(self.folder / "photos")
 
     @functools.cached_property
     def rotated(self) -> Path:
-        """The same photographs, each in another class."""
         return write_photos(self.folder / "rotated", classes=(*CLASSES[1:], CLASSES[0]))
 
     @functools.cached_property
     def cache(self) -> Path:
-        """The photographs as a raw cache without augmented variants."""
         return self._warmup("cache", self.photos)
 
     @functools.cached_property
     def relabelled(self) -> Path:
-        """The cache of the photographs in other classes."""
         return self._warmup("relabelled", self.rotated)
 
     @functools.cached_property
     def augmented(self) -> Path:
-        """The photographs with two variants, both of them inverted."""
         return self._warmup("augmented", self.photos, *INVERT)
 
     @functools.cached_property
     def folds(self) -> Path:
-        """A cache of a table of the photographs, with folds 0 to 2 of equal sizes."""
         rows = [{**row, "fold": n // 3 % 3, "age": 20 + n} for n, row in enumerate(table_rows())]
         table = write_csv(self.folder / "train.csv", rows)
         return self._warmup("folds", table, "--root", self.photos, "--label-col", "label", "--fold-col", "fold")
 
     @functools.cached_property
     def run(self) -> Path:
-        """A finished run on the cache, validated on a quarter of it."""
         folder = self.folder / "run"
         succeeded(command("train", self.cache, "--run", folder, "--valid", "0.25", *TRAIN))
         return folder
@@ -219,7 +193,6 @@ class Shared:
 
 
 def command(*words: object) -> Done:
-    """Run a command of tpucache in this process."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with redirect_stdout(out), redirect_stderr(err):
         try:
@@ -231,23 +204,18 @@ def command(*words: object) -> Done:
 
 
 class Lab:
-    """One test's own folder, which is the current one, what it shares with the others, and the command line."""
-
     def __init__(self, folder: Path, shared: Shared, run: Callable[..., Done] = command) -> None:
         self.folder = folder
         self.shared = shared
         self._run = run
 
     def command(self, *words: object, **how: str) -> Done:
-        """Run `python -m tpucache WORDS`: in this process, or as `run` does, which takes the keywords."""
         return self._run(*words, **how)
 
     def warmup(self, source: object, cache: object, *words: object, **how: str) -> Done:
-        """Run warmup at 16x16 pixels without workers."""
         return self._run("warmup", source, cache, "--size", SIDE, "--jobs", 1, *words, **how)
 
     def train(self, cache: Path, run: Path, *words: object, **how: str) -> Done:
-        """Run train with a tiny model on plain torch, for one epoch; later options win."""
         return self._run("train", cache, "--run", run, *TRAIN, *words, **how)
 
     def copy(self, folder: Path, name: str = "copy") -> Path:
@@ -256,7 +224,6 @@ class Lab:
 
 
 def forget_modules_of(folder: Path) -> None:
-    """Have modules of a folder imported anew, or not at all, by whoever names them next."""
     for name, module in list(sys.modules.items()):
         if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
             del sys.modules[name]

@@ -24,25 +24,17 @@ _ADVICE: Final = re.compile(
 
 
 class Done(NamedTuple):
-    """A command that ended: its exit status (negative: a signal), and what it printed."""
-
     status: int
     out: str
     err: str
 
 
 def succeeded(done: Done) -> Done:
-    """Return a command that ended well."""
     assert (done.status, "Traceback" in done.err) == (0, False), done.err
     return done
 
 
 def assert_refused(done: Done, *words: str, status: int = 1) -> str:
-    """Assert that a command refused with this exit status and a message of one line, without a traceback.
-
-    After wrong usage, another line says where help is. Each of `words` is a regular expression that the message holds.
-    Returns the message.
-    """
     said = done.err.strip().removesuffix(" --help").splitlines() or [""]
     line = said[-2] if said[-1].startswith("see ") else said[-1]
     assert done.status == status, line or done.out[-200:]
@@ -55,7 +47,6 @@ def assert_refused(done: Done, *words: str, status: int = 1) -> str:
 
 @contextlib.contextmanager
 def refuses(error: type[TpucacheError], *words: str) -> Iterator[None]:
-    """Assert that what is called inside raises this error, with a message of one line that holds each of `words`."""
     with pytest.raises(error) as raised:
         yield
     _assert_telling(str(raised.value), words)

@@ -158,7 +158,6 @@ def test_torch_xla_and_remote_files_without_their_libraries(lab, apart):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *thorough(signal.SIGTERM)])
 def test_a_warmup_that_is_interrupted_says_that_the_same_command_continues(lab, apart, number):
-    """The signal comes while the fifth photograph is augmented."""
     body = "    global calls\n    calls += 1\n    if calls == 5:\n        os.kill(os.getpid(), {})\n    return image\n"
     module = f"import os\ncalls = 0\ndef interrupt(image, generator):\n{body.format(int(number))}"
     (lab.folder / "interrupting.py").write_text(module)

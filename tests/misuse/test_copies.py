@@ -16,7 +16,6 @@ PUBLISH = ("--id", "ann/misuse-check", "--title", "Misuse check", "--license", "
 
 
 def mine(lab: Lab, name: str) -> Path:
-    """Make a folder of somebody's own, with a file of this name."""
     (lab.folder / "mine").mkdir()
     (lab.folder / "mine" / name).write_text("months of work")
     return lab.folder / "mine"

@@ -24,7 +24,6 @@ SHARD = "v00-00000.lmdb"
 
 
 def damaged(lab: Lab, name: str, number: int = 0) -> Path:
-    """Return a copied cache of which one file is damaged: cut, emptied, flipped or removed."""
     cache = lab.copy(lab.shared.augmented, f"damaged{number}")
     path, size = cache / name, (cache / name).stat().st_size
     match number:
@@ -42,7 +41,6 @@ def damaged(lab: Lab, name: str, number: int = 0) -> Path:
 
 
 def read_all(cache: Path) -> None:
-    """Read all that a cache holds."""
     check_photos(CachedDataset(cache), class_of, range(COUNT))
     list(CachedLoader(CachedDataset(cache, "epoch"), 5))
 

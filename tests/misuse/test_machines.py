@@ -35,7 +35,6 @@ def test_a_pipe_where_a_file_belongs(lab):
 
 
 def handles_signals(process: int) -> bool:
-    """Return whether a process has come so far that it handles SIGTERM: Python itself has started."""
     status = Path(f"/proc/{process}/status").read_text()
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
 

@@ -162,7 +162,6 @@ def test_forked_processes_and_workers_that_stay_read_what_was_written(lab, run_w
 
 @pytest.mark.parametrize("is_replaced", [True, False])
 def test_a_cache_that_is_replaced_or_removed_while_it_is_open(lab, is_replaced):
-    """Another cache at the same place: neither its pixels nor its labels may be taken for the first one's."""
     place = lab.copy(lab.shared.cache)
     dataset = CachedDataset(place)
     place.rename(lab.folder / "moved")

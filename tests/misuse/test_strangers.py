@@ -65,7 +65,6 @@ server.serve_forever()
 
 @contextlib.contextmanager
 def serving(folder: Path, way: str) -> Iterator[tuple[str, Callable[[], int]]]:
-    """Yield the URL of a server of a folder, and a function that ends it and returns the MB that it sent too much."""
     command = [sys.executable, "-c", SERVER, str(folder), way]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
@@ -81,7 +80,6 @@ def serving(folder: Path, way: str) -> Iterator[tuple[str, Callable[[], int]]]:
 
 
 def vouch(cache: Path, name: str, data: bytes, **changes: Any) -> None:
-    """Replace a file of a cache, and have its manifest vouch for it; `changes` are made to the manifest itself."""
     (cache / name).write_bytes(data)
     manifest = json.loads((cache / "manifest.json").read_text())
     for entry in (*manifest["tables"], *manifest["shards"]):
@@ -91,7 +89,6 @@ def vouch(cache: Path, name: str, data: bytes, **changes: Any) -> None:
 
 
 def change_record(cache: Path, change: Callable[[bytes], bytes]) -> None:
-    """Change the first record of a cache, to one of the same length, with its checksum and its shard's."""
     rows = np.load(cache / "index.npy")
     name = json.loads((cache / "manifest.json").read_text())["shards"][int(rows[0]["shard"])]["name"]
     shard = bytearray((cache / name).read_bytes())
@@ -106,7 +103,6 @@ def change_record(cache: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def change_columns(cache: Path, **changes: bytes) -> None:
-    """Replace columns of a samples table by the bytes of other .npy files."""
     with zipfile.ZipFile(cache / "samples.npz") as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     target = io.BytesIO()
@@ -117,7 +113,6 @@ def change_columns(cache: Path, **changes: bytes) -> None:
 
 
 def npy(array: np.ndarray) -> bytes:
-    """Return the bytes of an array's .npy file."""
     target = io.BytesIO()
     np.save(target, array)
     return target.getvalue()
@@ -166,7 +161,6 @@ def test_a_record_whose_header_says_thirty_thousand_pixels_square(lab):
 
 
 def first_batch(cache: Path) -> Any:
-    """Return the first batch of a cache."""
     return next(iter(CachedLoader(CachedDataset(cache), 4)))
 
 

@@ -205,8 +205,6 @@ def test_damaged_weights(lab):
 
 
 class Evil:
-    """What a hostile checkpoint may hold."""
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("owned"),)
 
@@ -241,7 +239,6 @@ def test_numbers_to_regress_with_a_missing_one(lab):
 
 
 def predict(lab: Lab, run: Path, cache: Path, *words: object) -> None:
-    """Write p.csv; a second time it has to be the same."""
     before = (lab.folder / "p.csv").read_bytes() if (lab.folder / "p.csv").exists() else None
     succeeded(lab.command("predict", run, cache, "-o", lab.folder / "p.csv", *PLAIN, *words))
     if before is not None:

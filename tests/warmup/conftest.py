@@ -55,7 +55,6 @@ def _encode(image: Image.Image, file_format: str = "JPEG", orientation: int | No
 
 @pytest.fixture(scope="session", autouse=True)
 def no_haste() -> Iterator[None]:
-    """Have a build compare all samples that it may compare with those of a finished cache, however slow the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tpucache.warmup.listing._COMPARE_SECONDS", PATIENCE)
         yield
@@ -73,8 +72,6 @@ def encode() -> Callable[..., bytes]:
 
 @pytest.fixture(scope="session")
 def write_photos() -> Callable[..., Path]:
-    """Return a function that fills a folder with JPEGs, spread over classes; every fourth one has an orientation."""
-
     def write(root: Path, count: int, classes: tuple[str, ...] = ("cat", "dog", "emu"), size: Any = (150, 100)) -> Path:
         for number in range(count):
             folder = root / classes[number % len(classes)] if classes else root
@@ -89,13 +86,11 @@ def write_photos() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory, write_photos: Callable[..., Path]) -> Path:
-    """150 photographs in three classes: enough for three blocks. Tests that change them copy them first."""
     return write_photos(tmp_path_factory.mktemp("photos") / "train", 150)
 
 
 @pytest.fixture(scope="session")
 def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The photographs at 16x16 with three augmented variants. Not to be written to."""
     directory = tmp_path_factory.mktemp("caches") / "cache"
     build_cache(photos, directory, Recipe(size=16, variants=3), jobs=1)
     return directory
@@ -103,8 +98,6 @@ def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def digests() -> Callable[[Path], Mapping[str, str]]:
-    """Return a function that hashes every file at or below a folder, hidden ones too, but for the one with times."""
-
     def digest(folder: Path) -> dict[str, str]:
         return {
             path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -117,7 +110,6 @@ def digests() -> Callable[[Path], Mapping[str, str]]:
 
 @pytest.fixture
 def jitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name an augmentation that needs no albumentations, whose import takes seconds in each process."""
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "jitter_by_test.py").write_text(
@@ -149,8 +141,6 @@ def two_flips(albumentations: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Return a function that writes a module of a name and makes it importable."""
-
     def write(name: str, text: str) -> None:
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
@@ -160,7 +150,6 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 @contextlib.contextmanager
 def _failing_rename(pattern: str, error: BaseException, after: int = 0) -> Iterator[None]:
-    """Raise an error inside when a file is renamed to a name of this pattern, `after` so many that are let through."""
     real, renamed = Path.replace, []
 
     def replace(path: Path, target: Path) -> Path:

@@ -38,10 +38,6 @@ Files = Iterator[tuple[str, bytes]]
 
 
 def make_hostile(folder: Path, mutants: int = 500, seed: int = 0) -> int:
-    """Write the folder, which must be new or empty, and return how many files it holds, links and the like included.
-
-    Raises FileExistsError when there is something in it.
-    """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: give a new folder")
@@ -114,7 +110,6 @@ def _fine(photo: Image.Image) -> Files:
 
 
 def _fine_modes(photo: Image.Image) -> Files:
-    """Yield images of every depth and kind of colour."""
     grey = np.asarray(photo.convert("L"))
     alpha = photo.convert("RGBA")
     alpha.putalpha(photo.convert("L"))
@@ -142,7 +137,6 @@ def _fine_modes(photo: Image.Image) -> Files:
 
 
 def _fine_frames(photo: Image.Image) -> Files:
-    """Yield images of several frames, the first of which counts."""
     frames = [photo.rotate(90 * turn) for turn in range(1, 4)]
     for name in ("GIF", "PNG", "TIFF", "MPO", *(["WEBP"] if features.check("webp") else [])):
         yield f"several-frames.{name.lower()}", _encoded(photo, name, save_all=True, append_images=frames)
@@ -161,7 +155,6 @@ def _odd(photo: Image.Image) -> Files:
 
 
 def _names() -> Iterator[str]:
-    """Yield names that a careless program stumbles over."""
     yield from ("same-name.jpg", "UPPER.JPG", "MiXeD.JpEg", "with space.jpg", " space first.jpg", "two  spaces .jpg")
     yield from ("größe.jpg", "\u65e5\u672c\u8a9e.jpg", "e\u0301.jpg", "\u00e9.jpg", "\U0001f600.jpg", "\u202ergnp.jpg")
     yield from ("new\nline.jpg", "tab\t.jpg", "\x1b[31mred.jpg", "\x01.jpg", "\x7f.jpg")
@@ -187,7 +180,6 @@ def _mutants(photo: Image.Image, mutants: int, seed: int) -> Files:
 
 
 def _make_special(broken: Path, fine: Path, odd: Path) -> None:
-    """Make what is no regular file, and links of every kind."""
     (odd / "unreadable.jpg").chmod(0)
     os.mkfifo(broken / "pipe.jpg")
     os.mknod(broken / "socket.jpg", stat.S_IFSOCK | 0o600)

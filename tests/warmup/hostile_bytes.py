@@ -12,14 +12,12 @@ GREY, RGB = 0, 2  # colour types of PNG
 
 
 def mutate(content: bytes, rng: random.Random) -> bytes:
-    """Return a file's bytes with bits flipped, or parts cut out, put in or swapped: once, or three times."""
     for _ in range(rng.choice((1, 1, 1, 3))):
         content = rng.choice(_MUTATIONS)(content, rng)
     return content
 
 
 def _flip(content: bytes, rng: random.Random) -> bytes:
-    """Flip one to sixteen bits, more often than not in the first bytes, where the sizes are."""
     changed = bytearray(content)
     for _ in range(rng.randint(1, 16)):
         if changed:
@@ -57,13 +55,11 @@ _MUTATIONS: Final[Sequence[Callable[[bytes, random.Random], bytes]]] = (_flip, _
 
 
 def _span(content: bytes, rng: random.Random) -> tuple[int, int]:
-    """Return where a piece of at most a quarter of the content starts and stops."""
     start = rng.randint(0, len(content))
     return start, min(len(content), start + rng.randint(0, len(content) // 4))
 
 
 def png_file(width: int, height: int, depth: int, colour: int, rows: int | None = None) -> bytes:
-    """Return a black PNG without ever holding its pixels; `rows` is how many there are in truth."""
     row = bytes(1 + -(-width * depth * (3 if colour == RGB else 1) // 8))
     packer = zlib.compressobj(1)
     pixels = b"".join([packer.compress(row) for _ in range(height if rows is None else rows)]) + packer.flush()
@@ -76,18 +72,15 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def with_chunk(png: bytes, kind: bytes, content: bytes) -> bytes:
-    """Return a PNG with a further chunk right behind its header."""
     behind = 8 + 25
     return png[:behind] + _chunk(kind, content) + png[behind:]
 
 
 def resized_header(jpeg: bytes, side: int) -> bytes:
-    """Return a baseline JPEG that claims to be a square of another size."""
     at = jpeg.index(b"\xff\xc0") + 5
     return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
 
 
 def without_segment(jpeg: bytes, marker: int) -> bytes:
-    """Return a JPEG without its first segment of a marker."""
     at = jpeg.index(bytes([0xFF, marker]))
     return jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big") :]

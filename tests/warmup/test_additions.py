@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from thorough import thorough
 
 from tpucache.cli import main
-from tpucache.errors import RecipeError, SampleError, SourceError, UnfinishedError
+from tpucache.errors import RecipeError, SampleError, SourceError
 from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
@@ -35,7 +33,6 @@ def identities(cache: Path) -> dict[str, tuple[int, int]]:
 
 
 def records(cache: Path) -> dict[tuple[int, str], bytes]:
-    """Read every record by variant and path."""
     manifest = Manifest.load(cache)
     reader, index = ShardReader(cache, manifest.shards), Cache(cache, manifest).index.read_all()
     paths = Cache.open(cache).samples.paths
@@ -228,40 +225,8 @@ def test_few_samples_of_a_finished_cache_are_read(tmp_path: Path) -> None:
     assert len(set(read)) < 20
 
 
-@pytest.mark.parametrize("file", [*thorough("shard-*.npz", "index-1.npy"), "manifest.json"])
-def test_an_addition_that_is_interrupted_leaves_the_cache_sound_and_is_finished(
-    source: Path,
-    jitter: str,
-    tmp_path: Path,
-    file: str,
-    failing_rename: Callable[..., AbstractContextManager[None]],
-    digests: Digests,
-) -> None:
-    cache, whole = tmp_path / "cache", tmp_path / "whole"
-    small, large = (Recipe(size=16, variants=k, augment=jitter) for k in (1, 2))
-    build_cache(source, cache, small, jobs=1)
-    shutil.copytree(cache, whole)
-    build_cache(source, whole, large, jobs=1)
-    before = records(cache)
-    with failing_rename(file, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
-        build_cache(source, cache, large, jobs=1)
-    assert verify_cache(cache) == []
-    assert records(cache) == before
-    build_cache(source, cache, large, jobs=1)
-    assert digests(cache) == digests(whole)
-
-
 def interrupt(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
-
-
-def test_a_time_limit_stops_cleanly_and_the_next_run_continues(photos: Path, tmp_path: Path, digests: Digests) -> None:
-    with pytest.raises(UnfinishedError, match=r"0 of 150 samples are finished.*same command again"):
-        build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, time_limit=0)
-    reports: list[BuildProgress] = []
-    build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, on_progress=reports.append, time_limit=3600)
-    build_cache(photos, tmp_path / "whole", Recipe(size=16), jobs=1)
-    assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 
 
 @pytest.mark.thorough

@@ -24,8 +24,6 @@ COUNT = 12
 
 
 class Wide:
-    """Images of 40 x 20 pixels, of which a crop keeps the middle half; every third one is no image."""
-
     def __init__(self, count: int = COUNT, fails: bool = False) -> None:
         self.count, self.fails = count, fails
 
@@ -44,7 +42,6 @@ class Wide:
 
 
 def shown(cache: Path) -> dict[str, dict[str, Any]]:
-    """Count the annotations in a cache's records, and those in its sources."""
     places: dict[str, dict[str, Any]] = {}
     manifest = Manifest.load(cache)
     items = [Wide().load(Sample(number, "")).fields for number in range(COUNT)]
@@ -72,7 +69,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shift(write_module: Any) -> str:
-    """Name an augmentation that moves images to the left by a random number of pixels."""
     write_module(
         "shift_by_test",
         "import numpy as np\n"

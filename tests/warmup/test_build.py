@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import shutil
@@ -14,7 +13,6 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from thorough import thorough
 
 from tpucache.cli import main
 from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError, UsageError
@@ -53,7 +51,6 @@ def image_of(source: FolderSource, sample: Sample) -> Any:
 
 
 def _plain_records(cache: Path) -> dict[tuple[int, int], bytes]:
-    """Read every record with nothing but lmdb: (variant, sample number) -> bytes."""
     records = {}
     for path in sorted(cache.glob("*.lmdb")):
         environment = lmdb.open(str(path), subdir=False, lock=False, readonly=True, create=False, **_ENGINE)
@@ -66,7 +63,6 @@ def _plain_records(cache: Path) -> dict[tuple[int, int], bytes]:
 
 @pytest.fixture(scope="module")
 def standard(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of a preset's two variants, built in this process."""
     cache = tmp_path_factory.mktemp("standard") / "cache"
     build_cache(photos, cache, Recipe(size=_SIZE, variants=2, seed=5), jobs=1)
     return cache
@@ -74,7 +70,6 @@ def standard(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of clean images, built in one go: what interrupted runs must come to."""
     cache = tmp_path_factory.mktemp("clean") / "cache"
     build_cache(photos, cache, _CLEAN, jobs=1)
     return cache
@@ -276,8 +271,6 @@ def test_another_recipe_is_refused_naming_the_difference_and_changes_nothing(
 def interrupt_after_a_shard(
     failing_rename: Callable[..., AbstractContextManager[None]],
 ) -> Callable[[Path, Path, Recipe], None]:
-    """Stops a build at the receipt of its second shard."""
-
     def interrupt(source: Path, cache: Path, recipe: Recipe) -> None:
         with failing_rename("shard-*.npz", KeyboardInterrupt(), after=1), pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, recipe, jobs=1)
@@ -335,8 +328,6 @@ def test_an_augmentation_that_changed_is_refused(write_photos: Any, jitter: str,
 
 
 class Drawn:
-    """Items that are drawn at random each time they are read, or once; the first one may be broken."""
-
     def __init__(self, *, again: bool, is_broken: bool = False) -> None:
         rng = np.random.default_rng(0)
         self.rng, self.is_broken = rng if again else None, is_broken
@@ -411,16 +402,6 @@ def test_a_finished_cache_of_a_preset_is_returned_unchanged(
     assert digests(cache) == before
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_of_a_preset_is_finished(
-    photos: Path, standard: Path, tmp_path: Path, digests: Digests, interrupt_after_a_shard: Callable[..., None]
-) -> None:
-    recipe, cache = Recipe(size=_SIZE, variants=2, seed=5), tmp_path / "cache"
-    interrupt_after_a_shard(photos, cache, recipe)
-    build_cache(photos, cache, recipe, jobs=1)
-    assert digests(cache) == digests(standard)
-
-
 @pytest.mark.parametrize("name", ["thesis.docx", "manifest.txt", "v00-00000.lmdb", ".hidden"])
 def test_a_folder_with_foreign_files_is_refused_and_untouched(photos: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("years of work")
@@ -470,54 +451,6 @@ def test_a_second_warmup_of_the_same_cache_is_refused(
         assert [path.name for path in cache.iterdir()] == [WORK_NAME]
     build_cache(photos, cache, _CLEAN, jobs=1)
     assert digests(cache) == digests(clean)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "after"),
-    [
-        *thorough(("*.lmdb", 0)),
-        ("*.lmdb", 2),
-        ("shard-*.npz", 1),
-        *thorough(("listing.npz", 0), ("plan.json", 0), ("index.npy", 0), ("samples.npz", 0)),
-        ("manifest.json", 0),
-    ],
-)
-def test_a_full_disk_is_a_build_error_and_the_next_run_finishes(
-    photos: Path,
-    clean: Path,
-    tmp_path: Path,
-    failing_rename: Callable[..., AbstractContextManager[None]],
-    digests: Digests,
-    file: str,
-    after: int,
-) -> None:
-    cache = tmp_path / "cache"
-    full = OSError(errno.ENOSPC, "No space left on device")
-    with failing_rename(file, full, after):
-        with pytest.raises(BuildError, match="No space left on device"):
-            build_cache(photos, cache, _CLEAN, jobs=1)
-        assert not (cache / "manifest.json").exists()
-        assert list((cache / WORK_NAME).glob("*.lmdb.*")) == []
-    build_cache(photos, cache, _CLEAN, jobs=1)
-    assert digests(cache) == digests(clean)
-
-
-def test_the_manifest_is_written_last(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
-) -> None:
-    real, present = Manifest.save, []
-
-    def save(manifest: Manifest, directory: Path, aside: Path) -> None:
-        for entry in (*manifest.shards, *manifest.tables):
-            assert (directory / entry.name).stat().st_size == entry.bytes
-        before = digests(directory)
-        real(manifest, directory, aside)
-        present.append({name: hash_ for name, hash_ in digests(directory).items() if before.get(name) != hash_})
-
-    monkeypatch.setattr(Manifest, "save", save)
-    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
-    assert [list(changed) for changed in present] == [["manifest.json"]]
 
 
 def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:

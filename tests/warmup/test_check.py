@@ -28,8 +28,6 @@ _RECIPE = Recipe(size=8)
 
 @dataclass(frozen=True)
 class SelfLabelled:
-    """Arrays that come with their labels."""
-
     labels: Sequence[Label]
     classes: tuple[str, ...] = ()
     columns: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +41,6 @@ class SelfLabelled:
 
 @pytest.fixture
 def folder(write_photos: Any, tmp_path: Path) -> Path:
-    """Six photographs, and a table of them."""
     root = Path(write_photos(tmp_path / "photos", 6, classes=(), size=(20, 16)))
     (root / "table.csv").write_text(
         "path,kind,age,fold,split,note\n"

@@ -17,8 +17,6 @@ from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
 class Masked:
-    """A source of masks with these values each."""
-
     def __init__(self, *values: list[int]) -> None:
         self.values = values
 

@@ -23,7 +23,6 @@ SMALL = Recipe(size=8)
 
 @pytest.fixture(scope="module")
 def train_cache(tmp_path_factory: pytest.TempPathFactory, write_photos: Callable[..., Path]) -> Path:
-    """A cache of 12 photographs in the classes cat, dog and emu, 12x8 as JPEG of quality 80."""
     folder = tmp_path_factory.mktemp("train")
     source = write_photos(folder / "source", 12, size=(30, 20))
     build_cache(source, folder / "cache", Recipe(size=(8, 12), fit="pad", codec="jpeg", quality=80), jobs=1)
@@ -32,7 +31,6 @@ def train_cache(tmp_path_factory: pytest.TempPathFactory, write_photos: Callable
 
 @pytest.fixture
 def valid(tmp_path: Path, write_photos: Callable[..., Path]) -> Path:
-    """Photographs of two of the classes."""
     return write_photos(tmp_path / "valid", 6, ("cat", "emu"), (30, 20))
 
 

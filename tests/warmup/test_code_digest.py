@@ -16,7 +16,6 @@ _THREADS = 4
 
 @pytest.fixture
 def eager_switches() -> Iterator[None]:
-    """Let threads take turns as often as they can: between steps of Python, and wherever memory is collected."""
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
 
     def collected(*_: object) -> None:
@@ -34,7 +33,6 @@ def eager_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager_switches")
 def test_threads_digest_the_code_of_a_callable_at_the_same_time(write_module: Callable[[str, str], None]) -> None:
-    """As the threads of a Dask worker. Python 3.11 counts the depth of all that it parses in one place."""
     write_module("helper_by_test", "values = [" + "1 + (2 * (3 - 4)), " * 50 + "]\n")
     write_module("digested_by_test", "import helper_by_test\ndef same(image, generator):\n    return image\n")
     expected = code_digests("digested_by_test:same")

@@ -12,8 +12,6 @@ from tpucache.warmup.sources.source import Item, Listing, Sample, source_name
 
 
 class Rows:
-    """64 arrays that repeat, so that they can be compressed, and a class each."""
-
     classes = ("even", "odd")
 
     def __len__(self):
@@ -58,8 +56,6 @@ def test_codecs_of_images_are_refused_for_arrays_before_anything_is_built(tmp_pa
 
 
 class OwnSource:
-    """A source of the user's own, without a text of itself."""
-
     def list(self):
         return Listing([Sample(0, "0")])
 

@@ -26,8 +26,6 @@ _SLOW, _LIMIT = 150.0, 600.0  # seconds of a Clock
 
 
 class Clock:
-    """A clock that shows no other time than what is said to have passed, however busy the machine is."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = time.time()
         monkeypatch.setattr(time, "time", lambda: self.now)
@@ -43,8 +41,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @dataclass(frozen=True)
 class Slow:
-    """Arrays that take their time to be listed and to be loaded; `loaded` has the number of each that was."""
-
     loaded: list[int]
     clock: Clock | None = None  # of which loading takes as long
     list_seconds: float = 0.0

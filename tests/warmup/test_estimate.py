@@ -26,8 +26,6 @@ Digests = Callable[[Path], dict[str, str]]
 
 @dataclass(frozen=True)
 class Arrays:
-    """Arrays of this many bytes."""
-
     samples: int
     bytes: int
 
@@ -46,7 +44,6 @@ class Disk(NamedTuple):
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that says how much is free on the disk."""
     real = shutil.disk_usage
 
     def say(megabytes: int) -> None:

@@ -39,7 +39,6 @@ _PACKAGE = str(Path(tpucache.__file__).parent)
 
 
 def _place() -> tuple[tuple[str, int], ...]:
-    """Return the lines of the package that are being run, from the innermost one on."""
     found, frame = [], sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.startswith(_PACKAGE):
@@ -49,11 +48,6 @@ def _place() -> tuple[tuple[str, int], ...]:
 
 
 class Faults:
-    """Counts the calls that change files, and notes from where they come. The n-th fails once.
-
-    `look` is called before each, and in each write.
-    """
-
     def __init__(self, at: int = -1, look: Callable[[], None] = lambda: None) -> None:
         self.at, self.calls, self.places = at, list[str](), list[object]()
         self._look, self._looks = look, False
@@ -72,7 +66,6 @@ class Faults:
         return len(self.calls) - 1 == self.at
 
     def chosen(self) -> list[int]:
-        """Return the numbers of the first and the last call of each place."""
         first = {place: at for at, place in reversed([*enumerate(self.places)])}
         last = {place: at for at, place in enumerate(self.places)}
         return sorted({*first.values(), *last.values()})
@@ -104,8 +97,6 @@ class Faults:
 
 
 class FaultyFile:
-    """A file opened for writing, of whose failing write the first half arrives."""
-
     def __init__(self, faults: Faults, file: Any) -> None:
         self._faults, self._file = faults, file
 
@@ -137,8 +128,6 @@ class FaultyFile:
 
 
 class FaultyEnvironment:
-    """An LMDB environment that a shard is written to."""
-
     def __init__(self, faults: Faults, environment: Any) -> None:
         self._faults, self._environment = faults, environment
         self.set_mapsize = faults.call("lmdb.set_mapsize", environment.set_mapsize, lmdb.Error)
@@ -151,8 +140,6 @@ class FaultyEnvironment:
 
 
 class FaultyTransaction:
-    """Puts and, at its end, commits."""
-
     def __init__(self, faults: Faults, transaction: Any) -> None:
         self._faults, self._transaction = faults, transaction
         self.put = faults.call("lmdb.put", transaction.put, lmdb.Error)
@@ -170,8 +157,6 @@ class FaultyTransaction:
 
 
 class Pictures:
-    """A few tiny images with labels, and one more that is none."""
-
     def __init__(self, count: int) -> None:
         self._count = count
 
@@ -185,14 +170,12 @@ class Pictures:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of three samples."""
     monkeypatch.setattr(blocks, "MIN_BLOCK_SAMPLES", 3)
     monkeypatch.setattr(Lateness, "samples_a_task", 1)  # or a busy machine would have other tasks each time
 
 
 @contextlib.contextmanager
 def watching(faults: Faults) -> Iterator[None]:
-    """Have everything that changes a file inside go through these faults."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fsync", "link", "replace", "rename", "mkdir", "unlink", "rmdir"):
             patch.setattr(os, name, faults.call(name, getattr(os, name)))
@@ -232,8 +215,6 @@ def _relabel(jitter: str, cache: Path) -> None:
 
 
 class Broken(Pictures):
-    """Pictures of which some cannot be read."""
-
     def __init__(self, count: int, *broken: int) -> None:
         super().__init__(count)
         self._broken = broken
@@ -266,7 +247,6 @@ Run = Callable[[str, Path], None]
 
 
 def state(cache: Path) -> State:
-    """Return all that the next run finds; what the lock of an ended run holds is that run's own number."""
     return frozenset(
         (str(path.relative_to(cache)), path.read_bytes() if path.is_file() and path.name != "lock" else b"")
         for path in cache.rglob("*")
@@ -278,7 +258,6 @@ End = tuple[tuple[int, str], BuildError | None]
 
 
 def full_disks(run: Run, jitter: str, start: Path, cache: Path, counted: Faults) -> Iterator[End]:
-    """Let each chosen call fail in turn, in a copy of `start`."""
     for at in counted.chosen():
         name = counted.calls[at]
         shutil.copytree(start, cache)
@@ -294,7 +273,6 @@ def full_disks(run: Run, jitter: str, start: Path, cache: Path, counted: Faults)
 
 
 def kills(run: Run, jitter: str, start: Path, cache: Path, counted: Faults) -> Iterator[End]:
-    """Leave the files as a kill before each chosen call, and in the middle of each such write, would leave them."""
     seen, left, chosen = set[State](), dict[Path, tuple[int, str]](), {*counted.chosen()}
 
     def look() -> None:
@@ -323,7 +301,6 @@ MORE = [(name, mode) for name in RUNS for mode in ENDS if (name, mode) != ("buil
 
 
 def changes(run: Run, jitter: str, cache: Path) -> Faults:
-    """Run, and return what has counted the calls that have changed files."""
     faults = Faults()
     with watching(faults):
         run(jitter, cache)

@@ -58,7 +58,6 @@ def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finished_shards(cache: Path) -> dict[str, tuple[int, int]]:
-    """Return inode and time of each shard that has its receipt, which may be what did not fit, or a manifest."""
     receipts = {path.name for path in (cache / ".warmup").glob("shard-*.npz")}
     return {
         path.name: (path.stat().st_ino, path.stat().st_mtime_ns)
@@ -68,8 +67,6 @@ def finished_shards(cache: Path) -> dict[str, tuple[int, int]]:
 
 
 class Unsized(FolderSource):
-    """Files whose sizes are not known: then no block is small, and records go through spool files."""
-
     def list(self) -> Listing:
         found = super().list()
         return dataclasses.replace(found, samples=[dataclasses.replace(each, bytes=0) for each in found.samples])

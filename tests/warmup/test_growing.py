@@ -47,8 +47,6 @@ PLANNED = [0, 0]  # what is loaded to plan a build: the first sample says what a
 
 @dataclass
 class Gated:
-    """Pictures that are loaded once a gate lets their number pass; it notes which were loaded, in their order."""
-
     may_pass: Callable[[int], bool] = lambda number: True
     labelled: bool = True
     loaded: list[int] = field(default_factory=list)
@@ -70,8 +68,6 @@ class Gated:
 
 
 class Building:
-    """A build in a thread of this process, which waits for its workers no less than another process would."""
-
     def __init__(self, source: Any, cache: Path, recipe: Recipe, **others: Any) -> None:
         self.prospect: Prospect | None = None
         self.error: BaseException | None = None
@@ -103,7 +99,6 @@ class Building:
         return self.prospect
 
     def end(self) -> None:
-        """End it as a kill does, between two samples."""
         self._source.ended = True
         self.join()
 
@@ -127,7 +122,6 @@ def grown(source: Any, cache: Path, recipe: Recipe, variant: Any = 0) -> Iterato
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks of four samples, also where a busy machine makes storage seem late."""
     monkeypatch.setattr(scheduler, "_TASK_SAMPLES", 4)
     monkeypatch.setattr(scheduler, "_MOST_SAMPLES", 4)
     monkeypatch.setattr(scheduler, "_MOST_LATE_SAMPLES", 4)
@@ -135,7 +129,6 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Path]:
-    """Return a function that gives the cache that an ordinary build makes, made once for each recipe."""
     made: dict[Recipe, Path] = {}
 
     def build(recipe: Recipe) -> Path:
@@ -188,7 +181,6 @@ def test_batches_and_bytes_are_those_of_the_finished_cache(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a reader has asked for samples; the builder may have removed the file that says so by then."""
     monkeypatch.setattr("tpucache.warmup.run.scheduler.is_late", lambda _: False)  # then no task is planned ahead
     monkeypatch.setattr(Lateness, "samples_a_task", 1)
     found, ask_for = threading.Event(), reading.ask_for
@@ -302,7 +294,6 @@ def test_records_that_a_power_cut_has_torn_are_made_again(
 
 
 def hurt(cache: Path, random: np.random.Generator) -> None:
-    """Damage what a killed build has left, as a power cut or a user does: flip, cut or remove files of each kind."""
     work = cache / WORK_NAME
     for spool in sorted(work.glob("spool-*")):
         match random.integers(5), bytearray(spool.read_bytes()):
@@ -322,7 +313,6 @@ def hurt(cache: Path, random: np.random.Generator) -> None:
 
 
 def build_some(cache: Path, recipe: Recipe, most: int) -> None:
-    """Begin or continue a build, and end it after it has loaded `most` samples."""
     source = Gated(lambda _: len(source.loaded) < most)
     with grown(source, cache, recipe) as (_, building):
         wait_for(lambda: len(source.loaded) == most)
@@ -364,38 +354,6 @@ def test_a_record_is_compared_with_its_checksum_when_it_is_first_read(tmp_path: 
         for _ in range(2):  # a wrong record stays wrong
             with pytest.raises(Exception, match="other records"):
                 dataset[1]
-
-
-def test_tasks_are_larger_where_storage_answers_late(tmp_path: Path, monkeypatch: Any, finished: Any) -> None:
-    sizes: dict[str, list[int]] = {"at once": [], "late": []}
-    run = scheduler.build_samples
-
-    def noting(context: Any, chunks: Any, *others: Any) -> Any:
-        sizes[context.work.parent.name].append(sum(len(chunk.samples) for chunk in chunks))
-        return run(context, chunks, *others)
-
-    monkeypatch.setattr(scheduler, "build_samples", noting)
-    for name, samples_a_task in (("at once", 1), ("late", 40)):
-        monkeypatch.setattr(Lateness, "samples_a_task", property(lambda _, most=samples_a_task: most))
-        monkeypatch.setattr(scheduler, "_MOST_LATE_SAMPLES", 32)
-        with grown(Gated(), tmp_path / name, Recipe(size=SIZE)) as (dataset, building):
-            assert_same_batches(dataset, CachedDataset(finished(Recipe(size=SIZE))), shuffle=True)
-            building.join()
-    assert max(sizes["at once"]) == 4
-    assert sizes["late"][0] == 4  # a reader waits for the first one
-    assert max(sizes["late"]) == 32
-    assert sum(sizes["late"]) == sum(sizes["at once"]) == SAMPLES
-
-
-def test_a_task_writes_the_records_of_all_its_blocks_at_once(tmp_path: Path, monkeypatch: Any) -> None:
-    written: list[int] = []
-    write = tasks.write_spool
-    monkeypatch.setattr(tasks, "write_spool", lambda *all, **more: (written.append(1), write(*all, **more))[1])
-    with grown(Gated(), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
-        for _ in CachedLoader(dataset, 24, shuffle=True):
-            pass
-        building.join()
-    assert len(written) <= -(-SAMPLES // 4) + 1
 
 
 def test_workers_know_from_the_first_sample_that_storage_answers_late(tmp_path: Path) -> None:
@@ -518,8 +476,6 @@ def test_where_the_samples_are_known_at_the_end_alone_nothing_is_read_before(cas
 
 
 def test_skipped_samples_are_all_known_and_batches_keep_their_shape(tmp_path: Path) -> None:
-    """With `on_error="skip"` all is built before anything is read: an epoch is shorter by what is skipped."""
-
     class WithBad(Gated):
         def list(self) -> Listing:
             listing = super().list()

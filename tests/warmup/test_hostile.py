@@ -53,13 +53,11 @@ def listing(hostile: Path) -> Listing:
 
 @pytest.fixture(scope="module")
 def warmed(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """The cache of the hostile folder, and the most memory that a process took for it, in bytes."""
     cache = tmp_path_factory.mktemp("warmed") / "cache"
     return cache, _warm_up(hostile, cache, jobs=1)
 
 
 def _warm_up(source: Path, cache: Path, jobs: int) -> int:
-    """Warm up in processes of their own, and return the most memory that one of them took, in bytes."""
     warmup = [sys.executable, "-m", "tpucache", "warmup", str(source), str(cache)]
     options = ["--size", str(_SIZE), "--jobs", str(jobs), "--on-error", "skip"]
     command = [sys.executable, "-c", _MEASURED, *warmup, *options]

@@ -35,7 +35,6 @@ def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of the cache, built in a folder."""
     cache = tmp_path_factory.mktemp("built") / "cache"
     build_cache(source, cache, _RECIPE, jobs=1, target="kaggle")
     return {path.name: path.read_bytes() for path in cache.iterdir()}
@@ -49,7 +48,6 @@ def running() -> Iterator[KaggleServer]:
 
 @pytest.fixture
 def server(running: KaggleServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KaggleServer:
-    """The stand-in, of which nobody waits long for an answer."""
     for name, value in running.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -62,7 +60,6 @@ def server(running: KaggleServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the shards that are built."""
     names: list[str] = []
     install = tasks.install_shard
     monkeypatch.setattr(

@@ -117,11 +117,6 @@ def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractContextManager[subprocess.Popen[bytes]]]:
-    """Return a function that starts a warmup of two workers in a session of its own; leaving it kills what is left.
-
-    With a gate each worker is held there once it has made a number of samples, or when files of a pattern are there.
-    """
-
     @contextlib.contextmanager
     def start(
         cache: Path, gate: Path | str = "", held_after: int = 1 << 30, held_by: Path | str = ""
@@ -148,7 +143,6 @@ def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractCont
 
 @pytest.fixture(scope="module")
 def uninterrupted(warmup: Any, tmp_path_factory: pytest.TempPathFactory, digests: Digests) -> Any:
-    """What every killed run must come to."""
     cache = tmp_path_factory.mktemp("uninterrupted") / "cache"
     with warmup(cache) as process:
         assert process.wait() == 0
@@ -157,7 +151,6 @@ def uninterrupted(warmup: Any, tmp_path_factory: pytest.TempPathFactory, digests
 
 
 def _held(process: subprocess.Popen[bytes], gate: Path) -> list[int]:
-    """Wait until both workers of a run are held at its gate; return their process numbers."""
     arrived = Path(f"{gate}.arrived")
     wait_for(lambda: process.poll() is not None or (arrived.exists() and len(arrived.read_text().splitlines()) == 2))
     assert process.poll() is None, "the run ended before it could be killed"
@@ -165,7 +158,6 @@ def _held(process: subprocess.Popen[bytes], gate: Path) -> list[int]:
 
 
 def _finish(source: Path, cache: Path) -> int:
-    """Finish a killed run in this process; return how many samples stood."""
     reports: list[int] = []
     recipe = Recipe(size=_SIZE, variants=1, augment="slow_by_test:slowly", shard_mb=1)
     build_cache(source, cache, recipe, jobs=1, on_progress=lambda progress: reports.append(progress.samples))
@@ -191,15 +183,12 @@ def test_a_killed_run_finishes_with_the_same_bytes(
 
 
 class Forks:
-    """Runs warmups in forks of a process that has everything imported."""
-
     def __init__(self, process: subprocess.Popen[str], source: Path) -> None:
         self._process, self._source = process, source
 
     def run(
         self, cache: Path, variants: int, dies_at: int = 0, source: Path | None = None, dies_naming: str = ""
     ) -> tuple[int, int]:
-        """Warm up, perhaps up to the step of a number, and return the status and the number of steps."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         words = [str(source or self._source), str(cache), variants, dies_at, dies_naming]
@@ -209,13 +198,11 @@ class Forks:
         return status, steps
 
     def finish(self, cache: Path, variants: int, source: Path | None = None) -> int:
-        """Warm up to the end, and return the number of steps."""
         status, steps = self.run(cache, variants, source=source)
         assert status == 0
         return steps
 
     def kill(self, cache: Path, variants: int, dies_at: int, source: Path | None = None) -> None:
-        """Warm up to a step at which the run is killed."""
         assert self.run(cache, variants, max(1, dies_at), source)[0] == -signal.SIGKILL
 
 
@@ -246,7 +233,6 @@ def forks(modules: Path, fewer: Path) -> Iterator[Forks]:
 
 @pytest.fixture(scope="module")
 def forked(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, int]]:
-    """By its number of variants, a cache of one go, the next an addition to a copy of it; and the steps it took."""
     folder = tmp_path_factory.mktemp("forked")
     caches = {}
     for variants in (1, 2):
@@ -331,7 +317,6 @@ def test_a_run_killed_while_it_names_a_file_leaves_nothing_behind_once_finished(
 
 
 def test_workers_of_a_killed_run_end_in_the_middle_of_a_sample(source: Path, warmup: Any, tmp_path: Path) -> None:
-    """Else they may write into a cache that is begun anew in the same place, or that another run finishes."""
     gate = tmp_path / "gate"
     with warmup(tmp_path / "cache", gate, held_after=0) as process:
         workers = _held(process, gate)  # each at its first augmentation, and the gate stays closed
@@ -342,7 +327,6 @@ def test_workers_of_a_killed_run_end_in_the_middle_of_a_sample(source: Path, war
 
 
 def _is_running(process: int) -> bool:
-    """Return whether a process runs: one that has ended, and that nobody has waited for, has no command line."""
     try:
         return bool(Path(f"/proc/{process}/cmdline").read_bytes())
     except OSError:

@@ -18,8 +18,6 @@ WRONG = [-7, 2**62, MOST_CLASSES, 10**400]
 
 
 class Images:
-    """Four images whose labels are in the listing, or only in the samples."""
-
     def __init__(self, wrong: int, is_listed: bool) -> None:
         self.labels, self.is_listed = [0, 1, 1, 0], is_listed
         self.labels[2 if is_listed else 0] = wrong

@@ -13,7 +13,6 @@ from tpucache.warmup.plan import resolve
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """What is installed; a test changes it."""
     found = dict.fromkeys(("numpy", "lmdb", "joblib", "albumentations", "pillow-heif", "pydicom"), "1.0")
 
     def version(name: str) -> str:

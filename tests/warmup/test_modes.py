@@ -33,7 +33,6 @@ MAKERS: dict[str, Callable[[np.random.Generator], Array]] = {
 
 
 def write_arrays(folder: Path, kind: str, count: int = 6) -> list[Array]:
-    """Write images of one kind in two classes, as PNG where that holds them, and return them (height, width, n)."""
     rng = np.random.default_rng(5)
     arrays = []
     for number in range(count):

@@ -28,13 +28,11 @@ KIND = TableOptions(label_cols=("kind",))
 
 @pytest.fixture
 def copy(cache: Path, tmp_path: Path) -> Path:
-    """A cache of 150 samples in three classes, which may be written to."""
     return Path(shutil.copytree(cache, tmp_path / "cache"))
 
 
 @pytest.fixture
 def table(cache: Path, tmp_path: Path) -> Path:
-    """A row for each sample, in another order: a kind, a fold, an age, and the name of the file."""
     rows = [
         f"{path},{'xyz'[number % 3]},{number % 5},{number + 0.5},{Path(path).name}"
         for number, path in enumerate(CachedDataset(cache).paths)

@@ -31,7 +31,6 @@ Harm = Callable[[Path], None]
 
 
 def repair_cache(source: Any, cache: Path, **options: Any) -> list[Any]:
-    """Repair a cache of this file's own augmentation."""
     return repair_cache_of(source, cache, augment="moved_by_test:shift", **options)
 
 
@@ -75,7 +74,6 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def grown(source: Path, modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with skipped samples, to which samples and then variants were added: tables of the third generation."""
     cache = tmp_path_factory.mktemp("grown") / "cache"
     recipe = Recipe(size=16, variants=1, augment="moved_by_test:shift")
     build_cache(source, cache, recipe, jobs=1, on_error="skip")
@@ -152,8 +150,6 @@ def test_samples_that_came_later_do_not_matter(
 
 
 class SelfLabelled:
-    """Arrays whose labels and scores are known only once they are loaded."""
-
     def list(self) -> Listing:
         return Listing([Sample(number, f"{number}") for number in range(150)])
 

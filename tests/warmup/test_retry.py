@@ -23,8 +23,6 @@ OPTIONS = TableOptions(label_cols=("label",), fold_col="fold")
 
 
 class Data:
-    """A table of images, some of which are broken."""
-
     def __init__(self, root: Path, recipe: Recipe, encode: Callable[..., bytes], image: Callable[..., Any]) -> None:
         self.root, self.recipe, self.table = root, recipe, root / "train.csv"
         root.mkdir()
@@ -52,7 +50,6 @@ def data(tmp_path: Path, jitter: str, encode: Callable[..., bytes], smooth_image
 
 
 def rows_of(cache: Path) -> dict[str, list[Any]]:
-    """Return what a cache has of each sample, by path: its number, label, columns and records."""
     opened = Cache.open(cache)
     table = opened.samples
     columns = [table[name] for name in table]

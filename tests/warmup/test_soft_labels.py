@@ -112,7 +112,6 @@ def test_numbers_that_cannot_be_are_named_with_their_line(cache, tmp_path, value
     ],
 )  # fmt: skip
 def test_ranks_of_two_classes_are_not_taken_for_probabilities(cache, tmp_path, values, names, message):
-    """They add up to 1 in each row, as probabilities do."""
     columns = ("sample", "path", "label", *(["prediction"] if names else []), "b", "a")
     rows = [
         (number, path, "", *names[number : number + 1], value, 1 - value)
@@ -144,7 +143,6 @@ def test_options_and_tables_that_do_not_fit_are_refused(cache, tmp_path, capsys)
 
 
 def test_soft_labels_are_not_mixed_with_class_numbers(cache, tmp_path):
-    """Two samples of two classes: numpy would broadcast their class numbers to the shape of soft labels."""
     plain = CachedDataset(cache)
     relabel_cache(cache, predictions(tmp_path / "one.csv", rows_of(cache, [0], [(0.75, 0.25, 1)])), soft=SOFT)
     shown = CachedDataset(cache).with_soft_labels()

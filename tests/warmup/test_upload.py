@@ -46,7 +46,6 @@ def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache, built in a folder."""
     cache = tmp_path_factory.mktemp("built") / "cache"
     build_cache(source, cache, _RECIPE, jobs=1)
     return cache
@@ -54,7 +53,6 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty folder in the memory of this process."""
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
     url = "memory://caches/one"
     yield url
@@ -62,7 +60,6 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 def held(url: str) -> dict[str, bytes]:
-    """Return the files at a URL by their names."""
     files = fsspec.filesystem("memory")
     folder = "/" + url.partition("://")[2]
     found = {path.rpartition("/")[2]: files.cat_file(path) for path in files.ls(folder, detail=False)}
@@ -70,7 +67,6 @@ def held(url: str) -> dict[str, bytes]:
 
 
 def files_of(cache: Path) -> dict[str, bytes]:
-    """Return the files of a folder by their names."""
     return {path.name: path.read_bytes() for path in cache.iterdir() if path.name != "times.json"}
 
 
@@ -119,8 +115,6 @@ def test_samples_and_variants_are_added_at_a_url_as_in_a_folder(
 
 
 class Hub(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Stands in for the hub's file system: a file that is written by itself is a commit."""
-
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     cachable = False
@@ -143,7 +137,6 @@ class Hub(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]
 
 @pytest.fixture
 def hub(store: str, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """An empty repository of data at hf://datasets/ann/birds."""
     files = Hub()
 
     def create_commit(self: object, repo_id: str, operations: list[Any], **options: Any) -> None:
@@ -288,7 +281,6 @@ def test_a_build_whose_time_is_up_has_sent_what_is_finished(
 def test_of_two_builds_into_one_url_one_ends_in_one_line_and_the_other_is_whole(
     source: Path, built: Path, store: str, tmp_path: Path
 ) -> None:
-    """The second begins when the first has sent a shard: it takes over, as after a kill."""
     began = []
 
     def begin_other(progress: BuildProgress) -> None:
@@ -394,7 +386,6 @@ def test_a_build_is_followed_from_another_process(
 
 
 def trained_weights(loader: CachedLoader) -> torch.Tensor:
-    """Return the weights of a model after two epochs."""
     model = torch.nn.Linear(3, 4)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
@@ -435,7 +426,6 @@ def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_trained_from_it(
 
 
 def test_a_receipt_of_another_shard_is_not_taken(source: Path, built: Path, store: str, tmp_path: Path) -> None:
-    """As somebody may have put into a bucket."""
     cache = tmp_path / "cache"
     with pytest.raises(Stopped):
         build_cache(source, cache, _RECIPE, jobs=1, on_progress=stop_after(70))

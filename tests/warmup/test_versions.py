@@ -38,7 +38,6 @@ def draw(source: Path, name: str, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a source of a few pictures in two classes, and the cache of it: `source` and `cache`."""
     root = tmp_path_factory.mktemp("versions")
     for number in range(COUNT):
         draw(root / "source", f"{'ab'[number % 2]}/{number:02}.png", number)
@@ -52,7 +51,6 @@ def root(made: Path, tmp_path: Path) -> Path:
 
 
 def contents(cache: str | Path, version: int | None = None) -> dict[str, Any]:
-    """Return all that a version shows: its samples by their paths, in order, with their labels and pictures."""
     with CachedDataset(cache, version=version, in_memory=False) as dataset:
         shown = {
             path: (dataset.classes[int(label)], np.asarray(image).tobytes())
@@ -62,7 +60,6 @@ def contents(cache: str | Path, version: int | None = None) -> dict[str, Any]:
 
 
 def main_parser_commands() -> list[argparse.ArgumentParser]:
-    """Return the parsers of all commands."""
     (action,) = [each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction)]
     return [*action.choices.values()]
 
@@ -288,7 +285,6 @@ def test_nothing_of_a_deleted_sample_is_left_after_compact(root: Path) -> None:
 
 @pytest.fixture
 def three(root: Path) -> Path:
-    """A cache of three versions: of all samples, without two, and with one more."""
     cache = root / "cache"
     delete_samples(cache, paths=["a/00.png", "b/11.png"])
     draw(root / "source", "a/new.png", 5)
@@ -398,7 +394,6 @@ class StopError(Exception):
 
 
 def stopping(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
-    """Have the folder's next change stop at its n-th write, link or removal; return what was done."""
     done: list[str] = []
 
     def wrapped(real: Callable[..., Any], name: str) -> Callable[..., Any]:

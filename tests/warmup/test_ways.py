@@ -29,8 +29,6 @@ BAD = (0, 41, 42, 159)
 
 @dataclasses.dataclass
 class Pictures:
-    """Pictures with a column and, if `labelled`, labels that only loading tells. Some may be broken, or of no size."""
-
     nbytes: int = 1000
     broken: tuple[int, ...] = ()
     labelled: bool = True
@@ -51,7 +49,6 @@ class Pictures:
 
 
 def stop_at(reports: int) -> Callable[[BuildProgress], None]:
-    """Return an `on_progress` that ends a build at its report of a number."""
     seen: list[int] = []
 
     def look(progress: BuildProgress) -> None:
@@ -98,7 +95,6 @@ def begun_without_readers(source: Any, cache: Path, recipe: Recipe, **how: Any) 
 
 
 def flip_each(work: Path) -> None:
-    """Flip a bit in the middle of every file of records and notes, as a power cut may."""
     for path in [*work.glob("spool-*"), *work.glob("arrived.jsonl"), *work.glob("shard-*.npz")]:
         data = bytearray(path.read_bytes())
         if data:
@@ -152,7 +148,6 @@ def recipe_of(variants: int, module: str) -> Recipe:
 
 @pytest.fixture(scope="module")
 def expected(module: str, tmp_path_factory: pytest.TempPathFactory, digests: Digests) -> Callable[[str], Any]:
-    """Return a function that gives the files of a kind of cache, built at once; each kind is built once."""
     made: dict[str, dict[str, str]] = {}
 
     def files(kind: str) -> dict[str, str]:

@@ -37,14 +37,12 @@ def _clean(item: Item, recipe: Recipe) -> dict[str, Array]:
 
 
 def _blocks(width: int, height: int, cell: int = 40, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """Draw squares of 0 and 255."""
     rng = np.random.default_rng(seed)
     cells = rng.integers(0, 2, (-(-height // cell), -(-width // cell)), np.uint8) * 255
     return np.kron(cells, np.ones((cell, cell), np.uint8))[:height, :width]
 
 
 def _extent(pixels: Array) -> list[int]:
-    """Return the box around all pixels that are not 0."""
     rows, columns = np.flatnonzero(pixels.any(axis=1)), np.flatnonzero(pixels.any(axis=0))
     return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
 
@@ -193,7 +191,6 @@ def test_a_mask_is_what_pillow_makes_of_it_with_the_nearest_pixel(turn: int, fit
 @pytest.mark.parametrize("fit", _FITS)
 @pytest.mark.parametrize("turn", _TURNS)
 def test_a_mask_lies_on_the_pixels_of_its_image(turn: int, fit: Any, exact: bool, encode: Any) -> None:
-    """At every scale that the image is decoded at: a mask out by one pixel would fit worse."""
     drawn = _blocks(637, 403)
     recipe = Recipe(size=(90, 120), fit=fit, exact=exact, coordinates="stored")
     clean = _clean(Item({"image": encode(Image.fromarray(drawn), orientation=turn), "mask": drawn}), recipe)

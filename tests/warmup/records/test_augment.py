@@ -121,7 +121,6 @@ def test_the_given_image_is_left_as_it_was(image: Pixels) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_definition_survives_json(preset: str) -> None:
-    """It is compared with the one in plan.json and in the manifest when a run is resumed."""
     definition = resolve(preset, _SIDE, _SIDE)
     assert json.loads(json.dumps(definition)) == definition
 
@@ -149,7 +148,6 @@ def test_flips_of_two_variants_of_a_sample_occur_independently(two_flips: Path, 
 
 
 def test_flips_of_given_samples_stay_what_they_are(two_flips: Path, image: Pixels) -> None:
-    """Existing caches were made with this stream of random numbers."""
     definition = resolve(str(two_flips), _SIDE, _SIDE)
     found = ""
     for number in range(12):

@@ -22,7 +22,6 @@ def _fields(record: dict[str, Any]) -> list[Field]:
 
 
 def _decided(albumentations: Any, tmp_path: Path, *transforms: Any) -> dict[str, Any]:
-    """Return the definition of a pipeline of transforms, read from a file as a user's is."""
     path = tmp_path / "decided.json"
     path.write_text(json.dumps(albumentations.to_dict(albumentations.Compose(list(transforms)))))
     return resolve(str(path), 40, 56)
@@ -30,7 +29,6 @@ def _decided(albumentations: Any, tmp_path: Path, *transforms: Any) -> dict[str,
 
 @pytest.fixture
 def record() -> dict[str, Any]:
-    """One record with all that an image can have, and a field more."""
     rng = np.random.default_rng(5)
     boxes = np.full((4, 5), -1, np.float32)
     boxes[:3] = [[2, 3, 20, 18, 0], [30, 10, 56, 40, 1], [26, 22, 29, 25, 2]]
@@ -61,7 +59,6 @@ def test_an_image_is_augmented_the_same_whatever_comes_with_it(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_mask_follows_its_image_and_is_never_mixed(preset: str, record: dict[str, Any]) -> None:
-    """The image is drawn from the mask; colours may change, but what is dark and what is light stays."""
     numbers = np.kron(np.random.default_rng(1).integers(0, 2, (5, 7)), np.ones((8, 8), int)).astype(np.uint8) * 3
     given = {"image": np.repeat(numbers[..., None] * 50 + 50, 3, axis=2), "mask": numbers[..., None]}
     definition = resolve(preset, 40, 56)

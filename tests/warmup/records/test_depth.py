@@ -27,7 +27,6 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def _png(values: Array, colour: int = _GREY, extra: bytes = b"") -> bytes:
-    """Return a PNG of 16 bits a channel: `values` (height, width) in every channel of colour, alpha opaque."""
     height, width = values.shape
     channels = np.repeat(values[..., None], _CHANNELS[colour], axis=2).astype(">u2")
     if colour in (_GREY_ALPHA, _RGBA):
@@ -200,7 +199,6 @@ def test_a_transparent_grey_of_few_bits_is_white(bits: int) -> None:
 
 
 def test_a_transparent_colour_of_16_bits_is_refused() -> None:
-    """Pillow compares it with colours of which it keeps the high bytes alone."""
     data = _png(_ramp(65535), _RGB, _chunk(b"tRNS", struct.pack(">HHH", 1000, 1000, 1000)))
     with pytest.raises(SampleError, match="is transparent"):
         _grey(data)

@@ -17,8 +17,6 @@ from tpucache.warmup.sources.source import Item, Label, Listing, Sample
 
 @dataclass(frozen=True)
 class Labelled:
-    """Arrays that come with these labels, under class names or none."""
-
     labels: Sequence[Label]
     classes: tuple[str, ...] = ()
 

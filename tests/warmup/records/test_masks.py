@@ -81,7 +81,6 @@ def test_a_colour_that_is_not_in_the_table_is_named() -> None:
 
 
 def palette_of(colours: Any) -> Image.Image:
-    """Return CLASSES as the indices of a palette."""
     image = Image.frombytes("P", CLASSES.shape[::-1], CLASSES.tobytes())
     image.putpalette(np.array(colours, np.uint8).tobytes())
     return image

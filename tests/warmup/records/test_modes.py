@@ -94,7 +94,6 @@ def test_a_png_of_16_bits_cut_anywhere_is_refused() -> None:
 
 
 def tiff(pixels: npt.NDArray[Any], tags: dict[int, list[int]]) -> bytes:
-    """Return a TIFF of one strip a plane. `tags` are further tags of whole numbers of 16 bits."""
     content, planes = pixels.tobytes(), tags[277][0] if tags.get(284) == [2] else 1
     part = len(content) // planes
     longs = {273: [8 + part * plane for plane in range(planes)], 279: [part] * planes}
@@ -151,8 +150,6 @@ def test_files_that_pillow_misreads_are_refused(mode: Any) -> None:
 
 
 def grey_png(numbers: npt.NDArray[np.uint8], bits: int) -> bytes:
-    """Return a PNG of grey with 1, 2 or 4 bits."""
-
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
@@ -183,7 +180,6 @@ def test_a_ppm_of_16_bits_is_not_kept_as_8() -> None:
 
 
 def bmp_of_greys(numbers: npt.NDArray[np.uint8], step: int) -> bytes:
-    """Return a BMP of 4 bits whose palette is 16 greys. `numbers` are positions in it."""
     height, width = numbers.shape
     padded = np.zeros((height, -(-width // 8) * 8), np.uint8)
     padded[:, :width] = numbers[::-1]
@@ -194,7 +190,6 @@ def bmp_of_greys(numbers: npt.NDArray[np.uint8], step: int) -> bytes:
 
 
 def bmp_of_alpha(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Return a BMP of 32 bits whose header has a mask for alpha. `pixels` are RGBA."""
     height, width = pixels.shape[:2]
     content = pixels[::-1, :, [2, 1, 0, 3]].tobytes()
     head = struct.pack("<IiiHHIIiiII", 108, width, height, 1, 32, 3, len(content), 0, 0, 0, 0)

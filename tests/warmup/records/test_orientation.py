@@ -80,7 +80,6 @@ def test_every_format_is_turned_once(name: str, turn: int) -> None:
 @pytest.mark.parametrize("turn", _TURNS)
 @pytest.mark.parametrize("name", ["TIFF", "TIFF lzw"])
 def test_an_orientation_of_xmp_turns_a_tiff_once(name: str, turn: int) -> None:
-    """Or not at all: not every Pillow reads it."""
     stored = _quarters(32, 48)
     target = io.BytesIO()
     options = {**_FORMATS[name], "tiffinfo": {700: _XMP % turn}}
@@ -102,7 +101,6 @@ def test_a_tiff_becomes_what_a_png_of_its_pixels_becomes(turn: int, fit: Any) ->
 
 
 def test_an_orientation_that_is_no_whole_number_turns_nothing() -> None:
-    """Such as 13/2: Pillow does not turn the TIFF, so nothing is to be undone."""
     data = bytearray(_encode(_quarters(32, 48), 6, "TIFF"))
     at = data.index(struct.pack("<HHI", 0x0112, 3, 1))
     data += struct.pack("<II", 13, 2)
@@ -115,7 +113,6 @@ def _clean(item: Item, recipe: Recipe) -> dict[str, Array]:
 
 
 def _object(height: int, width: int) -> tuple[Array, Array, Array]:
-    """Return the mask, box and middle of an object in an image of that size, off every axis."""
     mask = np.zeros((height, width), np.uint8)
     mask[4:14, 6:22] = 1
     return mask, np.array([[6.0, 4, 22, 14, 3]]), np.array([[14.0, 9]])
@@ -188,7 +185,6 @@ def test_where_both_readings_are_the_same_nothing_is_refused(turn: int) -> None:
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
 @pytest.mark.parametrize("turn", _TURNS)
 def test_a_mask_turned_as_its_image_is_always_lies_on_it(turn: int, file_format: str, coordinates: Any) -> None:
-    """As when both were exported with the camera's metadata."""
     stored = _object(48, 48)[0]
     item = Item({"image": _encode(_quarters(48, 48), turn), "mask": _encode(stored, turn, file_format)})
     clean = _clean(item, Recipe(size=48, coordinates=coordinates))
@@ -233,7 +229,6 @@ def test_an_image_that_is_not_turned_needs_no_statement() -> None:
 @pytest.mark.parametrize("coordinates", ["displayed", "stored"])
 @pytest.mark.parametrize("turn", _TURNS)
 def test_a_point_on_an_edge_stays_in_its_pixel_when_the_image_is_turned(turn: int, coordinates: Any, fit: Any) -> None:
-    """The first edge belongs to the first pixel, the last one to none, in the image that the points were given on."""
     drawn = (37, 61) if coordinates == "stored" or turn < 5 else (61, 37)
     inside = [(0, 0), (drawn[1] - 0.5, 0), (0, drawn[0] - 0.5), (drawn[1] - 0.5, drawn[0] - 0.5), (5.5, 9.5)]
     outside = [(drawn[1], 3), (3, drawn[0]), (-1, 3)]

@@ -272,7 +272,6 @@ def _presize_or_error(data: bytes, recipe: Recipe) -> Pixels | SampleError:
 
 @pytest.mark.slow
 def test_a_broken_chunk_amid_the_pixels_is_a_sample_error(smooth_image: Any, encode: Any) -> None:
-    """Pillow raises SyntaxError for it, which is no OSError."""
     data = bytearray(encode(smooth_image(400, 300), "PNG"))
     second = data.index(b"IDAT", data.index(b"IDAT") + 4)
     data[second : second + 4] = b"\0\1\2\3"
@@ -298,7 +297,6 @@ def originals(smooth_image: Any, encode: Any) -> dict[str, bytes]:
 
 @st.composite
 def _mutations(draw: st.DrawFn) -> tuple[int, list[tuple[float, bytes, int]], float]:
-    """Return which file, what to put where (most often near its start) in place of how many bytes, and what to keep."""
     place = st.one_of(st.floats(0, 0.2), st.floats(0, 1))
     edits = st.lists(st.tuples(place, st.binary(min_size=0, max_size=6), st.integers(0, 6)), min_size=1, max_size=6)
     return draw(st.integers(0, 8)), draw(edits), draw(st.one_of(st.just(1.0), st.floats(0, 1)))
@@ -371,6 +369,5 @@ def test_with_both_libraries_nothing_is_slow() -> None:
 
 @pytest.fixture
 def pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have neither simplejpeg nor cykooz_resizer."""
     monkeypatch.setattr("tpucache.warmup.records.pillow.find_simplejpeg", lambda: None)
     monkeypatch.setattr("tpucache.warmup.records.presize.find_cykooz_resizer", lambda: None)

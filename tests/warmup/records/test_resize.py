@@ -23,7 +23,6 @@ cykooz_resizer = pytest.importorskip("cykooz_resizer")
 
 @st.composite
 def _cases(draw: st.DrawFn) -> tuple[Pixels, tuple[float, float, float, float], tuple[int, int]]:
-    """Waves of an image of any size, grey or not; a box inside it, often up to its edges; and a size."""
     width, height = draw(st.integers(1, 300)), draw(st.integers(1, 300))
     x, y = np.linspace(0, 3, width), np.linspace(0, 4, height)[:, None]
     pixels = np.stack([128 + 90 * np.sin(x * k + y + k) for k in (1, 2, 3)], axis=2).astype(np.uint8)

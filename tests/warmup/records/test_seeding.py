@@ -37,8 +37,6 @@ _DRAWS = {
 def custom(
     write_module: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], dict[str, Any]]:
-    """Return a function that makes a definition of a module's text, whose `noise` is the augmentation."""
-
     def define(text: str) -> dict[str, Any]:
         monkeypatch.delitem(sys.modules, "noise_by_test", raising=False)
         write_module("noise_by_test", text)
@@ -121,7 +119,6 @@ def test_what_makes_something_else_each_time_is_refused_at_the_start(
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_torch_that_a_callable_imports_is_seeded_from_its_first_call_on(tmp_path: Path) -> None:
-    """In a process of its own, which finds a small torch before the large one."""
     (tmp_path / "torch.py").write_text(
         "import random\n"
         "class Generator(random.Random):\n"
@@ -149,7 +146,6 @@ def test_torch_that_a_callable_imports_is_seeded_from_its_first_call_on(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["preset", "random"])
 def test_threads_do_not_disturb_each_other(name: str, custom: Callable[[str], dict[str, Any]]) -> None:
-    """As the threads of a Dask worker, which share pipelines and generators."""
     definition = resolve("strong", _SIDE, _SIDE) if name == "preset" else custom(_NOISE.format(_DRAWS["both"]))
     places = _PLACES * 4
     expected = _all(definition, places)

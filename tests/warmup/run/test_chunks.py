@@ -15,8 +15,6 @@ from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
 class Uneven:
-    """Arrays of which only some come with a score, a rank or a remark."""
-
     def list(self) -> Listing:
         return Listing([Sample(number, f"{number}") for number in range(200)])
 

@@ -45,7 +45,6 @@ def nothing_outlives_its_test() -> None:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file that holds workers for as long as it is there, once there are files of the pattern in `slow.kept`."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "dask_slow_by_test.py").write_text(_MODULE)
     with pytest.MonkeyPatch.context() as patch:

@@ -43,7 +43,6 @@ def source(write_photos: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the module of an augmentation and a package that helps it."""
     folder = tmp_path / "modules"
     (folder / "roller_by_test").mkdir(parents=True)
     (folder / "roll_by_test.py").write_text(_MODULE)
@@ -57,7 +56,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _forget() -> None:
-    """Import the modules anew, as another process would."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("roll_by_test", "roller_by_test")]:
         del sys.modules[name]
     augment.build_function.cache_clear()
@@ -78,7 +76,6 @@ def _interrupt(*_: Any, **__: Any) -> None:
 
 
 def _begin(source: Path, cache: Path, recipe: Recipe) -> None:
-    """Build a cache but for its manifest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Manifest, "save", _interrupt)
         with pytest.raises(KeyboardInterrupt):

@@ -64,7 +64,6 @@ def test_workers_take_over_few_tasks_that_last(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_a_run_that_ends_early_says_nothing_of_the_tasks_under_way() -> None:
-    """Their results come to nobody, as where the disk is full: joblib would warn of wasted computation."""
     run = Executor(jobs=2).run((time.sleep, (seconds,)) for seconds in (0, 0.5))
     next(run)
     run.close()
@@ -75,7 +74,6 @@ def test_a_run_that_ends_early_says_nothing_of_the_tasks_under_way() -> None:
 def test_a_run_that_ends_while_tasks_are_on_their_way_to_the_workers_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """joblib's thread would end with a KeyError: it forgets tasks whose numbers it has still to look up."""
     note = process_executor._ExecutorManagerThread.process_result_item
 
     def slow(thread: Any, result: Any) -> None:

@@ -41,7 +41,6 @@ def test_a_plan_that_cannot_be_read_is_a_build_error(text: str, reason: str, tmp
 def test_a_plan_by_which_nothing_was_made_gives_way_to_another(
     tmp_path: Path, other: dict[str, int], options: dict[str, Any]
 ) -> None:
-    """The first run's error says what to change: there is nothing that could be lost by it."""
     images, cache = tmp_path / "images", tmp_path / "cache"
     for name in "12":
         (images / name).mkdir(parents=True)

@@ -38,7 +38,6 @@ def slowly(image, generator):
 
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Start Ray; the folder has the process numbers of its workers once it is made."""
     ray = pytest.importorskip("ray")
     (tmp_path / "ray_slow_by_test.py").write_text(_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -60,8 +59,6 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class StandIn:
-    """Ray's functions that are used: two threads run what was pickled on its way to them and back."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.most = 0
