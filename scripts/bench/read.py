@@ -62,7 +62,6 @@ FFCV: Final = Environment(
     pkg_config=("opencv4", "libturbojpeg"),
 )
 _LITDATA: Final = Environment("litdata", ((_TORCH, _NUMPY, "litdata==0.2.76"),))
-_MOSAICML: Final = Environment("mds", ((_TORCH, "numpy==2.1.3", "mosaicml-streaming==0.13.0"),))
 _WEBDATASET: Final = Environment("webdataset", ((_TORCH, _NUMPY, "webdataset==1.0.2"),))
 _FOLDER: Final = Environment("torch", ((_TORCH, _NUMPY, _PILLOW),))
 
@@ -82,7 +81,6 @@ CONTENDERS: Final = (
     *(_ours(f"{kind} {n}", kind=kind, threads=n, finish="device") for kind in PACKED for n in (1, 2)),
     *(_ffcv(kind, n) for kind in ("raw", "jpeg") for n in (1, 2)),
     Contender("litdata", "litdata", "read", {"workers": 2}, _LITDATA),
-    Contender("mds", "mosaicml", "read", {"workers": 2}, _MOSAICML),
     Contender("webdataset", "webdataset", "read", {"workers": 2}, _WEBDATASET),
     Contender("jpeg folder", "torchvision", "read", {"workers": 2}, _FOLDER),
 )

@@ -1,4 +1,4 @@
-"""How fast a data set is read from a URL, compared with LitData, MosaicML Streaming and WebDataset.
+"""How fast a data set is read from a URL, compared with LitData and WebDataset.
 
 A server on this machine sends no faster than a link of a given bandwidth, and answers after its latency. In each round
 everyone reads two epochs in a new process with an empty folder. The peers get the records of our dct-zstd cache as
@@ -63,7 +63,6 @@ CONTENDERS: Final = (
     Entry(name=LINK, peer="limits", place="records.bin"),
     *map(_ours, ("raw", "dct-lz4", "dct-zstd")),
     _peer("litdata", "litdata==0.2.76", "boto3"),
-    _peer("mosaicml", "mosaicml-streaming==0.13.0"),
     _peer("webdataset", "webdataset==1.0.2"),
 )
 

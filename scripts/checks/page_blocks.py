@@ -2,7 +2,7 @@
 
 Each notebook or machine of a page gets a new environment. It has what the image of that notebook has according to the
 page; the rest comes by the `pip install` lines of the page. pip has no index: the libraries that a line asks for are
-linked from those installed here just before it. With --from-index there are no links, and pip downloads them.
+linked from those installed here just before it.
 
 /kaggle, /content and the bucket are folders in a temporary one, photographs are generated, and scripts/kaggle_server.py
 stands in for Kaggle. PAGES lists which blocks are not run, which words are replaced, and why. The check fails if a
@@ -44,8 +44,8 @@ PHOTOGRAPHS: Final = 6  # of each source
 class Place:
     """The folders that a page names, the environment in which its blocks are run, and the server in Kaggle's place."""
 
-    def __init__(self, root: Path, server: KaggleServer, *, from_index: bool = False) -> None:
-        self.root, self.server, self.from_index = root, server, from_index
+    def __init__(self, root: Path, server: KaggleServer) -> None:
+        self.root, self.server = root, server
         self.variables: dict[str, str] = {}
         self.checkout = root / "checkout"
         self.here = root / "here"  # where commands are run
@@ -56,11 +56,7 @@ class Place:
 
     def begin(self, name: str, libraries: tuple[str, ...]) -> None:
         """Make a new environment that has some libraries of those installed here."""
-        if self.from_index:
-            environment = Environment(name, installs=(libraries,) if libraries else ())
-        else:
-            environment = Environment(name, links=libraries)
-        self.python = Environments(self.root / "environments").prepare(environment)
+        self.python = Environments(self.root / "environments").prepare(Environment(name, links=libraries))
         home = self.root / "homes" / name
         home.mkdir(parents=True)
         self.variables = {
@@ -70,10 +66,7 @@ class Place:
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "TPUCACHE_PATH": f"{self.inputs}:{self.working}:{self.content}",
         }
-        if self.from_index:
-            self.variables |= {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
-        else:
-            self.variables |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.build_tools())}
+        self.variables |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.build_tools())}
 
     def build_tools(self) -> Path:
         """Return a folder with what builds tpucache's wheel, downloaded at the first call."""
@@ -89,7 +82,7 @@ class Place:
         text = re.sub(r"(?<![\w.~/])/(?=(kaggle|content)\b)", f"{self.root}/", text)
         text = text.replace("gs://my-bucket", f"file://{self.root}/bucket")
         if language == "sh":
-            for asked in () if self.from_index else map(required, installs(text)):
+            for asked in map(required, installs(text)):
                 (packages,) = self.python.parent.parent.glob("lib/python*/site-packages")
                 link(asked, packages)
             words = ["bash", "-euxc", text]  # each command is shown before what it prints
@@ -383,7 +376,6 @@ def main() -> None:
     """Run the check as the command line asks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"which: {', '.join(PAGES)} (all of them)")
-    parser.add_argument("--from-index", action="store_true", help="install the libraries, too, as a user would")
     options = parser.parse_args()
     if unknown := set(options.pages) - set(PAGES):
         parser.error(f"there is no page {', '.join(sorted(unknown))}: it is one of {', '.join(PAGES)}")
@@ -391,7 +383,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, KaggleServer().running() as server:
             try:
                 page = PAGES[name]
-                place = Place(Path(folder), server, from_index=options.from_index)
+                place = Place(Path(folder), server)
                 copy_checkout(place.checkout)
                 check(page, (ROOT / page.path).read_text(), place)
             except CommandError as error:

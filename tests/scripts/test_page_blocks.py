@@ -31,7 +31,7 @@ class PlaceOfTests(Place):
 def place(tmp_path: Path) -> Place:
     server = KaggleServer()
     server.server.server_close()
-    return PlaceOfTests(tmp_path / "place", server, from_index=True)
+    return PlaceOfTests(tmp_path / "place", server)
 
 
 @pytest.mark.slow
