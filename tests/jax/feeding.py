@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from patience import wait_for
 from PIL import Image
 from thorough import thorough
 
@@ -26,8 +25,6 @@ from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.crop import CropDecoder
 from tpucache.ondevice.decode import Resize, packed_or_pixels
 from tpucache.store.fields import Field
-from tpucache.store.growing import GrowingCache
-from tpucache.warmup.growing import build_for_readers
 
 ALL = AugmentSettings(
     flip=True, vertical_flip=True, shift=3, brightness=0.3, contrast=0.3, saturation=0.3, erase=0.4,
@@ -73,42 +70,6 @@ def normalised(dataset, images):
 
 def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
-
-
-def test_batches_and_losses_on_a_cache_that_is_built_meanwhile_are_those_on_the_finished_one(tmp_path):
-    rng, photos, told = np.random.default_rng(3), tmp_path / "photos", []
-    for number in range(24):
-        (photos / str(number % 2)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(photos / str(number % 2) / f"{number}.png")
-    arguments, options = (photos, tmp_path / "cache", told.append), {"recipe": Recipe(size=8), "jobs": 1}
-    build = threading.Thread(target=build_for_readers, args=arguments, kwargs=options)
-    build.start()
-    wait_for(lambda: told)
-    growing = CachedDataset(GrowingCache(tmp_path / "cache", told[0]))
-    found = two_epochs(growing)
-    build.join()
-    expected = two_epochs(CachedDataset(tmp_path / "cache"))
-    assert len(found) == len(expected) == 6
-    for one, other in zip(found, expected, strict=True):
-        assert all(map(np.array_equal, one, other))
-    assert found[-1][2] != found[0][2]
-
-
-def two_epochs(dataset):
-    """Fit a linear classifier; return the images, labels, loss and weights of each step."""
-
-    def loss_of(weights, images, labels):
-        scores = jax.nn.log_softmax(images.reshape(len(images), -1) / 255 @ weights)
-        return -scores[np.arange(len(images)), labels].mean()
-
-    step = jax.jit(jax.value_and_grad(loss_of))
-    loader, weights, found = CachedLoader(dataset, 8, shuffle=True), np.zeros((8 * 8 * 3, 2), np.float32), []
-    for _ in range(2):
-        for images, labels in feed(loader, SingleDeviceSharding(jax.devices()[0])):
-            loss, gradient = step(weights, images, labels)
-            weights = weights - 0.1 * np.asarray(gradient)
-            found.append((np.asarray(images), np.asarray(labels), float(loss), weights))
-    return found
 
 
 @pytest.mark.parametrize("finish", ["host", "device"])
@@ -293,15 +254,6 @@ def test_a_state_counts_the_batches_handed_out_and_not_those_read_ahead(cache, m
     found += [names for _ in range(2) for names in names_of(rest)]
     assert found == expected[: len(found)]
     assert len(found) == (taken // 6 + 2) * 6
-
-
-def test_a_state_counts_while_the_next_batches_are_read(cache):
-    loader = shuffled(cache)
-    batches = feed(loader)
-    for position, _ in enumerate(batches, 1):
-        time.sleep(0.02)  # meanwhile batches are read ahead
-        assert batches.state_dict()["position"] == loader.state_dict()["position"] == position * 8 % 48
-    assert (loader.state_dict()["epoch"], loader.epoch) == (1, 1)
 
 
 @pytest.mark.parametrize(("reiterate", "epoch"), [("same", 0), ("next", 1)])
@@ -492,14 +444,6 @@ class Boxed:
 
     def __getitem__(self, number):
         return {"image": np.zeros((8, 8, 3), np.uint8), "boxes": np.array([[1, 2, 5, 6, 0]], np.float32), "label": 0}
-
-
-def test_a_sampler_of_fewer_samples_is_checked_by_its_own_number(cache):
-    dataset = CachedDataset(cache)
-    sampler = torch.utils.data.RandomSampler(dataset, num_samples=18)
-    with pytest.raises(UsageError, match="2 samples cannot be divided evenly over 4 devices"):
-        feed(CachedLoader(dataset, 16, sampler=sampler))
-    assert [len(labels) for _, labels in feed(CachedLoader(dataset, 16, sampler=sampler, drop_last=True))] == [16]
 
 
 def test_a_mixture_gives_the_batches_that_it_gives_itself(cache):

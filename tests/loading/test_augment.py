@@ -22,7 +22,7 @@ from tpucache.loading.finishing import why_not
 from tpucache.loading.reading import crops
 from tpucache.loading.reading.crops import Boxes, Form, Normal
 from tpucache.native import address
-from tpucache.ondevice import Augment, AugmentSettings, Normalise, draw, modules
+from tpucache.ondevice import Augment, AugmentSettings, draw, modules
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.augment import scale_and_shift
 from tpucache.store.codecs import yuv420
@@ -214,16 +214,6 @@ def test_of_records_in_files_only_the_rows_of_crops_are_read(
     assert sum(asked) < 0.8 * COUNT * HEIGHT * WIDTH * 3
 
 
-def test_crops_may_have_another_size(cache_of: Callable[[str], Path]) -> None:
-    dataset = CachedDataset(cache_of("raw"))
-    loader = CachedLoader(dataset, 4, shuffle=True, augment=CROP, size=(8, 10))
-    batches = list(loader)
-    assert {tuple(images.shape[1:]) for images, _ in batches} == {(3, 8, 10)}
-    assert all(images.dtype == torch.float32 for images, _ in batches)
-    square = CachedLoader(dataset, 4, augment=CROP, size=8)
-    assert next(iter(square))[0].shape == (4, 3, 8, 8)
-
-
 def test_a_crop_is_a_function_of_seed_and_step_whatever_reads_it(cache_of: Callable[[str], Path]) -> None:
     def loader(threads: int = 2, rank: int = 0, world_size: int = 1, seed: int = 4) -> CachedLoader:
         return CachedLoader(
@@ -306,12 +296,3 @@ def test_a_damaged_record_is_named_whatever_is_read_of_it(cache_of: Callable[[st
     os.truncate(shard, shard.stat().st_size - 4096)
     with pytest.raises(DamageError, match=shard.name):
         list(CachedLoader(dataset, 4, augment=CROP))
-
-
-def test_normalising_after_the_crop_is_that_of_the_cache(cache_of: Callable[[str], Path]) -> None:
-    dataset = CachedDataset(cache_of("raw"))
-    statistics = dataset.manifest.statistics
-    ((found, _),) = CachedLoader(dataset, COUNT, augment=AugmentSettings(crop=True, zoom=1.0), size=(HEIGHT, WIDTH))
-    normalise = Normalise(statistics.mean, statistics.std, CPU)
-    whole = torch.stack([image for image, _ in dataset]).permute(0, 2, 3, 1)
-    assert (found - normalise(whole)).abs().mean() < 0.2

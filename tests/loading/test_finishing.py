@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +79,6 @@ def test_augmenting_is_by_the_numbers_of_seed_and_step(own_cache: Path, settings
         assert torch.equal(changed, expected)
         assert torch.equal(targets, kept)
     assert len({images.sum().item() for images, _ in found}) == len(found)
-
-
-@pytest.mark.parametrize("seen", [1, 3, 4])
-def test_a_resumed_loader_continues_with_the_same_numbers(own_cache: Path, seen: int) -> None:
-    def loader(seed: int) -> CachedLoader:
-        return CachedLoader(CachedDataset(own_cache), 8, shuffle=True, seed=seed, augment=ALL)
-
-    first, whole = loader(4), epochs(loader(4), 3)
-    batches = itertools.chain.from_iterable(itertools.repeat(first))
-    assert same([next(batches) for _ in range(seen)], whole[:seen])
-    for other in (loader(9), pickle.loads(pickle.dumps(loader(0)))):
-        other.load_state_dict(first.state_dict())
-        assert same(epochs(other, 3)[: len(whole) - seen], whole[seen:])
 
 
 def test_a_state_that_is_loaded_meanwhile_leaves_a_running_iteration_as_it_is(own_cache: Path) -> None:

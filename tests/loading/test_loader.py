@@ -116,21 +116,6 @@ def test_a_resumed_loader_gives_exactly_what_was_not_seen(cache, stop, world, ep
     assert {rank.epoch for rank in ranks} == {epoch + 1}
 
 
-@pytest.mark.parametrize(("reiterate", "epoch"), [("same", 2), ("next", 3)])
-def test_the_next_iteration_is_another_epoch_and_one_given_up_is_followed_as_asked(cache, reiterate, epoch):
-    dataset = CachedDataset(cache)
-    loader = CachedLoader(dataset, 50, shuffle=True, reiterate=reiterate)
-    first = seen(dataset, list(loader))
-    second = seen(dataset, list(loader))
-    assert first != second
-    next(iter(loader))
-    assert loader.epoch == 2
-    third = seen(dataset, list(loader))
-    other = CachedLoader(dataset, 50, shuffle=True)
-    other.set_epoch(epoch)
-    assert seen(dataset, list(other)) == third
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_an_epoch_is_over_with_its_last_batch_asked_for_or_not(cache, drop_last):
     dataset = CachedDataset(cache)

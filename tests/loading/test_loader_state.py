@@ -102,11 +102,6 @@ def test_a_state_of_labels_that_were_standardised_by_other_numbers_is_refused(tm
         CachedLoader(stored.with_standardised_labels(*numbers), 2).load_state_dict(state)
 
 
-def test_a_selection_of_everything_continues_the_whole(cache: Path) -> None:
-    state = stopped(CachedLoader(CachedDataset(cache), 10), 3)
-    CachedLoader(CachedDataset(cache)[:], 10).load_state_dict(json.loads(json.dumps(state)))
-
-
 @pytest.mark.parametrize("window", [10, 40, 41])
 def test_a_state_of_another_window_is_refused(cache: Path, window: int) -> None:
     state = stopped(CachedLoader(CachedDataset(cache), 10, shuffle="block", window=40), 3)
@@ -190,15 +185,6 @@ def test_set_epoch_of_another_epoch_starts_there(cache: Path) -> None:
             loader.set_epoch(epoch)
         assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epochs[-1], 0)
         assert len(numbers(iter(loader), dataset)) == 150
-
-
-def test_a_position_is_used_once(cache: Path) -> None:
-    loader = CachedLoader(CachedDataset(cache), 20, shuffle=True)
-    loader.load_state_dict(stopped(loader, 3))
-    next(iter(loader))
-    loader.set_epoch(0)
-    assert loader.state_dict()["position"] == 0
-    assert len(list(loader)) == len(loader)
 
 
 def test_an_iteration_from_before_does_not_move_a_loader_that_was_set(cache: Path) -> None:

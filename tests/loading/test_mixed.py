@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -65,23 +64,6 @@ def test_each_cache_continues_in_its_own_order_epoch_after_epoch(cache: Path) ->
     own = np.concatenate([full_order(100, 1, epoch) + 150 * epoch for epoch in range(2)])
     assert shown.tolist() == own[: len(shown)].tolist()
     assert len(shown) == 150
-
-
-@pytest.mark.slow
-def test_global_batches_are_the_same_on_1_and_8_ranks_and_continue_on_others(cache: Path) -> None:
-    loader = mixed(cache, 16)
-    epochs = [kept(loader), kept(loader)]
-    ranks = [mixed(cache, 2, rank=rank, world_size=8) for rank in range(8)]
-    parts = [kept(each) + kept(each) for each in ranks]
-    joined = [[torch.cat(part) for part in zip(*batches, strict=True)] for batches in zip(*parts, strict=True)]
-    assert same(joined, epochs[0] + epochs[1])
-    ranks[0].set_epoch(1)
-    batches = iter(ranks[0])
-    next(batches)
-    state = json.loads(json.dumps(ranks[0].state_dict()))
-    rest = mixed(cache, 16)
-    rest.load_state_dict(state)
-    assert same(kept(rest), epochs[1][1:])
 
 
 def test_a_state_of_other_shares_seeds_or_caches_is_refused(cache: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thorough
@@ -72,12 +71,6 @@ def test_an_iteration_that_is_left_early_is_followed_by_the_next_epoch(cache: Pa
         assert some == of_epoch(other, epoch)[: len(some)]
     assert shown(loader) == of_epoch(other, 4)
     assert shown(loader) == of_epoch(other, 5)
-
-
-def test_fewer_steps_than_an_epoch_still_show_every_sample(cache: Path) -> None:
-    loader = whole(cache)
-    seen = [image for _ in range(30) for image in shown(itertools.islice(loader, 2))]
-    assert len(set(seen)) == SAMPLES
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -155,15 +148,6 @@ def test_iterations_that_begin_together_show_one_epoch_and_one_that_begins_later
     assert shown([next(late)]) == of_epoch(other, 2)[:BATCH]
     assert begun + shown(early) == of_epoch(other, 1)  # it takes nothing back
     assert shown(loader) == of_epoch(other, 3)
-
-
-def test_all_ranks_move_on_together(cache: Path) -> None:
-    ranks = [whole(cache, rank=rank, world_size=2) for rank in range(2)]
-    other = CachedLoader(CachedDataset(cache)[:SAMPLES], 2 * BATCH, shuffle=True, seed=3)
-    for epoch in range(3):
-        parts = [list(itertools.islice(rank, 2)) for rank in ranks]
-        joined = [(torch.cat([one[0], two[0]]), one[1]) for one, two in zip(*parts, strict=True)]
-        assert shown(joined) == of_epoch(other, epoch)[: 4 * BATCH]
 
 
 @pytest.mark.parametrize("make", ALL)

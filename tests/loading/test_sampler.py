@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.loading.order import block_order, epoch_variants, full_order, global_batches, rank_slice, rank_windows
+from tpucache.loading.order import block_order, full_order, global_batches, rank_slice, rank_windows
 
 seeds = st.integers(0, 2**63 - 1)
 epochs = st.integers(0, 10_000)
@@ -25,16 +25,6 @@ orders = pytest.mark.parametrize("order", [full_order, in_blocks])
 @given(samples=st.integers(0, 500), seed=seeds, epoch=epochs)
 def test_an_epoch_visits_every_sample_once(order, samples, seed, epoch):
     assert sorted(order(samples, seed, epoch)) == list(range(samples))
-
-
-@pytest.mark.slow
-@orders
-@given(seed=seeds, epoch=epochs)
-def test_shuffle_is_a_function_of_seed_and_epoch(order, seed, epoch):
-    first = order(200, seed, epoch)
-    assert np.array_equal(first, order(200, seed, epoch))
-    assert not np.array_equal(first, order(200, seed, epoch + 1))
-    assert not np.array_equal(first, order(200, seed ^ 1, epoch))
 
 
 @pytest.mark.slow
@@ -83,19 +73,3 @@ def test_the_windows_of_a_rank_are_the_parts_that_it_reads(samples, start, size,
         numbers = [{position // window for position in part} for part in positions if part]
         assert all(len(number) == 1 for number in numbers)
         assert len(set.union(set(), *numbers)) == len(numbers)  # no window comes twice
-
-
-@pytest.mark.slow
-@given(st.integers(1, 9), epochs)
-def test_every_sample_shows_all_variants_in_as_many_epochs(variants, epoch):
-    shown = np.stack([epoch_variants(np.arange(50), epoch + turn, variants) for turn in range(variants)])
-    assert np.array_equal(np.sort(shown, axis=0), np.tile(np.arange(1, variants + 1)[:, None], 50))
-
-
-@pytest.mark.slow
-@given(st.integers(1, 9), epochs, st.integers(1, 20), st.integers(0, 200))
-def test_every_sample_shows_all_variants_in_as_many_epochs_when_they_change_by_chunk(variants, epoch, chunk, samples):
-    turns = np.arange(samples) // chunk
-    shown = np.stack([epoch_variants(turns, epoch + turn, variants) for turn in range(variants)])
-    assert np.array_equal(np.sort(shown, axis=0), np.tile(np.arange(1, variants + 1)[:, None], samples))
-    assert all(len(set(shown[0, start : start + chunk].tolist())) == 1 for start in range(0, samples, chunk))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,32 +63,6 @@ def flat(batches: Iterable[list[int]]) -> list[int]:
 
 def taken(batches: Iterator[Any], count: int) -> list[Any]:
     return [next(batches) for _ in range(count)]
-
-
-@kinds
-def test_global_batches_are_the_same_on_1_and_8_ranks(cache: Path, kind: str) -> None:
-    whole = list(loader(cache, 16, kind))
-    assert len(whole) == len(loader(cache, 16, kind)) > 0
-    parts = [list(loader(cache, 2, kind, rank=rank, world_size=8)) for rank in range(8)]
-    assert [flat(batch) for batch in zip(*parts, strict=True)] == whole
-
-
-@pytest.mark.slow
-@kinds
-def test_an_epoch_continues_on_another_number_of_ranks(cache: Path, kind: str) -> None:
-    whole = loader(cache, 16, kind)
-    list(whole)
-    second = list(whole)
-    ranks = [loader(cache, 2, kind, rank=rank, world_size=8) for rank in range(8)]
-    for each in ranks:
-        each.set_epoch(1)
-        taken(iter(each), 2)
-    states = [json.loads(json.dumps(each.state_dict())) for each in ranks]
-    assert states.count(states[0]) == 8
-    rest = loader(cache, 8, kind, rank=0, world_size=1)
-    rest.load_state_dict(states[0])
-    assert flat(rest)[: 16 * len(second) - 32] == flat(second[2:])
-    assert second != list(whole)
 
 
 @kinds
@@ -155,16 +128,6 @@ def test_a_state_of_other_weights_or_another_seed_of_a_generator_is_refused(cach
     other = RandomSampler(range(150), generator=torch.Generator().manual_seed(8))
     with pytest.raises(UsageError, match="another order in epoch 0"):
         CachedLoader(dataset, 16, sampler=other).load_state_dict(state)
-
-
-def test_balance_shows_each_class_equally_often(cache: Path) -> None:
-    dataset = CachedDataset(cache)
-    labels = dataset.labels
-    few = dataset.select(np.concatenate([np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)[:3]]))
-    seen = torch.cat([batch for _, batch in CachedLoader(few, 8, balance=True)])
-    counts = torch.bincount(seen)
-    assert len(seen) == len(few)
-    assert abs(int(counts[0] - counts[1])) <= 1
 
 
 def test_a_sampler_leaves_all_random_numbers_as_they_were(cache: Path) -> None:

@@ -135,17 +135,6 @@ def test_a_loop_that_is_left_early_loses_nothing(caches: dict[str, Path]) -> Non
         assert_same(kept(resident.batches(fed)), kept(streaming))
 
 
-def test_a_loop_is_continued_in_the_middle_of_an_epoch(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["raw"], "epoch")
-    streaming, fed = loader(dataset, shuffle=True), loader(dataset, shuffle=True)
-    kept(itertools.islice(streaming, 3))
-    fed.load_state_dict(streaming.state_dict())
-    streaming.load_state_dict(streaming.state_dict())
-    resident = Resident(dataset)
-    for _ in range(2):
-        assert_same(kept(resident.batches(fed)), kept(streaming))
-
-
 def test_an_error_in_reading_is_raised_and_the_records_are_read_again(
     caches: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,16 +146,6 @@ def test_an_error_in_reading_is_raised_and_the_records_are_read_again(
         with pytest.raises(ZeroDivisionError):
             kept(resident.batches(fed))
     assert_same(kept(resident.batches(fed)), kept(streaming))
-
-
-def test_columns_come_with_the_records(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["raw"])
-    dataset = dataset.with_columns(np.arange(2 * len(dataset), dtype=np.float32).reshape(-1, 2))
-    resident = Resident(dataset)
-    for _ in range(2):
-        for one, other in zip(resident.batches(loader(dataset)), loader(dataset), strict=True):
-            assert one.keys() == other.keys() == {"image", "columns", "label"}
-            assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_fields_of_any_dtype_and_shape_stay_as_they_are(tmp_path: Path) -> None:

@@ -97,19 +97,6 @@ def fail(*_: object, **__: object) -> None:
     raise OSError("gone")
 
 
-def test_a_sample_chosen_many_times_is_kept_once(cache, free):
-    for variant, indices, records in (
-        (0, [4, 9, 4, 4], 2),
-        ("epoch", [4, 9, 4, 4], 2 * 3),
-        ("epoch", None, 150 * 3),
-    ):
-        free(records * RECORD_BYTES)  # as much as is needed when each is kept once, and not a byte more
-        CachedDataset(cache, variant, indices, in_memory=True)
-        free(records * RECORD_BYTES - 1)
-        with pytest.raises(UsageError, match=f"{records} records in memory"):
-            CachedDataset(cache, variant, indices, in_memory=True)
-
-
 def test_a_sample_twice_in_a_batch_is_kept_once(cache):
     dataset = CachedDataset(cache, indices=[4, 9, 4, 4], in_memory=True)
     for _ in range(2):

@@ -2,7 +2,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -59,15 +58,6 @@ def test_rows_are_copied_to_the_byte_wherever_they_lie_and_nothing_beside_them(
     assert (target == source[rows]).all()
     assert (memory[:before] == 7).all()
     assert (memory[before + len(rows) * length :] == 7).all()
-
-
-@pytest.mark.parametrize("dtype", ["|u1", "<i8", "<f4", "|b1"])
-def test_rows_of_any_dtype_and_shape_are_copied(dtype: str) -> None:
-    source = np.random.default_rng(0).integers(0, 2, (5, 7, 3, 11)).astype(dtype)
-    target = np.empty((4, 7, 3, 11), dtype)
-    with streaming():
-        gather(source, np.array([3, 3, 0, 4], np.int32), target)
-    assert (target == source[[3, 3, 0, 4]]).all()
 
 
 def test_rows_asked_for_by_a_strided_array_are_the_right_ones() -> None:
@@ -133,17 +123,3 @@ def test_without_llvmlite_numpy_copies_after_one_hint(
             assert (target == source[row]).all()
     (record,) = caplog.records
     assert "pip install llvmlite" in record.message
-
-
-@pytest.mark.slow
-def test_threads_copy_at_once_each_its_own_rows() -> None:
-    source = np.random.default_rng(1).integers(0, 256, (50, 5000), np.uint8)
-
-    def copied(seed: int) -> bool:
-        rows = np.random.default_rng(seed).integers(0, 50, 200)
-        target = np.empty((200, 5000), np.uint8)
-        gather(source, rows, target)
-        return bool((target == source[rows]).all())
-
-    with streaming(), ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(copied, range(40)))
