@@ -237,12 +237,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def maps(self) -> Mapping[str, int]:
-        """The number of shards that this process mapped, by method, and of those that it could not map, by reason.
-
-        Only shards that were read are counted. The methods are "lease" and "read_only". The reasons are "other_owner",
-        "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back", "no_maps" and "being_fetched".
-        `tpucache.loading.reading.maps.TEXTS` explains these words.
-        """
+        """The number of shards that this process mapped, by method, and of those that it could not map, by reason."""
         return {} if self._reader is None else self._reader.maps
 
     @property
@@ -262,10 +257,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def usual_record_bytes(self) -> int:
-        """How many bytes a record with these fields usually has on disk, estimated by codec.
-
-        This is exact for codecs that encode an array of one shape to always the same number of bytes.
-        """
+        """How many bytes a record with these fields usually has on disk, estimated by codec."""
         return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in self.manifest.fields)))
 
     @property
@@ -470,12 +462,7 @@ class CachedDataset(Dataset[Item]):
     def read_into(
         self, buffer: Buffer, indices: Array, epoch: int, chunk: int = 1, divide: Divide = undivided
     ) -> WaysRead:
-        """Read samples into the first rows of a buffer, for a loader. Threads may call this, each with its own buffer.
-
-        With variant="epoch", every `chunk` consecutive samples have the same variant. `divide` may share the work among
-        threads. Returns how many records were read from memory, maps and files. Raises DamageError, which names the
-        shard, if the cache is damaged.
-        """
+        """Read samples into the first rows of a buffer; `chunk` consecutive samples have the same variant="epoch"."""
         return self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
 
     @property
@@ -484,11 +471,7 @@ class CachedDataset(Dataset[Item]):
         return self._selection.records
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int = 1) -> npt.NDArray[np.int64]:
-        """Return the numbers of the records of these samples in an epoch: int64 (n,). Nothing is read.
-
-        `chunk` is the same as for `read_into`. If a sample was selected several times, all its indices give the same
-        record number for the same variant.
-        """
+        """Return the numbers of the records of these samples in an epoch: int64 (n,)."""
         return self._selection.record_numbers(indices, epoch, chunk)
 
     def record_indices(self, numbers: Array) -> npt.NDArray[np.int64]:
@@ -496,11 +479,7 @@ class CachedDataset(Dataset[Item]):
         return self._selection.record_indices(numbers)
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
-        """Read records by their numbers into the first rows of a buffer.
-
-        `divide`, the result and the errors are those of `read_into`. The records are not kept in the host's memory,
-        because the caller keeps them in the device's memory.
-        """
+        """Read records by their numbers into the first rows of a buffer."""
         rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
         return self._open_reader.read_into(buffer, rows, divide=divide)
 
@@ -512,19 +491,11 @@ class CachedDataset(Dataset[Item]):
     def visit(
         self, indices: Array, epoch: int, chunk: int, use: UseRecords, parts: Numbers, divide: Divide = undivided
     ) -> WaysRead:
-        """Call `use` with the addresses of the samples' records, without a copy: see `RecordReader.visit`.
-
-        `parts` are the byte ranges that `use` reads. The other arguments, the result and the errors are the same as for
-        `read_into`.
-        """
+        """Call `use` with the addresses of the samples' records, without a copy: see `RecordReader.visit`."""
         return self._open_reader.visit(self._rows(indices, epoch, chunk), use, parts, divide=divide)
 
     def field_batches(self, name: str) -> Iterator[Array]:
-        """Iterate over one field of all samples, in order, in batches (n, *shape) of at most 4 MB or of one sample.
-
-        If the cache stores the field at the size that is returned, other fields are not read. Raises UsageError if
-        there is no such field, and DamageError if the cache is damaged.
-        """
+        """Iterate over one field of all samples, in order, in batches (n, *shape) of at most 4 MB or of one sample."""
         rows = self._rows(np.arange(len(self)), self.epoch)
         shown = {field.name: at for at, field in enumerate(self.manifest.fields) if field.view is not None}
         if name not in shown:
@@ -552,10 +523,7 @@ class CachedDataset(Dataset[Item]):
         return self._open_reader.cache.reader.is_late
 
     def expect(self, owner: object, windows: Windows) -> None:
-        """Announce the samples that `owner` will read, in order, so that their records are fetched or built in time.
-
-        `windows()` yields these samples. Does nothing if all records are on this machine already.
-        """
+        """Announce the samples that `owner` will read, in order, so that their records are fetched or built in time."""
         reader = self._open_reader
         arriving = reader.cache.reader.arriving
         if arriving is None:
@@ -576,10 +544,7 @@ class CachedDataset(Dataset[Item]):
         return self._open_reader.pools
 
     def labels_of(self, indices: Array) -> torch.Tensor:
-        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m); -1 if the cache has no labels.
-
-        Raises DamageError or FormatError if the labels in the samples table cannot be read.
-        """
+        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m); -1 if the cache has no labels."""
         labels, positions = self.table.labels, self._selection.positions_of(indices)
         if labels is None:
             return to_tensor(np.full(len(positions), NO_LABEL))

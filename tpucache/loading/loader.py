@@ -28,7 +28,7 @@ from tpucache.loading.order import (
     rank_slice,
     rank_windows,
 )
-from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool, BufferPools
+from tpucache.loading.reading.buffers import BufferPool, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.state import LoaderMetrics, LoaderState, read_state, scale_text
 from tpucache.loading.tensors import Positions, Subset, integer_positions, overrides, pinned_empty, to_integer
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from tpucache.ondevice.settings import AugmentSettings
 
 Batch = Any  # (images, labels), or a dict of tensors if a record has more fields than an image
-
-Buffers = BufferPool | AllocatedBuffers
 
 AnySamples = TypeVar("AnySamples", bound="CachedDataset | MixedSamples")
 
@@ -149,7 +147,7 @@ class BatchLoader(Generic[AnySamples]):
         self._metrics = LoaderMetrics()
         self._is_closed = False
         self._finish = None if options.finishing is None else _make_finish(options.finishing, samples, crop)
-        self._pool: Buffers | None = None  # made on first use, in each process
+        self._pool: BufferPool | None = None  # made on first use, in each process
         self._begun: _Begun | None = None
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
@@ -198,30 +196,19 @@ class BatchLoader(Generic[AnySamples]):
         return self._begin(is_counted=True).batches()
 
     def iterate_ahead(self) -> Generator[Uncounted, None, None]:
-        """Begin an iteration for code that reads batches ahead of the training loop.
-
-        The loader's position moves when a batch's `confirm` is called, not when the batch is read, so `state_dict` is
-        right at any time. Call each `confirm` once, in the order of the batches. Raises UsageError for a loader with
-        `augment`, `normalise` or `device`.
-        """
+        """Begin an iteration for code that reads ahead: a batch counts when its `confirm` is called, in their order."""
         self._refuse_finishing()
         return self._begin(is_counted=False).batches()
 
     def iterate_records(self, slots: RecordSlots) -> Generator[Uncounted, None, None]:
-        """Begin an iteration as in `iterate_ahead`, whose batches are `RecordBatch`.
-
-        A `RecordBatch` has the rows of its records in the device's memory, which `slots` assigns. Only records without
-        a row are read. Once all records have a row, nothing is read and no thread is started. Raises UsageError for a
-        loader with `augment`, `normalise` or `device`.
-        """
+        """Begin an iteration as in `iterate_ahead`, whose batches are `RecordBatch`."""
         self._refuse_finishing()
         return self._begin(is_counted=False, slots=slots).batches()
 
     def record_owners(self, cores: int) -> Positions | None:
-        """Return, for each record, the core of this rank that uses it in every epoch: int64 (records,), from 0.
+        """Return the core of this rank that uses each record in every epoch: int64 (records,), -1 for none.
 
-        The number is -1 for a record that no core of this rank uses. Returns None if a record may go to any core: only
-        the order "local" assigns records to cores.
+        Returns None if a record may go to any core: only the order "local" assigns records to cores.
         """
         devices = self.order.devices(len(self.dataset), self.seed, self.world_size * cores)
         if devices is None:
@@ -352,7 +339,7 @@ class BatchLoader(Generic[AnySamples]):
             raise UsageError("this loader is closed: make another CachedLoader")
 
     @property
-    def _buffers(self) -> Buffers:
+    def _buffers(self) -> BufferPool:
         self._refuse_closed()
         if self._pool is None:
             self._pools = self.dataset.buffer_pools if self._crop is None else BufferPools(self._crop.fields)
@@ -380,10 +367,7 @@ class BatchLoader(Generic[AnySamples]):
         return self._finish(batch, *drawn)
 
     def _count(self, iteration: _Iteration, stop: int) -> None:
-        """Record that an iteration has handed out the samples before `stop`.
-
-        The newest iteration decides the loader's position; an older one never moves it back.
-        """
+        """Record that an iteration has handed out the samples before `stop`."""
         if iteration.number > self._outdated:
             place, epoch = self._after(iteration.epoch, stop), iteration.epoch
             self._place = place if iteration.number == self._iterations else self._place

@@ -59,7 +59,6 @@ class BufferRows(Buffer):
     """A view of some rows of a buffer."""
 
     def __init__(self, buffer: Buffer, rows: npt.NDArray[np.int64]) -> None:
-        """Store a buffer, and the numbers of its rows in the order in which they are filled."""
         self.arrays, self.lengths, self.is_large = buffer.arrays, buffer.lengths, buffer.is_large
         self.starts = [starts[rows] for starts in buffer.starts]
         self._buffer, self._rows = buffer, rows
@@ -91,21 +90,17 @@ class MixedSamples:
 
     @property
     def buffer_pools(self) -> BufferPools:
-        """The batch buffers, which are shared with the loaders of the first dataset."""
         return self._datasets[0].buffer_pools
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of the digests of all datasets."""
         return hashlib.sha256(" ".join(dataset.digest for dataset in self._datasets).encode()).hexdigest()
 
     @property
     def label_scale(self) -> tuple[Array, Array] | None:
-        """The means and deviations that all datasets' labels are standardised by; None if labels are as stored."""
         return self._datasets[0].label_scale
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
-        """Read samples into the first rows of a buffer."""
         ways = [
             self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
             for at, rows, own, turn in self._parts(indices)
@@ -114,27 +109,21 @@ class MixedSamples:
 
     @property
     def maps(self) -> Counter[str]:
-        """The number of mapped shards by method, and of other shards by the reason why they are not mapped."""
         return sum((Counter(dataset.maps) for dataset in self._datasets), Counter[str]())
 
     @property
     def networks(self) -> list[NetworkUse]:
-        """The network traffic of each cache at a URL."""
         return [use for dataset in self._datasets for use in dataset.networks]
 
     def prepare(self, threads: int) -> None:
-        """Prepare all datasets for a loader with this many threads: see `CachedDataset.prepare`."""
         for dataset in self._datasets:
             dataset.prepare(threads)
 
     @property
     def is_late(self) -> bool:
-        """Whether the storage of at least one dataset takes long to answer, as a network mount does."""
         return any(dataset.is_late for dataset in self._datasets)
 
     def expect(self, owner: object, windows: Windows) -> None:
-        """Announce what `owner` will read from each dataset, far ahead and in order."""
-
         def of(at: int) -> Iterator[tuple[Array, int, int]]:
             for indices, _, _ in windows():
                 yield from ((own, turn, self._shared[at]) for to, _, own, turn in self._parts(indices) if to == at)
@@ -143,12 +132,10 @@ class MixedSamples:
             dataset.expect(owner, functools.partial(of, at))
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:
-        """Ask the kernel to read these samples' records from the disk ahead."""
         for at, _, own, turn in self._parts(indices):
             self._datasets[at].hint(own, turn, self._shared[at])
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
-        """Make the batch that users get: the fields in `arrays` with the labels, and any columns, of these samples."""
         first = self._datasets[0]
         values = {name: np.asarray(value) for name, value in first.values_of(np.arange(0)).items()}
         joined = {name: np.empty((len(indices), *value.shape[1:]), value.dtype) for name, value in values.items()}
@@ -159,18 +146,15 @@ class MixedSamples:
 
     @property
     def records(self) -> int:
-        """The number of different records. The records of the first dataset have the first numbers."""
         return sum(dataset.records for dataset in self._datasets)
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
-        """Return the numbers of the samples' records. `epoch` and `chunk` are ignored: see `read_into`."""
         numbers = np.empty(len(indices), np.int64)
         for at, rows, own, turn in self._parts(indices):
             numbers[rows] = self._first_records[at] + self._datasets[at].record_numbers(own, turn, self._shared[at])
         return numbers
 
     def record_indices(self, numbers: Array) -> Positions:
-        """Return, for each record number, the index of a sample with this record in epoch 0: int64 (n,)."""
         indices = np.empty(len(numbers), np.int64)
         for at, rows, own in self._record_parts(numbers):
             first = self._ends[at] - len(self._datasets[at])
@@ -178,7 +162,6 @@ class MixedSamples:
         return indices
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
-        """Read records by their numbers into the first rows of a buffer."""
         ways = [
             self._datasets[at].read_records(BufferRows(buffer, rows), own, divide)
             for at, rows, own in self._record_parts(numbers)
@@ -226,7 +209,6 @@ class MixedOrder:
         return sum(self._lengths)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the indices of an epoch's samples in MixedSamples: int64 (n,)."""
         sources, turns = self._mixture.sources(epoch * len(self), (epoch + 1) * len(self))
         found = np.empty(len(self), np.int64)
         total, start = sum(self._sizes), 0
@@ -242,7 +224,6 @@ class MixedOrder:
         return found
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order if a loader has a torch Sampler, otherwise ""."""
         if not any(order.digest(own, 0) for order, own in zip(self._orders, self._seeds, strict=True)):
             return ""
         return hashlib.sha256(self.positions(seed, epoch).astype("<i8").tobytes()).hexdigest()

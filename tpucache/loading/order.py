@@ -136,7 +136,6 @@ class WeightedDraws:
     """
 
     def __init__(self, weights: Any, samples: int) -> None:
-        """Make the tables for weights (samples,)."""
         array = _checked(weights, samples)
         self.text = f"weights {hashlib.sha256(array.astype('<f8').tobytes()).hexdigest()[:_SHOWN]}"
         self._kept, self._other = _alias_tables(array)
@@ -145,14 +144,12 @@ class WeightedDraws:
         return len(self._kept)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the positions drawn: int64 (samples,)."""
         samples = len(self)
         places = epoch_random(seed, epoch).random_sample(samples) * samples
         cells = places.astype(np.int64)
         return np.where(places - cells < self._kept[cells], cells, self._other[cells])
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return "": `text` already has a digest of the weights."""
         return ""
 
 
@@ -165,7 +162,6 @@ class BalancedDraws:
     text = "balance"
 
     def __init__(self, labels: npt.NDArray[Any], classes: int) -> None:
-        """Group the samples by class number."""
         numbers = _class_numbers(labels, classes)
         self._members = np.argsort(numbers, kind="stable")  # class after class
         counts = np.bincount(numbers, minlength=1)
@@ -176,7 +172,6 @@ class BalancedDraws:
         return len(self._members)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the positions drawn: int64 (samples,)."""
         random, samples, classes = epoch_random(seed, epoch), len(self), len(self._counts)
         if not samples:
             return np.empty(0, np.int64)
@@ -187,7 +182,6 @@ class BalancedDraws:
         return positions
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return "": the digest of the dataset already covers the labels."""
         return ""
 
 
@@ -258,17 +252,11 @@ class Sampling(Protocol):
 
     text: str
 
-    def __len__(self) -> int:
-        """Return the number of samples in an epoch."""
-        ...
+    def __len__(self) -> int: ...
 
-    def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the positions of an epoch's samples: int64 (n,)."""
-        ...
+    def positions(self, seed: int, epoch: int) -> Positions: ...
 
-    def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order, or "" if `text` determines the order."""
-        ...
+    def digest(self, seed: int, epoch: int) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -401,7 +389,6 @@ class SamplerOrder:
     """
 
     def __init__(self, sampler: Any, samples: int) -> None:
-        """Store a sampler for a dataset with `samples` samples."""
         from torch.utils.data import BatchSampler, Sampler
         from torch.utils.data.distributed import DistributedSampler
 
@@ -437,7 +424,6 @@ class SamplerOrder:
         return listed[2]
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256, in hexadecimal, of an epoch's order."""
         return hashlib.sha256(self.positions(seed, epoch).astype("<i8").tobytes()).hexdigest()
 
     def _list(self, seed: int, epoch: int) -> Positions:

@@ -49,35 +49,29 @@ class Selection:
 
     @property
     def variants(self) -> tuple[int, ...]:
-        """The variants that are read, ascending."""
         if self.variant == "epoch":
             return tuple(variant for variant in self.manifest.variants if variant)
         return (self.variant,)
 
     @property
     def shards(self) -> list[ShardEntry]:
-        """The shards of the variants that are read, sorted by name."""
         used = self.variants
         return sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda entry: entry.name)
 
     @property
     def mean_record_bytes(self) -> int:
-        """The mean size of a record on disk in bytes, over the variants that are read."""
         shards = self.shards
         records = sum(entry.records for entry in shards)
         return max(1, sum(entry.bytes for entry in shards) // max(1, records))
 
     @property
     def positions(self) -> Positions:
-        """The position of each sample in the cache: int64 (n,)."""
         return self.positions_of(np.arange(len(self)))
 
     def positions_of(self, indices: Positions) -> Positions:
-        """Return the positions in the cache of the samples with these indices: int64 (n,)."""
         return indices if self.chosen is None else self.chosen[indices]
 
     def select(self, indices: Any) -> Selection:
-        """Return a selection of some of these samples. `indices` is anything that `to_positions` accepts."""
         return replace(self, chosen=self.positions_of(to_positions(indices, len(self))))
 
     @property

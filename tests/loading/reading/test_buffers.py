@@ -17,7 +17,7 @@ from patience import PATIENCE
 
 from tpucache.errors import UsageError
 from tpucache.loading.reading import buffers as buffers_module
-from tpucache.loading.reading.buffers import AllocatedBuffers, Buffer, BufferPool
+from tpucache.loading.reading.buffers import Buffer, BufferPool
 from tpucache.store.fields import Field
 
 FIELDS = (Field("image", "raw", "|u1", (4, 4, 3)), Field("mask", "raw", "|u1", (4, 4)))
@@ -145,7 +145,7 @@ def test_a_buffer_may_have_no_rows_and_fields_no_bytes():
 
 def test_a_buffer_of_its_own_for_each_batch_gives_the_garbage_collection_little_to_look_at():
     # What it looks at in each batch sets it off, again and again, and all threads stop meanwhile.
-    buffers = AllocatedBuffers(FIELDS, 2048, np.empty)
+    buffers = BufferPool(FIELDS, 2048, np.empty)
     gc.disable()
     try:
         before = len(gc.get_objects())

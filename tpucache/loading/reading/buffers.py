@@ -81,12 +81,15 @@ class Buffer:
 
 
 class BufferPool:
-    """Lends buffers of one shape. Frees buffers that neither the last 64 batches nor the last 30 s needed."""
+    """Lends buffers of one shape. Frees buffers that neither the last 64 batches nor the last 30 s needed.
 
-    def __init__(self, fields: Sequence[Field], batch: int) -> None:
-        """Make an empty pool. A buffer is allocated when none is free."""
+    With `allocate`, buffers are not used again: torch's allocator of page-locked memory does that, and knows when the
+    copies from it have ended.
+    """
+
+    def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate | None = None) -> None:
         self._fields = tuple(fields)
-        self._batch = batch
+        self._batch, self._allocate = batch, allocate
         # A deque, because its append is atomic: finalizers run in any thread, inside any call, so they cannot lock.
         self._free: deque[Buffer] = deque()
         # Without a lock, an update of these may be lost. Then a buffer is freed a little early or late.
@@ -99,7 +102,7 @@ class BufferPool:
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = Buffer(self._fields, self._batch)
+            buffer = Buffer(self._fields, self._batch, self._allocate or np.empty)
         self._unused = min(self._unused, len(self._free))
         self._taken += 1
         if self._taken >= _BATCHES and time.monotonic() - self._since >= _SECONDS:
@@ -108,23 +111,30 @@ class BufferPool:
 
     def prepare(self, buffers: int, rows: int) -> None:
         """Allocate free buffers until there are `buffers`, and touch the memory of their first `rows` rows."""
-        while len(self._free) < buffers and not self._taken:
+        made: list[Buffer] = []
+        while len(self._free) + len(made) < buffers and not self._taken:
             try:
-                buffer = Buffer(self._fields, self._batch)
+                made.append(Buffer(self._fields, self._batch, self._allocate or np.empty))
             except UsageError:
-                return
-            for array in buffer.arrays:
+                if self._allocate is not None:
+                    raise
+                break  # `take` raises it later
+            for array in made[-1].arrays:
                 array[:rows].reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
-            self._free.append(buffer)
-            if buffer.is_large:
-                native()
+        if made and made[0].is_large:
+            native()
+        if self._allocate is None:
+            self._free.extend(made)
 
     def give_back(self, buffer: Buffer) -> None:
         """Put a buffer back into the pool. The caller must not use it afterwards."""
-        self._free.append(buffer)
+        if self._allocate is None:
+            self._free.append(buffer)
 
     def lend(self, buffer: Buffer, rows: int) -> list[Array]:
         """Return the first rows of a buffer's arrays. When the last view of them is freed, the buffer is free again."""
+        if self._allocate is not None:
+            return [array[:rows] for array in buffer.arrays]
         loan = _Loan(buffer, self._free)
         return [loan.view(array[:rows]) for array in buffer.arrays]
 
@@ -135,31 +145,6 @@ class BufferPool:
         self._taken, self._since, self._unused = 0, time.monotonic(), len(self._free)
 
 
-class AllocatedBuffers:
-    """Has the interface of BufferPool, for allocators that reuse memory, such as torch's for page-locked memory."""
-
-    def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate) -> None:
-        """Store the allocator; nothing is allocated yet."""
-        self._fields, self._batch, self._allocate = tuple(fields), batch, allocate
-
-    def take(self) -> Buffer:
-        """Return a new buffer."""
-        return Buffer(self._fields, self._batch, self._allocate)
-
-    def prepare(self, buffers: int, _rows: int) -> None:
-        """Allocate and free `buffers` buffers, so that the allocator keeps the memory."""
-        kept = [self.take() for _ in range(buffers)]
-        if kept and kept[0].is_large:
-            native()
-
-    def give_back(self, buffer: Buffer) -> None:
-        """Do nothing: the memory is freed with the last reference."""
-
-    def lend(self, buffer: Buffer, rows: int) -> list[Array]:
-        """Return the first rows of a buffer's arrays."""
-        return [array[:rows] for array in buffer.arrays]
-
-
 class BufferPools:
     """The buffer pools of a dataset, by batch size. A new loader reuses the pool of an earlier loader."""
 
@@ -168,13 +153,13 @@ class BufferPools:
         self._fields = tuple(fields)
         self._pools: dict[int, BufferPool] = {}
 
-    def pool(self, batch: int, allocate: Allocate | None = None) -> BufferPool | AllocatedBuffers:
+    def pool(self, batch: int, allocate: Allocate | None = None) -> BufferPool:
         """Return the pool of buffers with `batch` rows. If `allocate` is given, that function allocates each buffer.
 
         Only the pools of the last two batch sizes are kept.
         """
         if allocate is not None:
-            return AllocatedBuffers(self._fields, batch, allocate)
+            return BufferPool(self._fields, batch, allocate)
         pool = self._pools.pop(batch, None) or BufferPool(self._fields, batch)
         self._pools[batch] = pool
         for size in list(self._pools)[:-_POOLS]:
@@ -186,7 +171,7 @@ class BufferPools:
         if is_large(batch, batch * sum(field.nbytes for field in self._fields)):
             threading.Thread(target=native, name="tpucache-compile").start()
 
-    def drop(self, pool: BufferPool | AllocatedBuffers) -> None:
+    def drop(self, pool: BufferPool) -> None:
         """Remove a pool. Its buffers are freed when the last loader that uses them is freed."""
         for batch, kept in list(self._pools.items()):
             if kept is pool:
