@@ -52,14 +52,6 @@ from tpucache.store.history import split_version
 from tpucache.text import LARGEST, parse_object, seconds_text
 
 _SHOWN: Final = 200  # characters of the reason in a message, at most
-#: The dimensions of the arrays of validation.npz.
-_DIMENSIONS: Final = {
-    **dict.fromkeys(("positions", "errors", "predictions", "probabilities", "shown"), 1),
-    **dict.fromkeys(("values", "confusion"), 2),
-    "maps": 3,
-}
-#: The arrays that have a row for each sample.
-_OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabilities", "values")
 # Errors from reading values of files that do not belong together.
 _MISFITS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -182,10 +174,6 @@ def _read_arrays(folder: Path) -> dict[str, Array]:
     for name, array in arrays.items():
         if array.dtype.kind not in "iuf" or not np.abs(array.astype(np.float64)).max(initial=0) <= LARGEST:
             raise _unreadable(path, f"{name}, of dtype {array.dtype}, has values that are too large or not numbers")
-        if array.ndim != _DIMENSIONS.get(name, array.ndim):
-            raise _unreadable(path, f"{name}, {array.dtype} {array.shape}, has a wrong number of dimensions")
-    if len({len(arrays[name]) for name in _OF_SAMPLES if name in arrays}) > 1:
-        raise _unreadable(path, "its arrays have different numbers of samples")
     return arrays
 
 
