@@ -11,7 +11,7 @@ from tpucache import Recipe, UsageError, build_cache
 from tpucache.cli import main
 
 URL = "s3://user:secret@bucket/there"
-NAMED = r"s3://bucket/there(/\*\.tfrec)? is a URL, .*`aws s3 cp --recursive`"
+NAMED = r"s3://bucket/there(/\*\.tfrec)? is a URL, .*copy the files at the URL to a folder first"
 
 
 @pytest.mark.parametrize(
