@@ -20,7 +20,7 @@ AUTO = TrainSettings(model="cnn", epochs="auto")
 @pytest.fixture
 def three_epochs(monkeypatch):
     """Have steps and evaluations take so long that a limit of 1,000 seconds allows three epochs."""
-    monkeypatch.setattr("tpucache.training.epochs._step_seconds", lambda learner, data, *_: 290 / max(1, each(data)))
+    monkeypatch.setattr("tpucache.training.lr_finder._step_seconds", lambda learner, data, *_: 290 / max(1, each(data)))
 
     def each(data):
         return TrainSettings(model="cnn", batch_size=8).steps_per_epoch(len(data.train_set))

@@ -28,8 +28,7 @@ from tpucache.training.loop import train
 from tpucache.training.lr_finder import _losses
 from tpucache.training.options import RunOptions
 from tpucache.training.run.report import TrainReport
-from tpucache.training.settings import TrainSettings
-from tpucache.training.sizes import plan_sizes
+from tpucache.training.settings import TrainSettings, plan_sizes
 
 GROWING = TrainSettings(
     model="tiny_models:tiny",

@@ -16,8 +16,7 @@ from tpucache.store.manifest import differ_in_values, label_options, mask_differ
 from tpucache.training.defaults import decide_length, decide_precision, expect_least_share
 from tpucache.training.device import Device
 from tpucache.training.forward import image_channels
-from tpucache.training.settings import TrainSettings
-from tpucache.training.sizes import in_size, own_size
+from tpucache.training.settings import TrainSettings, in_size, own_size
 from tpucache.training.tasks.find import find_task
 from tpucache.training.tasks.task import Task
 

@@ -34,8 +34,7 @@ from tpucache.ondevice.settings import ResidentChoice
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device, open_device
 from tpucache.training.device.base import ALONE, DeviceBatch, Processes, ResidentRows
-from tpucache.training.settings import TrainSettings
-from tpucache.training.sizes import in_size
+from tpucache.training.settings import TrainSettings, in_size
 
 _log: Final = logging.getLogger("tpucache")
 

@@ -47,8 +47,7 @@ from tpucache.training.optimizers import (
     set_rates,
 )
 from tpucache.training.schedule import Rates, make_schedule
-from tpucache.training.settings import TrainSettings
-from tpucache.training.sizes import in_size
+from tpucache.training.settings import TrainSettings, in_size
 from tpucache.training.tasks.find import find_watched
 from tpucache.training.tasks.regression import Regression, describe_labels
 from tpucache.training.tasks.task import Task

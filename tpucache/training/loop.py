@@ -18,12 +18,12 @@ from tpucache.text import duration_text
 from tpucache.training.data import RunData, begin, prepare_data
 from tpucache.training.defaults import Custom, decide_settings
 from tpucache.training.device import Device
-from tpucache.training.epochs import decide_epochs
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed import Execution, Feeder, Residence, drawer, parts, take_execution
 from tpucache.training.forward import IMAGENET
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learner import Learner
+from tpucache.training.lr_finder import decide_epochs
 from tpucache.training.options import RunOptions
 from tpucache.training.pace import LEAST_REPLAYS, REPLAY_SECONDS, Account, Building, Pace, PaceMeter, ceiling
 from tpucache.training.run.files import (

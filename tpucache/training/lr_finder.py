@@ -1,4 +1,6 @@
-"""The learning-rate range test: the rate rises until the loss diverges; the steepest fall of the loss gives the rate.
+"""What steps before the first epoch find: the learning rate, and the number of epochs that a time limit allows.
+
+In the learning-rate range test the rate rises until the loss diverges; the steepest fall of the loss gives the rate.
 
 L. Smith, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186.
 """
@@ -9,6 +11,7 @@ import csv
 import io
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,11 +23,14 @@ import torch
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.progress import Progress
+from tpucache.progress import Progress, note
 from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files import write_atomically
-from tpucache.training.data import begin, prepare_data
+from tpucache.text import duration_text
+from tpucache.training.data import RunData, begin, prepare_data
+from tpucache.training.defaults import Custom, decide_settings
 from tpucache.training.device import Device, Processes
+from tpucache.training.evaluation import score
 from tpucache.training.feed import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learner import Learner, preserved
@@ -32,7 +38,7 @@ from tpucache.training.run.files import continued_settings, hold_run
 from tpucache.training.schedule import constant
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
-from tpucache.training.weights import initial_weights
+from tpucache.training.weights import InitialWeights, initial_weights
 
 _LAG: Final = 16  # a loss is read this many steps later, as in a run
 _DECAY: Final = 0.9
@@ -163,3 +169,75 @@ def _write(run: Path, found: RangeTest) -> None:
     except OSError as error:
         raise TrainingError(f"{run / RANGE_TEST_CSV_NAME} cannot be written: {error}") from error
     save_range_test(run / RANGE_TEST_NAME, found)
+
+
+_PROBE_SHARE: Final = 0.05  # steps are timed for this share of the time left, at most
+_COMPILING_STEPS: Final = 2
+_FEWEST_STEPS: Final = 3  # steps that are timed, at least
+_PLANNED_SHARE: Final = 0.95  # epochs are planned for this share of the time left: the pace varies
+_EVALUATED_BATCHES: Final = 4
+
+
+def decide_epochs(
+    begun: InitialWeights,
+    data: RunData,
+    device: Device,
+    custom: Custom | None,
+    stop: StopRequest,
+    runs: int = 1,
+) -> TrainSettings:
+    """Return a new run's settings with as many epochs as its time limit allows, at least one."""
+    settings = begun.settings
+    left = stop.seconds_left
+    if left is None:
+        raise UsageError("--epochs auto needs a time limit: give --time-limit, too, or a number of epochs")
+    largest = max((size for size in settings.sizes.epochs if size is not None), default=None)
+    probe = replace(settings, epochs=1, size=largest, grow=None, valid_size=settings.sizes.valid)
+    decided = decide_settings(probe, data.train_set, data.task, device, custom)
+    learner = Learner(decided, data.train_set, data.task, device, begun.weights)
+    with preserved(learner), device.fast_products():
+        step = _step_seconds(learner, data, _PROBE_SHARE * left / runs, stop)
+        evaluation = _evaluation_seconds(learner, data, stop)
+    each = device.processes.largest(step * learner.settings.steps_per_epoch(len(data.train_set)) + evaluation)
+    left = device.processes.on_main(lambda: stop.seconds_left or 0.0) / runs
+    epochs = max(1, int(_PLANNED_SHARE * left / max(each, 1e-9)))
+    late = "" if each <= left else ", not even one epoch: the time limit will stop the run, and --resume continues it"
+    if device.processes.is_main:
+        note(
+            f"train: {epochs} epoch{'s' * (epochs > 1)}, as an epoch takes about {duration_text(each)} and "
+            f"{duration_text(left)} are left{late}"
+        )
+    return replace(settings, epochs=epochs)
+
+
+def _step_seconds(learner: Learner, data: RunData, budget: float, stop: StopRequest) -> float:
+    settings, device, processes = learner.settings, learner.device, learner.device.processes
+    train_set = learner.task.as_learned(data.train_set)
+    batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
+    most = _COMPILING_STEPS + max(_FEWEST_STEPS, settings.steps_per_epoch(len(data.train_set)))
+    began, done = time.monotonic(), 0
+    with Feeder(batches, device, draw=drawer(settings, data.train_set, processes)) as feeder:
+        stream = iter(feeder)
+        for number in range(most):
+            stop.check("while the pace is measured")
+            if number == _COMPILING_STEPS:
+                device.wait()
+                began = time.monotonic()
+            learner.step(list(itertools.islice(stream, settings.accumulate)), constant(1e-6), number)
+            device.step_end()
+            device.wait()
+            done = number + 1 - _COMPILING_STEPS
+            if processes.largest(done >= _FEWEST_STEPS and time.monotonic() - began > budget):
+                break
+    return (time.monotonic() - began) / max(done, 1)
+
+
+def _evaluation_seconds(learner: Learner, data: RunData, stop: StopRequest) -> float:
+    if data.valid_set is None:
+        return 0.0
+    samples = min(len(data.valid_set), _EVALUATED_BATCHES * learner.settings.part_size)
+    began = 0.0
+    for _ in range(2):  # the first one compiles
+        began = time.monotonic()
+        score(learner, data.valid_set.select(range(samples)), lambda: stop.check("while the pace is measured"))
+    return (time.monotonic() - began) * len(data.valid_set) / samples

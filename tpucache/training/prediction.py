@@ -37,7 +37,7 @@ from tpucache.training.learner import named_callable
 from tpucache.training.options import PredictOptions
 from tpucache.training.run.report import run_folders
 from tpucache.training.run.saved import SavedRun, load_run
-from tpucache.training.sizes import in_size
+from tpucache.training.settings import in_size
 from tpucache.training.tasks.task import Form, Task
 from tpucache.training.user_code import compute_metrics, load_metrics
 
