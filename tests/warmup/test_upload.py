@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 import torch
 from disk import SmallDisk
-from patience import PATIENCE
 from stops import Stopped, stop_after
 from stores import KEYS, serve_s3
 from thorough import thorough
 
 from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, UnfinishedError, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.errors import NotACacheError, StoreError, TpucacheError
+from tpucache.errors import StoreError, TpucacheError
 from tpucache.progress import BuildProgress
 from tpucache.publish.transfer import push_cache
 from tpucache.store.copying import Claim
@@ -346,43 +345,6 @@ def test_what_cannot_be_written_to_or_has_no_folder_is_refused(source: Path, tmp
         build_cache(source, "https://example.org/cache", _RECIPE)
     with pytest.raises(UsageError, match="which need a URL"):
         build_cache(source, tmp_path / "cache", _RECIPE, keep_local=False)
-
-
-def test_a_build_is_followed_from_another_process(
-    source: Path, built: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)
-    cache = tmp_path / "cache"
-    with pytest.raises(NotACacheError, match="begin the warmup first"):
-        upload.follow_build(cache, store)
-    with pytest.raises(Stopped):
-        build_cache(source, cache, _RECIPE, jobs=1, on_progress=stop_after(70))
-    with monkeypatch.context() as patch:
-        patch.setattr(upload, "_CLEANING_SECONDS", 0.05)
-        with pytest.raises(BuildError, match="was stopped: run the warmup again"):
-            upload.follow_build(cache, store)
-    sent: list[str] = []
-    is_begun, is_followed = threading.Event(), threading.Event()
-
-    def wait(_: object) -> None:
-        is_begun.set()
-        is_followed.wait(PATIENCE)
-
-    building = threading.Thread(
-        target=build_cache, args=(source, cache, _RECIPE), kwargs={"jobs": 1, "on_progress": wait}
-    )
-    building.start()
-    assert is_begun.wait(PATIENCE)
-
-    def note(name: str) -> None:
-        sent.append(name)
-        is_followed.set()  # what was kept before is sent while the build stands still
-
-    manifest = upload.follow_build(cache, store, note)
-    building.join(PATIENCE)
-    assert sent
-    assert manifest.samples == _MANY
-    assert held(store) == files_of(built)
 
 
 def trained_weights(loader: CachedLoader) -> torch.Tensor:

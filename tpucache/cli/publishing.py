@@ -107,17 +107,6 @@ def push(options: argparse.Namespace) -> int:
     from tpucache.publish.transfer import push_cache
     from tpucache.text import shown
 
-    if options.follow and options.hashes:
-        raise UsageError(
-            "--follow sends shards while they are built, before there are hashes: leave --hashes out, "
-            "and push again with --hashes after the build"
-        )
-    if options.follow:
-        from tpucache.warmup.run.upload import follow_build
-
-        manifest = follow_build(options.cache, options.url, lambda name: tell(f"push: sending {name}"))
-        _show_copy(options, shown(options.url), manifest)
-        return 0
     with LateProgress("push", "bytes") as transfer:
         manifest = push_cache(options.cache, options.url, transfer.show, hashes=options.hashes)
     _show_copy(options, shown(options.url), manifest)
@@ -198,11 +187,6 @@ def add(commands: Any) -> None:
     add_cache(command)
     command.add_argument(
         "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path; no other files may be in the folder"
-    )
-    command.add_argument(
-        "--follow",
-        action="store_true",
-        help="send each shard of a cache that another process is building, once it is finished",
     )
     command.add_argument(
         "--hashes", action="store_true", help="also send the hashes of all pictures, by which `compare` finds copies"

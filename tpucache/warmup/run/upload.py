@@ -11,22 +11,19 @@ import hashlib
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from tpucache.errors import BuildError, NotACacheError, UnfinishedError
+from tpucache.errors import BuildError, UnfinishedError
 from tpucache.store.cache import Cache
-from tpucache.store.copying import folder_path
 from tpucache.store.files import as_url, is_kaggle
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.remote.cache import check_own, default_directory
-from tpucache.warmup.run.folder import finished_cache, is_worked_on, remove_folder
+from tpucache.warmup.run.folder import finished_cache, remove_folder
 from tpucache.warmup.run.places import KagglePlace, UrlPlace
-from tpucache.warmup.run.plan_file import has_plan
-from tpucache.warmup.run.spool import RECEIPT_NAME, BuiltShard, load_receipt
+from tpucache.warmup.run.spool import BuiltShard
 
 #: A function that returns further files, by their names, to send to Kaggle with a cache, such as the dataset's card.
 Companions = Callable[[Manifest], Mapping[str, bytes]]
@@ -34,7 +31,6 @@ Companions = Callable[[Manifest], Mapping[str, bytes]]
 _MOST_WAITING: Final = 2  # shards that wait to be sent; the build waits when the queue is full
 _BUILDS: Final = "builds"
 _POLL_SECONDS: Final = 0.5
-_CLEANING_SECONDS: Final = 10.0  # a finished build removes its work folder within this time
 
 
 class Place(Protocol):
@@ -182,33 +178,3 @@ class CacheUpload:
                 break
         self._thread.join()
         self._thread = None
-
-
-def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = lambda name: None) -> Manifest:
-    """Send each finished shard of a build that another process runs, and the manifest last."""
-    folder = folder_path(cache)
-    work, followed = folder / WORK_NAME, set[str]()
-    if not has_plan(work) and not (folder / MANIFEST_NAME).exists():
-        raise NotACacheError(f"{folder} holds no cache, and none is being built there: begin the warmup first")
-    with CacheUpload(UrlPlace(as_url(url), folder), folder) as upload:
-        upload.place.resume()
-        is_started, seen = False, time.monotonic()
-        while has_plan(work):
-            if not is_started:
-                upload.start()
-                is_started = True
-            if is_worked_on(work):
-                seen = time.monotonic()
-            for path in sorted(work.glob("*.npz")):
-                found = RECEIPT_NAME.fullmatch(path.name)
-                shard = load_receipt(folder, work, int(found[1]), int(found[2])) if found else None
-                if shard is not None and shard.entry.name not in followed:
-                    upload.add(shard)
-                    followed.add(shard.entry.name)
-                    on_shard(shard.entry.name)
-            if time.monotonic() - seen > _CLEANING_SECONDS and has_plan(work):
-                raise BuildError(f"the warmup into {folder} was stopped: run the warmup again, then this command again")
-            time.sleep(_POLL_SECONDS)
-        manifest = Manifest.load(folder)
-        upload.finish(manifest)
-    return manifest
