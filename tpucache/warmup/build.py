@@ -96,17 +96,9 @@ def build_cache(
 
     Options are given by name, as in `build_cache(source, cache, jobs=4)`:
 
-    - `jobs`: the number of worker processes on this machine; None: one for each core.
     - `engine`: an Executor, which replaces the `jobs` local processes.
-    - `labels`: how labels are read. With "auto", whole numbers and text are classes, other numbers are values.
-    - `classes`: the classes in their order: names, a text file with one name on each line, or the folder of a cache.
-    - `missing_label`: values that mean no label, as texts; by default -1 if labels are class numbers.
-    - `pad`, `truncate`: give all sequences one length; see `pad_source`.
-    - `on_error`: "skip" leaves out samples that cannot be used, and lists them; "fail" stops at the first one.
-    - `retry`: try the skipped samples of a finished cache again, and add those that can be used now, under their
-      numbers. Samples that fail again, and new ones that fail, are skipped.
-    - `time_limit`: stop before this number of seconds has passed.
-    - `target`: "kaggle" keeps the cache within the limits of Kaggle.
+    - `labels`, `classes`, `missing_label`, `pad`, `truncate`, `on_error`, `retry`, `time_limit` (in seconds), `target`:
+      as the options of the command `warmup`.
     - `on_progress`: is called with a BuildProgress after each task.
     - `announce`: is called with an Estimate before the work starts. Without `announce` and `on_prospect`,
       nothing is estimated, and neither the room on the disk nor Kaggle's limit of bytes is checked.
@@ -128,12 +120,10 @@ def build_cache(
     `companions` is a function that receives the manifest, and returns the content of further files to send, by their
     names, such as the dataset's card.
 
-    Raises UsageError for a value that an option does not allow, TypeError for an option that does not exist,
-    SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or differs from that of the
-    cache, UnfinishedError when the time is up, BuildError when a worker or the disk fails or the estimate exceeds a
-    limit, DamageError when a file of a finished cache is missing or cut short, StoreError or PublishError when sending
-    to a URL or to Kaggle fails, DependencyError when a needed library is not installed. Finished work is kept for the
-    next run.
+    Raises UsageError, SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or
+    differs from that of the cache, UnfinishedError when the time is up, BuildError when a worker or the disk fails or
+    the estimate exceeds a limit, DamageError when a file of a finished cache is missing or cut short, StoreError or
+    PublishError when sending fails, DependencyError. Finished work is kept for the next run.
     """
     deadline = Deadline.of(options.time_limit)
     recipe = recipe or Recipe()

@@ -57,7 +57,6 @@ class DicomImage:
             self.kind = "DICOM" + (SEVERAL if int(self._file.get("NumberOfFrames") or 1) > 1 else "")
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return the pixels of the first frame in the recipe's mode, always at full size."""
         with _refusing(self._path):
             numbers = self._numbers()
             if numbers.ndim == 2:

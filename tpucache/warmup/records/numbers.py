@@ -68,7 +68,6 @@ class ArrayImage:
         self.kind = f"array {array.dtype}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return the array's pixels in the recipe's mode, always at full size."""
         return Decoded(to_pixels(self._array, recipe.mode, recipe.white_level, self._path), 1.0)
 
 

@@ -110,7 +110,6 @@ class PillowImage:
         self.kind = f"{image.format} {image.mode}" + (SEVERAL if has_several_frames(image, data) else "")
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return what the function `decode` returns for the recipe's mode and white level."""
         return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import itertools
 import multiprocessing.resource_tracker
 import os
@@ -219,7 +218,6 @@ class ForkedWorkers(Executor):
     def __init__(self, jobs: int, begin: Callable[[], None]) -> None:
         """Each worker calls `begin` first, to close files that it must not hold."""
         super().__init__(jobs=jobs)
-        gc.freeze()  # the modules' objects: otherwise each worker looks through them again and again
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin_worker, (os.getpid(), begin))
         object.__setattr__(self, "_pool", pool)
         process.start_processes(lambda: pool.submit(int))  # the first task starts all workers

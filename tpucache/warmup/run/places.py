@@ -89,7 +89,6 @@ class UrlPlace:
         return RemoteCache.open_url(self._url, max_age=0.0) if MANIFEST_NAME in self._names else None
 
     def start(self) -> None:
-        """Claim the URL for the build whose plan is in the work folder."""
         self._take()
         self._remote.send({f"{_PREFIX}{name}": read_file(self._work / name) for name in PLAN_FILES})
 
@@ -110,7 +109,6 @@ class UrlPlace:
             self._sent[entry.name] = entry.sha256
 
     def finish(self, manifest: Manifest) -> None:
-        """Send the missing files of a finished cache, the manifest last."""
         names = self._remote.names()
         known = dict(self._sent)
         if MANIFEST_NAME in names:
@@ -245,7 +243,6 @@ class KagglePlace:
         return self._draft.bytes if self._draft else 0
 
     def resume(self) -> Cache | None:
-        """Find out which of the sent files Kaggle still keeps."""
         draft = self._open_draft()
         if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
             draft.forget_expired()
@@ -299,7 +296,6 @@ class KagglePlace:
             raise
 
     def close(self) -> None:
-        """Release the lock of the work folder, and close connections."""
         self._dataset.close()
         self._exits.close()
         with contextlib.suppress(OSError):  # the folder is not empty
