@@ -126,9 +126,7 @@ def check_fit(
 ) -> None:
     """Raise UsageError unless settings, data and device fit together.
 
-    Both sets must have samples whose labels fit the task, and the same classes and fields. The settings must be
-    compatible. The training samples must fill one execution, which is `steps_per_execution` batches, and a batch must
-    divide evenly over the cores.
+    The training samples must fill one execution, and a batch must divide evenly over the cores.
     """
     decide_precision(settings, device)
     for name, dataset in (("training", train_set), ("validation", valid_set)):

@@ -46,10 +46,8 @@ def keep_nothing(_: CachedLoader) -> None:
 def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
     """Return the number of `samples`, their mean `loss`, and the metrics of the task and of the user.
 
-    If the run averages its weights, the averaged weights are evaluated. The host adds up in float64, so the results do
-    not depend on the batch size or on the number of cores or processes. `check` is called between batches; if it
-    raises, the evaluation ends and the learner is unchanged.
-
+    Averaged weights are evaluated if there are any. The host adds up in float64, so the results do not depend on the
+    batch size or on the number of cores or processes. `check` may raise between batches; the learner is then unchanged.
     Raises TrainingError when the loss is not finite, or the model fails.
     """
     scores = score(learner, dataset, check)
@@ -179,9 +177,8 @@ def compute_rows(
 ) -> Generator[tuple[Array, ...], None, None]:
     """Yield the results of `compute` for each batch as arrays, in the samples' order and without padding.
 
-    The last batch is padded, so that all batches share one graph. If `rows` is given, only the samples from position
-    `first` to `first` + `rows` count. `threads` threads read the records. `keep` decides whether the records stay on
-    the device.
+    The last batch is padded, so that all batches share one graph. If `rows` is given, only that many samples from
+    position `first` count. `keep` decides whether the records stay on the device.
     """
     loader = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
     if first:
@@ -210,8 +207,8 @@ def shared_rows(
 ) -> Generator[list[tuple[int, tuple[Array, ...]]], None, None]:
     """Yield the results of `compute` for each batch, with the position of the batch's first sample; see `compute_rows`.
 
-    Each process computes its share of the samples, in batches of its share of `batch_size`. The main process gets lists
-    of the results of all processes, the other processes get empty lists. `check` is called after each batch.
+    Each process computes its share. The main process gets lists of the results of all processes, the others empty
+    lists.
     """
     processes = device.processes
     own, share = _own_share(dataset, processes)
@@ -227,8 +224,7 @@ def shared_rows(
 def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedDataset, slice]:
     """Return the samples that this process evaluates, and the slice of the dataset whose results count.
 
-    All processes evaluate equally many samples, so that all run the same programs: a process with fewer samples repeats
-    the dataset's last sample, and the repetitions do not count.
+    All processes evaluate equally many samples, so that all run the same programs: the last sample is repeated.
     """
     share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
     if processes.world_size == 1:

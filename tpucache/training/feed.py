@@ -78,10 +78,8 @@ class DeviceMemory:
 class Residence:
     """Decides whether records stay in the device's memory; if they do, it yields a loader's batches as row numbers.
 
-    With the choice "auto", the decision needs the memory that the first steps leave free. Until `decide` is called, and
-    if the records do not fit, batches contain the records themselves. If images grow during the run, the records of
-    each size are uploaded in its first epoch, and replace those of the size before. Validation records stay, too, in
-    their own size.
+    "auto" needs to know the memory that the first steps leave free: until `decide` is called, batches contain the
+    records themselves. If images grow during the run, the records of each size replace those of the size before.
     """
 
     def __init__(
@@ -249,9 +247,8 @@ class Feeder(Ahead[DeviceBatch]):
     ) -> None:
         """Take a CachedLoader, or an iterable of host batches. The thread starts when the context is entered.
 
-        At most `depth` batches are uploaded ahead. `draw` returns the random numbers that are sent with a batch, given
-        the batch's number, which begins at `first`. With a `resident`, a CachedLoader's records stay on the device, and
-        later batches are only row numbers.
+        `draw` returns the random numbers that are sent with a batch, given the batch's number, which begins at `first`.
+        With a `resident`, later batches are only row numbers.
         """
 
         def prepare(batch: Any, number: int) -> DeviceBatch:

@@ -65,10 +65,10 @@ class Folds:
 def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedDataset, resume: bool) -> Folds:
     """Return the folds of a cache, for a run that trains a model for each of them; write nothing.
 
-    `train_set` and `valid_set` both have all samples of the cache: `train_set` reads them for training, and `valid_set`
-    for validation. With several processes, open the device first: then only the main process uses the folder. Raises
-    UsageError if the cache has no folds, a set is a selection or has other samples than the other set, the folder has a
-    run of other folds, or the folder has a run and `resume` is false; TrainingError if the folder cannot be read.
+    `train_set` and `valid_set` both have all samples of the cache. With several processes, open the device first: then
+    only the main process uses the folder. Raises UsageError if the cache has no folds, a set is a selection or has
+    other samples than the other set, or the folder has a run of other folds, or any while `resume` is false;
+    TrainingError if the folder cannot be read.
     """
     run, splits = Path(run), fold_splits(valid_set.table)
     _check_whole(train_set, valid_set)

@@ -127,11 +127,10 @@ class Learner:
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
         """Take one optimizer step on the parts `batches` of a batch; return their mean loss, a scalar on the device.
 
-        `rates` are the rates of this step, and its `number` in the run seeds the random numbers. The step is only
-        recorded; `device.step_end` sends it to the device. With several processes, gradients are averaged over all of
-        them; the parts and the loss are this process's. If a loss counts only some targets, such as pixels that have a
-        class, each part is weighted by their number, so that the step equals that of the whole batch. Raises UsageError
-        if there is no part, or a part without samples.
+        The step's `number` in the run seeds the random numbers. The step is only recorded; `device.step_end` sends it.
+        Several processes average the gradients; the parts and the loss are this process's. If a loss counts only some
+        targets, such as pixels that have a class, each part is weighted by their number, so that the step equals that
+        of the whole batch. Raises UsageError for no part, or a part without samples.
         """
         self._steps, processes = number + 1, self.device.processes
         self.device.step_begin(step_seed(self.settings.seed, number, processes.program))
@@ -209,11 +208,7 @@ class Learner:
         return f"after step {self._steps:,}" if self._steps else "where the run was continued"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that changes during training, by name.
-
-        That is the model, the optimizer, the averaged weights if there are any, the task's constants from the labels if
-        it has some, and in fp16 the state of the loss scaler, `scaler`.
-        """
+        """Return all that changes during training, by name, and the constants that the task has from the labels."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self._scaler.is_enabled():
             state["scaler"] = self._scaler.state_dict()

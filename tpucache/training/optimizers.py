@@ -154,12 +154,10 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return SGD with Nesterov momentum, or AdamW, over the parameters that require gradients, on their device.
 
-    If `kind` is a callable, it gets the groups and `lr`, and the schedule sets only the learning rate. `fused` steps
-    run one kernel for many parameters, which torch has for CUDA; AdamW's count of steps is then on the device. With
-    `capturable`, torch's other optimizers keep their count of steps on the device if they can, so that XLA compiles no
-    further graphs. `parameter_groups` says which parameters have no weight decay, and what `layer_decay`
-    does. Raises UsageError for an unknown `kind`, a rate or decay that is not possible, a model without
-    parameters to train, and a callable that fails.
+    If `kind` is a callable, it gets the groups and `lr`. `fused` steps run one kernel for many parameters, which torch
+    has for CUDA; AdamW's count of steps is then on the device. With `capturable`, torch's other optimizers keep their
+    count there, too, so that XLA compiles no further graphs. Raises UsageError for an unknown `kind`, impossible
+    values, a model without parameters to train, and a callable that fails.
     """
     if isinstance(kind, str) and kind not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer {kind!r}: use {', '.join(OPTIMIZERS)}")

@@ -54,8 +54,7 @@ class RunOptions:
     def needs_checkpoint(self, step: int, settings: TrainSettings) -> bool:
         """Return whether a checkpoint is due after a step, counted from 1.
 
-        If several steps are one call of the device (`steps_per_execution`), `step` is the last one of the call, and a
-        checkpoint is due if `checkpoint_every` divides the number of any of these steps.
+        If several steps are one call of the device, it is due if `checkpoint_every` divides the number of any of them.
         """
         return self.checkpoint_every is not None and step % self.checkpoint_every < settings.steps_per_execution
 

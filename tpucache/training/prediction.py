@@ -304,11 +304,10 @@ class PredictReport:
 
 @dataclass(frozen=True)
 class _Predictions:
-    """The predictions of all samples, and the scores that metrics are computed from.
+    """The predictions of all samples as `texts`, and the scores that metrics are computed from.
 
-    `texts` has each sample's prediction as text. `values`, float32 (samples, columns), become columns of the CSV with
-    these `names`. `scores` are None for maps that were not compared with masks. `arrays` has logits and features by
-    name, float32 (samples, runs, numbers).
+    `values`, float32 (samples, columns), become columns of the CSV with these `names`. `scores` are None for maps that
+    were not compared with masks. `arrays` has logits and features.
     """
 
     texts: Sequence[str]

@@ -73,11 +73,7 @@ def warmup_cosine(
     ramp: float = 0.05,
     end_divisor: float = 1e4,
 ) -> Rates:
-    """Return the rates of a linear rise to `peak_lr`, then half a cosine down to `peak_lr` / `end_divisor`.
-
-    The rise takes the first `ramp` of the steps (Goyal et al., arXiv:1706.02677); the fall is that of Loshchilov and
-    Hutter, arXiv:1608.03983, without restarts.
-    """
+    """Return the rates of a linear rise to `peak_lr`, then half a cosine down to `peak_lr` / `end_divisor`."""
     rise = round(ramp * steps)
     if step < rise:
         return _rates(peak_lr * (step + 1) / (rise + 1), _MOMENTUM)

@@ -347,10 +347,9 @@ _BLOCK: Final = re.compile(r"layer([1-4])\.([01])\.(.+)")
 class MatchedWeights:
     """Which of a file's weights a model has taken, by the names of the model's tensors.
 
-    `matched` tensors have the same shape in the file. `adapted` tensors (name, shape in the model, shape in the file)
-    had another shape and were made to fit. `resized` tensors, listed in the same way, cannot be made to fit, and
-    `missing` tensors are not in the file: both keep the model's new values. `unused` tensors are only in the file.
-    `trouble` is the error of timm's own adaptation, if any.
+    `adapted` and `resized` tensors (name, shape in the model, shape in the file) had another shape: the former were
+    made to fit, and the latter, like those `missing` from the file, keep the model's new values. `unused` tensors are
+    only in the file. `trouble` is the error of timm's own adaptation, if any.
     """
 
     matched: Sequence[str]
@@ -455,10 +454,9 @@ def _first_convolutions(model: nn.Module) -> Iterable[str]:
 def _adapted_by_timm(
     model: nn.Module, own: Weights, given: Weights, original: Weights
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """Return a file's weights as timm adapts them to its model, and timm's error if it adapts none, or else "".
+    """Return a file's weights as timm adapts them to its model, and timm's error, or "", if it adapts none.
 
-    Weights for a model that is not timm's are returned unchanged. `original` has the names of the file, which timm may
-    know; `given` is without known prefixes.
+    `original` has the names of the file, which timm may know; `given` is without known prefixes.
     """
     adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None) if _is_of_timm(model) else None
     if adapt is None:
@@ -478,10 +476,10 @@ def _is_of_timm(model: nn.Module) -> bool:
 
 
 def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the weights under several choices of names. One choice may be the model's.
+    """Yield the weights under several choices of names, one of which may be the model's.
 
-    The choices are the given names; the names without one or two known prefixes; the names with the name of a child of
-    the model in front, such as `backbone.`; and `resnet18`'s names in place of torchvision's or timm's.
+    These are: as given; without known prefixes; with the name of a child of the model in front; `resnet18`'s for
+    others'.
     """
     yield dict(weights)
     for outer in _PREFIXES:

@@ -130,12 +130,7 @@ MOST_AHEAD: Final = 2
 
 
 class Counters(NamedTuple):
-    """Totals of a device.
-
-    `compiles` is the number of graphs compiled, and `compile_seconds` the time that XLA took for them.
-    `execute_seconds` is the time in which the device ran anything; executions that overlap count once.
-    `received_bytes` is the number of bytes sent to the device.
-    """
+    """Totals of a device. Executions that overlap count once in `execute_seconds`."""
 
     compiles: int
     execute_seconds: float
@@ -146,8 +141,7 @@ class Counters(NamedTuple):
 class BusyTime:
     """Adds up the seconds in which a device ran something, from executions that may overlap.
 
-    A device runs one execution after another, but an execution's time begins when it was sent. So each execution adds
-    only the part of its interval after the end of the execution before it.
+    An execution's time begins when it was sent, so each adds only the part after the end of the one before it.
     """
 
     def __init__(self) -> None:

@@ -95,7 +95,6 @@ def _compiled(forward: Callable[..., object]) -> Callable[..., object]:
     """Return a function that torch.compile compiles at its first call, for batches of one shape.
 
     torch compiles functions of its own files, such as `nn.Sequential.forward`, only when another function calls them.
-    If torch makes no graph all the same, a warning says so once.
     """
 
     def called(*inputs: object, **named: object) -> object:

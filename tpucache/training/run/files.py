@@ -200,8 +200,7 @@ def snapshot_validation(
 ) -> Callable[[], None]:
     """Return the function that writes `validation.npz`: the predictions for the validation samples.
 
-    For all samples the file has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`. The
-    function raises TrainingError when the file cannot be written.
+    It has `positions` in the cache, `errors`, and the arrays of the task's `record`.
     """
     arrays: dict[str, Array] = {
         "positions": valid_set.positions,
