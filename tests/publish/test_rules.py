@@ -6,7 +6,7 @@ import pytest
 
 from tpucache import UsageError
 from tpucache.kaggle import check_id
-from tpucache.publish.rules import LICENSES, check_license, check_title
+from tpucache.publish.rules import LICENSES, Metadata
 
 
 @pytest.mark.parametrize("good", ["ann/digits", "Ann_B-1/a1-b2-c3", "ann/" + "x" * 50])
@@ -27,11 +27,11 @@ def test_ids_that_kaggle_refuses_are_refused(bad):
 @pytest.mark.parametrize("bad", ["short", "x" * 51, "", "  digit  ", "digits\nat 32"])
 def test_titles_that_kaggle_refuses_are_refused(bad):
     with pytest.raises(UsageError, match="6 to 50"):
-        check_title(bad)
+        Metadata("ann/digits", bad, "CC0-1.0")
 
 
 @pytest.mark.parametrize("bad", [None, "", "MIT", "cc0-1.0", "CC0-1.0 "])
 def test_no_licence_is_assumed_and_all_are_listed(bad):
     with pytest.raises(UsageError) as caught:
-        check_license(bad)
+        Metadata("ann/digits", "Digits at 32", bad)
     assert all(name in str(caught.value) for name in LICENSES)

@@ -14,7 +14,6 @@ from tpucache.kaggle import check_id
 from tpucache.options import option
 
 METADATA_NAME: Final = "dataset-metadata.json"
-TITLE_LENGTH: Final = range(6, 51)
 
 #: Kaggle's names of licences.
 LICENSES: Final = (
@@ -49,22 +48,6 @@ LICENSES: Final = (
 )
 
 
-def check_title(title: str) -> str:
-    title = title.strip()
-    if len(title) not in TITLE_LENGTH or not title.isprintable():
-        raise UsageError(
-            f"--title is {TITLE_LENGTH[0]} to {TITLE_LENGTH[-1]} printable characters, not {title!r} ({len(title)})"
-        )
-    return title
-
-
-def check_license(name: str | None) -> str:
-    if name not in LICENSES:
-        given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
-        raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
-    return name
-
-
 @dataclass(frozen=True)
 class Metadata:
     """The id, title and licence of a dataset. Raises UsageError for values that Kaggle does not accept."""
@@ -77,8 +60,13 @@ class Metadata:
 
     def __post_init__(self) -> None:
         check_id(self.dataset_id)
-        object.__setattr__(self, "title", check_title(self.title))
-        check_license(self.license_name)
+        title, name = self.title.strip(), self.license_name
+        object.__setattr__(self, "title", title)
+        if not 6 <= len(title) <= 50 or not title.isprintable():
+            raise UsageError(f"--title is 6 to 50 printable characters, not {title!r} ({len(title)})")
+        if name not in LICENSES:
+            given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
+            raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
 
     def to_dict(self, description: str) -> dict[str, Any]:
         """Return the content of dataset-metadata.json."""
