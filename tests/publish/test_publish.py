@@ -8,7 +8,7 @@ import shlex
 import pytest
 from patience import PATIENCE
 
-from tpucache import DamageError, PublishError
+from tpucache import DamageError, Manifest, PublishError
 from tpucache.publish.publish import KaggleClient, prepare, send
 from tpucache.publish.rules import Metadata, PublishOptions
 
@@ -45,13 +45,8 @@ def test_one_that_exists_gets_a_new_version(bundle, kaggle):
     send(bundle)
     result = send(bundle, PublishOptions(message="more of it", public=True))
     assert result.command == command_of(bundle, "version", "-m", "more of it")
-    assert send(bundle).command.endswith(f"-m '150 samples, 600 records, {fingerprint(bundle)}'")
-
-
-def fingerprint(bundle):
-    from tpucache import Manifest
-
-    return Manifest.load(bundle.folder).fingerprint[:12]
+    fingerprint = Manifest.load(bundle.folder).fingerprint
+    assert send(bundle).command.endswith(f"-m '150 samples, 600 records, {fingerprint[:12]}'")
 
 
 @pytest.mark.slow
