@@ -10,7 +10,6 @@ import re
 import resource
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -228,17 +227,6 @@ def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts
     kind = found[1]
     is_remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
     return kind if is_remote else None
-
-
-def process_began(stat: Path = Path("/proc/self/stat")) -> float:
-    """Return when this process began, by `time.monotonic`; now if unknown."""
-    now = time.monotonic()
-    try:
-        fields = stat.read_text().rpartition(")")[2].split()
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
-        return now
-    return now - max(0.0, age)
 
 
 def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 #: Called for a first signal in place of raising KeyboardInterrupt: returns the error to raise, or None.
 Request = Callable[[], BaseException | None]
 
+BEGAN: Final = time.monotonic()  # about when this process began, as this is imported first
 #: The program's name in messages: the way it was started.
 PROG: Final = (
     "python -m tpucache" if "".join(sys.argv[:1]).endswith(os.path.join("tpucache", "__main__.py")) else "tpucache"

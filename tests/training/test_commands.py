@@ -111,9 +111,7 @@ SEEN: Final[Mapping[str, Case]] = {
     "--inputs": Case("extra", ("--model", f"{MODULE}:with_columns"), other="more"),
     "--seed": Case("1"),
     "--flip": Case(),
-    "--vertical-flip": Case(),
     "--shift": Case("2"),
-    "--rotate": Case(),
     "--brightness": Case("0.4"),
     "--contrast": Case("0.4"),
     "--saturation": Case("0.4"),
@@ -122,18 +120,13 @@ SEEN: Final[Mapping[str, Case]] = {
     "--cutmix": Case("1"),
     "--crop": Case(),
     "--zoom": Case("0.5", ("--crop",)),
-    "--tilt": Case("30"),
-    "--hue": Case("0.3"),
-    "--blur": Case("1"),
-    "--grey": Case("0.8"),
+    "--augment": Case("tilt=30"),
     "--rand-augment": Case("2"),
-    "--magnitude": Case("20", ("--rand-augment", "2")),
     "--trivial-augment": Case(),
     "--cache-dir": Case("{folder}/kept", file="{folder}/kept"),
     # Help leaves these out.
     "--mean": Case("120,110,100"),
     "--std": Case("20,30,40"),
-    "--views": Case("2"),
     "--tensorboard": Case(file="{folder}/run/tensorboard"),
 }
 #: Those that say how the work is carried out: what `train` of the loop is then given.
@@ -153,7 +146,7 @@ CARRIED_OUT: Final[Mapping[str, tuple[tuple[str, ...], Any]]] = {
 #: Uses in which an option would change nothing: each is refused, and the refusal names this.
 REFUSED: Final = (
     (("--zoom", "0.5"), "crop"),
-    (("--magnitude", "20"), "rand_augment"),
+    (("--augment", "magnitude=20"), "rand_augment"),
     (("--watch", "loss"), "--valid"),
     (("--patience", "1"), "--valid"),
     (("--metric", f"{MODULE}:spread"), "--valid"),

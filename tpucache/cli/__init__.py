@@ -12,19 +12,13 @@ from tpucache import process
 from tpucache.cli.parser import CommandParser, Parser
 from tpucache.cli.terminal import complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, RecipeError, TpucacheError, UnfinishedError, UsageError
-from tpucache.machine import process_began
 from tpucache.plugins import COMMANDS, load, missing_part, package_of
 from tpucache.process import PROG
 from tpucache.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status.
-
-    The status is 0 if the command is done, 1 after an expected error, which one line on standard error explains, 2 for
-    wrong usage, and 3 if a time limit, Ctrl-C or SIGTERM has stopped the command. The same command then continues where
-    this one has stopped.
-    """
+    """Run one command; return 0, 1 after an expected error, 2 for wrong usage, 3 if it was stopped and can continue."""
     escape_unprintable()
     escape_warnings()
     with process.stoppable():
@@ -62,7 +56,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         raise
     # Elapsed time counts from the start of the process, or, if another program calls `main`, from that call.
     shared = process.launched()
-    options.began = shared["began"] if shared else process_began() if arguments is None else time.monotonic()
+    options.began = shared["began"] if shared else process.BEGAN if arguments is None else time.monotonic()
     options.arguments = words
     command: Callable[[argparse.Namespace], int] = options.command
     try:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from tpucache.cli.parser import CommandParser, KeptSettings
 from tpucache.errors import UsageError
+from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import Option, options_of
 from tpucache.process import PROG
 
@@ -58,6 +59,45 @@ def add_options(
             if can_be_off and bool in each.types:
                 keywords["action"] = _Switch
             group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
+
+
+#: Augmentations that have no option of their own: `--augment` sets them.
+_RARE: Final = ("vertical_flip", "rotate", "tilt", "hue", "blur", "grey", "magnitude", "views")
+
+
+def add_augmentation(group: Any, can_be_off: bool = False) -> None:
+    """Add the options of AugmentSettings, of which `--augment` sets the rare ones."""
+    add_options(group, AugmentSettings, without=_RARE, can_be_off=can_be_off)
+    group.add_argument(
+        "--augment",
+        dest="rare",
+        type=_rare,
+        default={},
+        metavar="NAME=X,NAME",
+        help="further changes: vertical_flip, rotate (by 90 degrees), tilt=DEGREES, hue=X, blur=PIXELS, grey=P, "
+        "magnitude=M (of --rand-augment), views=N (of each sample, for contrastive training)",
+    )
+
+
+def _rare(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in _RARE:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_RARE)}")
+        found[name] = options_of(AugmentSettings)[name].types[-1](float(value or 1))
+    return found
+
+
+def augmentation(options: argparse.Namespace) -> AugmentSettings:
+    return from_options(AugmentSettings, options, **options.rare)
+
+
+def with_rare(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by name in the form of a settings file, with those of rare augmentations in `augment`."""
+    usual = {name: value for name, value in settings.items() if name not in _RARE}
+    rare = ",".join(f"{name}={float(settings[name])}" for name in _RARE if name in settings)
+    return {**usual, "augment": rare} if rare else usual
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:

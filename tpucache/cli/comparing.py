@@ -8,7 +8,7 @@ import logging
 import math
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -82,7 +82,9 @@ def compare_codecs(
     most = int(_BUILDING_SECONDS / (len(codecs) + 1) / max(each, 1e-6))
     few = Listed(source.source, select_source(source, limit=max(1, min(most, _SAMPLES, tried))).list())
     rows, left_out = [], {}
-    with tempfile.TemporaryDirectory(prefix="tpucache-dry-run-") as folder, _without_warnings():
+    with tempfile.TemporaryDirectory(prefix="tpucache-dry-run-") as folder, contextlib.ExitStack() as stack:
+        logging.disable(logging.WARNING)  # the dry run has warned
+        stack.callback(logging.disable, logging.NOTSET)
         plain = replace(recipe, codec=_PLAIN, quality=None, chroma=None, variants=0)
         pixels = _pixels(_build(few, Path(folder, "pixels"), plain, options))
         for codec in codecs:
@@ -92,18 +94,6 @@ def compare_codecs(
             except (DependencyError, RecipeError) as error:
                 left_out[codec] = str(error)
     return rows, left_out
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Log no warnings: the dry run of all samples has logged them."""
-    log = logging.getLogger("tpucache")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def _figures(

@@ -7,15 +7,12 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.arguments import local_path
-from tpucache.cli.parser import CommandParser
 from tpucache.errors import NotACacheError, SourceError, UsageError
-from tpucache.process import PROG
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME
 
 if TYPE_CHECKING:
@@ -28,15 +25,7 @@ _CACHE_FILES: Final = (MANIFEST_NAME, INDEX_NAME, SAMPLES_NAME, WORK_NAME)
 _WITHOUT_EFFECT: Final = ("jobs", "on_error", "build", "config")
 
 
-class _BuildParser(CommandParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(
-            f"--build: {message}. It takes the options of `{PROG} warmup --help-all` that decide what a cache holds. "
-            f"To use other options, run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
-        )
-
-
-def add_source(command: argparse.ArgumentParser, where: str) -> None:
+def add_source(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group(
         "a SOURCE in place of a cache", "as for warmup; the command builds a cache of the source while it reads"
     )
@@ -45,7 +34,7 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
         dest="cache_of_source",
         type=local_path,
         metavar="DIR",
-        help=f"the folder for the cache of a SOURCE; default: {where}",
+        help="the folder for the cache of a SOURCE; default: a folder next to RUN",
     )
     group.add_argument(
         "--build",
@@ -66,19 +55,11 @@ def is_source(place: str | Path) -> bool:
     return place.is_file() or bool(_CODE.fullmatch(text) or _PATTERN.search(text))
 
 
-def parse_build(text: str | None) -> argparse.Namespace:
-    from tpucache.cli.warming import add_cache_options
-
-    parser = _BuildParser(prog=f"{PROG} --build")
-    add_cache_options(parser)
-    return parser.parse_args(shlex.split(text or ""))
-
-
 class SourceArguments:
     """A source, and the options with which its cache is built."""
 
     def __init__(self, source: Path, text: str | None, size: Any = None) -> None:
-        from tpucache.cli.warming import wanted
+        from tpucache.cli.warming import parse_build, wanted
 
         options = parse_build(text)
         self.names_size = "size" in options.explicit

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.arguments import (
+    add_augmentation,
     add_cache_or_url,
     add_command,
     add_json,
-    add_options,
     add_reading,
+    augmentation,
     cache,
-    from_options,
     keeping,
     local_path,
     natural,
@@ -58,7 +58,6 @@ def bench(options: argparse.Namespace) -> int:
     """Measure how fast this machine reads a cache."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.record_reader import ReadingPlan
-    from tpucache.machine import network_file_system
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 
@@ -96,8 +95,6 @@ def bench(options: argparse.Namespace) -> int:
         device = f"an accelerator that takes {options.device_rate:,.0f} {many}/s"
         counted = "not included: give --upload" if upload is None else f"to {where} included"
         lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload {counted}")
-    if (kind := network_file_system(dataset.directory)) is not None:
-        lines.append(f"note    the cache is on {kind}, across a network: give --cache-dir with a folder on a fast disk")
     report = result.to_dict()
     if options.against is not None:
         from tpucache.cli.comparing import measure_against
@@ -148,7 +145,7 @@ def preview(options: argparse.Namespace) -> int:
     """Draw a contact sheet: a row for each sample, a column for each variant, with masks, boxes and keypoints."""
     from tpucache.report.preview import preview_cache, save_picture
 
-    augment = from_options(AugmentSettings, options)
+    augment = augmentation(options)
     if options.batch:
         from tpucache.report.preview import preview_batch
 
@@ -235,7 +232,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--batch", action="store_true", help="show the first batch as the model receives it in train, with mixed labels"
     )
-    add_options(command.add_argument_group("augmentation of a batch", "as in train"), AugmentSettings)
+    add_augmentation(command.add_argument_group("augmentation of a batch", "as in train"))
     command = add_command(commands, report, "runs/first -o report.html")
     add_cache_or_url(
         command,

@@ -124,8 +124,10 @@ class CommandParser(Parser):
             self.exit(2, f"{self.prog}: {self._missing}\n")
         words = _joined(sys.argv[1:] if args is None else args)
         given = self._given(words)
-        if path := _last_value(words, "--config"):
-            settings = self._read_settings(path, given)
+        if "config" in given:
+            finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+            finder.add_argument("--config")
+            settings = self._read_settings(finder.parse_known_args(words)[0].config, given)
             words, given = [*settings, *words], given | self._given(settings)
         found, unknown = super().parse_known_args(words, namespace)
         found.explicit = given  # the names of the options that the user gave; a value may equal the default
@@ -211,16 +213,6 @@ def _joined(words: Iterable[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
-
-
-def _last_value(words: Sequence[str], flag: str) -> str:
-    found = ""
-    for word, following in itertools.pairwise([*words, ""]):
-        if word == flag:
-            found = following
-        elif word.startswith(f"{flag}="):
-            found = word.removeprefix(f"{flag}=")
-    return found
 
 
 def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:

@@ -22,7 +22,6 @@ from tpucache.progress import LateProgress
 from tpucache.publish.rules import Metadata, PublishOptions
 
 if TYPE_CHECKING:
-    from tpucache.publish.bundle import Bundle
     from tpucache.store.manifest import Manifest
 
 
@@ -48,19 +47,26 @@ def publish(options: argparse.Namespace) -> int:
         )
 
     def announce(command: str) -> None:
-        for line in [*_listing(bundle, public=options.public), f"command  {command}"]:
+        target = f"{metadata.dataset_id}, {'public' if options.public else 'private'} if it is new"
+        for line in (
+            *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
+            f"{bundle.total_bytes:>15,}  bytes in {len(bundle.files)} files, for {target}",
+            f"folder   {bundle.folder}",
+            f"command  {command}",
+        ):
             (tell if options.json else say)(line)
         flush()  # so that the client's output follows
 
     result = send(bundle, settings, announce)
-    lines = {
-        "uploaded": f"uploaded, and all {len(bundle.files)} files arrived",
-        "dry": "nothing was uploaded: this was a dry run",
-        "no client": "nothing was uploaded: the kaggle client is not installed here. Install it, sign in, and run the "
-        "command above; for a new version of a dataset that exists, `kaggle datasets version -p FOLDER -m TEXT`",
-    }
-    outcome = "uploaded" if result.uploaded else "dry" if options.dry_run else "no client"
-    show(options, result.to_dict(), [lines[outcome]])
+    line = f"uploaded, and all {len(bundle.files)} files arrived"
+    if not result.uploaded:
+        line = "nothing was uploaded: this was a dry run"
+        if not options.dry_run:
+            line = (
+                "nothing was uploaded: the kaggle client is not installed here. Install it, sign in, and run the "
+                "command above; for a new version of a dataset that exists, `kaggle datasets version -p FOLDER -m TEXT`"
+            )
+    show(options, result.to_dict(), [line])
     return 0
 
 
@@ -161,15 +167,6 @@ def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> N
     }
     line = f"{place}: {manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, all checked"
     show(options, report, [line])
-
-
-def _listing(bundle: Bundle, *, public: bool) -> list[str]:
-    target = f"{bundle.metadata.dataset_id}, {'public' if public else 'private'} if it is new"
-    return [
-        *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
-        f"{bundle.total_bytes:>15,}  bytes in {len(bundle.files)} files, for {target}",
-        f"folder   {bundle.folder}",
-    ]
 
 
 def add(commands: Any) -> None:

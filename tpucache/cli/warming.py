@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tpucache.cli.arguments import (
     add_cache,
@@ -28,7 +28,9 @@ from tpucache.cli.arguments import (
     seconds,
     size,
 )
+from tpucache.cli.parser import CommandParser
 from tpucache.cli.terminal import complain, show
+from tpucache.errors import UsageError
 from tpucache.options import options_of
 from tpucache.plugins import call
 from tpucache.process import PROG, tell
@@ -174,7 +176,6 @@ def selected_source(options: argparse.Namespace) -> Source:
 
 def relabel(options: argparse.Namespace) -> int:
     """Give a finished cache the labels, folds and columns of a .csv, or new folds. No record is changed."""
-    from tpucache.errors import UsageError
     from tpucache.report.inspect import describe, label_text
     from tpucache.warmup.relabel import relabel_cache
 
@@ -207,7 +208,6 @@ def relabel(options: argparse.Namespace) -> int:
 
 def delete(options: argparse.Namespace) -> int:
     """Delete samples: make a version of a cache without them. Or undo the last deletion."""
-    from tpucache.errors import UsageError
     from tpucache.report.inspect import describe
     from tpucache.warmup.versions import delete_samples, read_paths, undo_delete
 
@@ -245,18 +245,12 @@ def compact(options: argparse.Namespace) -> int:
         f"{options.cache}: {manifest.samples:,} samples in one version, {size_text(manifest.total_bytes)}, "
         f"{size_text(size)} before",
     ]
-    if manifest.deleted:
-        lines.append(
-            f"  samples keep their numbers, and {len(manifest.deleted):,} numbers have no sample: with other numbers, "
-            "augmented variants would be different"
-        )
     show(options, {**describe(manifest), "bytes_before": size}, lines)
     return 0
 
 
 def verify(options: argparse.Namespace) -> int:
     """Compare every byte of a cache with its manifest; with --repair, build damaged shards again."""
-    from tpucache.errors import UsageError
     from tpucache.progress import Progress
     from tpucache.store.cache import Cache
     from tpucache.store.verify import verify_cache
@@ -300,7 +294,6 @@ def _opened(source: str, options: argparse.Namespace) -> Source:
 
 
 def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
-    from tpucache.cli.from_source import parse_build
     from tpucache.progress import Progress
     from tpucache.warmup.repair import load_manifest, repair_cache
 
@@ -458,7 +451,6 @@ def _add_content(command: argparse.ArgumentParser) -> None:
 
 def _kept_settings(cache: Path) -> dict[str, Any]:
     """Return a cache's recipe and --labels as options of warmup."""
-    from tpucache.errors import UsageError
     from tpucache.store.manifest import Manifest
 
     manifest = Manifest.load(cache)
@@ -482,6 +474,20 @@ def add_cache_options(command: argparse.ArgumentParser) -> None:
     add_options(command, WorkerOptions, only=["jobs"])
     add_options(command, BuildOptions, without=_WARMUP_ONLY, parsers={"classes": names})
     add_table(command)
+
+
+class _BuildParser(CommandParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(
+            f"--build: {message}. It takes the options of `{PROG} warmup --help-all` that decide what a cache holds. "
+            f"To use other options, run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
+        )
+
+
+def parse_build(text: str | None) -> argparse.Namespace:
+    parser = _BuildParser(prog=f"{PROG} --build")
+    add_cache_options(parser)
+    return parser.parse_args(shlex.split(text or ""))
 
 
 def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:

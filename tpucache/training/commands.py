@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tpucache import process, progress
 from tpucache.cli.arguments import (
+    add_augmentation,
     add_cache_or_url,
     add_command,
     add_config,
     add_options,
     add_reading,
     at_least,
+    augmentation,
     from_options,
     keeping,
     listed,
     local_path,
     positive,
     seconds,
+    with_rare,
 )
 from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
 from tpucache.cli.terminal import note, say_now, show
@@ -331,7 +334,7 @@ def _run(
     opened = open_chosen() if may_be_several(options.backend) else None
     processes = ALONE if opened is None else opened.processes
     others: dict[str, Any] = {"lr": None} if options.lr == FIND else {}
-    settings = from_options(TrainSettings, options, **others, augment=from_options(AugmentSettings, options))
+    settings = from_options(TrainSettings, options, **others, augment=augmentation(options))
     with account.part("staging"):
         if options.source is not None and processes.world_size == 1:
             data = _open_source(options, options.source)  # before the imports below, which take seconds
@@ -491,7 +494,7 @@ def _kept_settings(run: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the folder has no {INFO_NAME} with settings: give the folder of one run") from error
     options = {**options_of(TrainSettings), **options_of(AugmentSettings)}
-    return {name: value for name, value in unusual_settings(settings).items() if name in options}
+    return with_rare({name: value for name, value in unusual_settings(settings).items() if name in options})
 
 
 def _add_train(commands: Any) -> None:
@@ -535,8 +538,8 @@ def _add_train(commands: Any) -> None:
         can_be_off=True,
     )
     group = command.add_argument_group("augmentation", "computed on the device, anew for each batch")
-    add_options(group, AugmentSettings, can_be_off=True)
-    add_source(command, "a folder next to RUN")
+    add_augmentation(group, can_be_off=True)
+    add_source(command)
     add_reading(command)
 
 
