@@ -17,6 +17,7 @@ from tpucache.errors import SampleError, UnfinishedError
 from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
+from tpucache.store.growing import Prospect, ask_for
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.growing import build_for_readers
@@ -81,9 +82,13 @@ def late(source: Any, cache: Path, recipe: Recipe, **how: Any) -> None:
 def followed(source: Any, cache: Path, recipe: Recipe, **how: Any) -> None:
     if how:  # which samples are skipped is known at the end alone
         pytest.skip("no reader")
+
+    def ask(_: Prospect) -> None:
+        ask_for(cache / WORK_NAME, np.arange(COUNT)[::-1])
+
     with pytest.raises(Stopped):
-        build_for_readers(source, cache, lambda _: None, recipe=recipe, jobs=1, on_progress=stop_at(4))
-    build_for_readers(source, cache, lambda _: None, recipe=recipe, jobs=1)
+        build_for_readers(source, cache, ask, recipe=recipe, jobs=1, on_progress=stop_at(4))
+    build_for_readers(source, cache, ask, recipe=recipe, jobs=1)
 
 
 def begun_without_readers(source: Any, cache: Path, recipe: Recipe, **how: Any) -> None:
@@ -126,7 +131,7 @@ WAYS: dict[str, Callable[..., None]] = {
 KINDS: dict[str, tuple[Pictures, int, dict[str, Any]]] = {
     "whole": (Pictures(labelled=False), 0, {}),
     "spooled": (Pictures(nbytes=0), 0, {}),
-    "variants": (Pictures(nbytes=0), 2, {}),
+    "variants": (Pictures(nbytes=0, labelled=False), 2, {}),
     "skipped": (Pictures(nbytes=0, broken=BAD), 0, {"on_error": "skip"}),
 }
 
@@ -210,3 +215,17 @@ def test_where_samples_may_not_be_skipped_those_skipped_before_are_tried(tmp_pat
     with pytest.raises(SampleError, match="is broken"):
         build_cache(source, cache, recipe, jobs=1)
     assert build_cache(Pictures(nbytes=0), cache, recipe, jobs=1).samples == COUNT
+
+
+@pytest.mark.slow
+def test_a_shard_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync, cache = set[int](), os.fsync, tmp_path / "cache"
+
+    def note(descriptor: int) -> None:
+        assert {path.stat().st_ino for path in cache.glob("*.lmdb")} <= synced
+        sync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", note)
+    build_cache(Pictures(nbytes=0), cache, Recipe(size=SIDE, shard_mb=1), jobs=1)
+    assert len({path.stat().st_ino for path in cache.glob("*.lmdb")} & synced) == 5
