@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tpucache import Recipe, build_cache
 from tpucache.store.cache import Cache
 from tpucache.store.samples import Strings
-from tpucache.warmup.run.spool import ChunkInfo, KeptSample
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
@@ -37,15 +35,3 @@ def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tm
     remarks = table["remark"]
     assert isinstance(remarks, Strings)
     assert list(remarks) == [""] * 151 + ["late"] * 49
-
-
-@pytest.mark.parametrize("cut", range(5))
-def test_metadata_of_parts_is_the_metadata_of_all(cut: int) -> None:
-    items = [Item({}, number % 2, {"a": number} if number != 2 else {"b": "x"}) for number in range(4)]
-    kept = [KeptSample(number, item.label, item.columns, {}) for number, item in enumerate(items)]
-    whole, parts = ChunkInfo(), (ChunkInfo(), ChunkInfo())
-    whole.add(kept[:2])
-    whole.add(kept[2:])
-    for part, some in zip(parts, (kept[:cut], kept[cut:]), strict=True):
-        part.add(some)
-    assert ChunkInfo.join(parts) == ChunkInfo.join([whole]) == whole
