@@ -1,4 +1,4 @@
-"""A loader's metrics are what happened, in the forms that Prometheus and TensorBoard take."""
+"""A loader's metrics are what happened: records, bytes and waits."""
 
 from __future__ import annotations
 
