@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -45,8 +46,9 @@ class RemoteReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteReader, (self._cache, self._make)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_since"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter exits, threads have ended already, and module globals may be gone.
+        if hasattr(self, "_since") and not is_finalizing():
             self._end()
 
     @property
