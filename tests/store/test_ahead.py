@@ -204,20 +204,6 @@ def test_a_cache_knows_whether_its_storage_is_late_and_so_do_its_copies(late: Ca
     assert not Cache(many, late.manifest).reader.is_late
 
 
-def test_time_of_computing_is_no_lateness(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Manifest.load
-
-    def load(directory: str | Path) -> Manifest:
-        end = time.thread_time() + 0.02
-        while time.thread_time() < end:
-            pass
-        return real(directory)
-
-    monkeypatch.setattr(Manifest, "load", load)
-    monkeypatch.setattr(machine, "waits", lambda: 7)  # another process that has the core makes no waits, either
-    assert not Cache.open(many).reader.is_late
-
-
 def test_index_and_samples_table_are_opened_at_once_where_storage_is_late(
     many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

