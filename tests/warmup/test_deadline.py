@@ -15,7 +15,7 @@ from patience import PATIENCE, wait_for
 from tpucache.errors import SampleError, UnfinishedError
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.deadline import Deadline
+from tpucache.warmup.build_options import Deadline
 from tpucache.warmup.run import executors
 from tpucache.warmup.sources.source import Item, Listing, Sample
 

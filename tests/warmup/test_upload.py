@@ -28,7 +28,7 @@ from tpucache.progress import BuildProgress
 from tpucache.publish.transfer import push_cache
 from tpucache.store.copying import Claim
 from tpucache.store.remote.url import Remote
-from tpucache.warmup.deadline import Deadline
+from tpucache.warmup.build_options import Deadline
 from tpucache.warmup.run import scheduler, tasks, upload
 from tpucache.warmup.run.places import UrlPlace
 

@@ -21,8 +21,7 @@ from tpucache.store.files import as_url, check_is_local, is_kaggle, is_url
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.growing import Prospect
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.build_options import BuildOptions, Target, ignore, options_by_name
-from tpucache.warmup.deadline import Deadline
+from tpucache.warmup.build_options import BuildOptions, Deadline, Target, ignore, options_by_name
 from tpucache.warmup.estimate import (
     Estimate,
     Trials,

@@ -18,7 +18,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.ahead import Lateness
 from tpucache.store.fields import RecordLayout
 from tpucache.store.pages import PAGE_HEADER_BYTES
-from tpucache.warmup.deadline import NEVER, Deadline
+from tpucache.warmup.build_options import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.sources.source import LoadAhead, Sample
 

@@ -25,7 +25,7 @@ from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import MEAN, STD
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
 from tpucache.warmup.blocks import TASK_BYTES, Chunk, content_sha256
-from tpucache.warmup.deadline import NEVER, Deadline
+from tpucache.warmup.build_options import NEVER, Deadline
 from tpucache.warmup.records.arrays import Facts
 from tpucache.warmup.records.encode import EncodedSample, Moments, SampleEncoder, add_moments, mean_and_std, moments
 from tpucache.warmup.run.folder import disk_failure, is_held
