@@ -102,17 +102,15 @@ def test_a_fused_optimizer_takes_the_same_steps(kind):
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_a_state_is_continued_by_an_optimizer_of_another_device_and_fused_only_there(kind, is_fused):
-    first, second, third = (make_plain_model() for _ in range(3))
+    first, second = make_plain_model(), make_plain_model()
     before = make_optimizer(first, kind, 0.001, 0.01, fused=is_fused)
     run(first, before, 3, lambda *_: None)
-    found = []
-    for model, fused in ((second, not is_fused), (third, is_fused)):
-        optimizer = make_optimizer(model, kind, 0.7, 0.0, fused=fused)
-        load_optimizer(optimizer, copy.deepcopy(before.state_dict()))
-        assert [bool(group["fused"]) for group in optimizer.param_groups] == [fused] * 2
-        model.load_state_dict(first.state_dict())
-        found.append(run(model, optimizer, 3, lambda *_: None))
-    for one, other in zip(*found, strict=True):
+    optimizer = make_optimizer(second, kind, 0.7, 0.0, fused=not is_fused)
+    load_optimizer(optimizer, copy.deepcopy(before.state_dict()))
+    assert [bool(group["fused"]) for group in optimizer.param_groups] == [not is_fused] * 2
+    second.load_state_dict(first.state_dict())
+    found, uninterrupted = (run(*each, 3, lambda *_: None) for each in ((second, optimizer), (first, before)))
+    for one, other in zip(found, uninterrupted, strict=True):
         torch.testing.assert_close(one, other)
 
 
