@@ -141,9 +141,9 @@ def test_classes_may_be_given_by_a_file_or_another_cache(copy: Path, cache: Path
 @pytest.mark.parametrize(
     ("classes", "cell", "reason"),
     [
-        ("a,b", "a;b", "'a;b' names several classes: add --label-sep ';'"),
-        ("a,b;c", "name:b%3Bc", "names several classes"),
-        ("value_0,value_1", "1.5;-2", "'1.5;-2' has several numbers: .* --label-col value_0 --label-col value_1"),
+        ("a,b", "a;b", "'a;b' is several: add --label-sep ';'"),
+        ("a,b;c", "name:b%3Bc", "is several"),
+        ("value_0,value_1", "1.5;-2", "'1.5;-2' is several: .* columns of numbers by --label-col"),
     ],
 )
 def test_several_names_or_numbers_in_a_table_of_predictions_are_no_class(

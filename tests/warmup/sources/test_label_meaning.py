@@ -62,6 +62,7 @@ MEANINGS: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...], list[Any]]
     "a name among numbers": (["1", "2", "dog"], {}, ("1", "2", "dog"), [0, 1, 2]),
     "text of values": (["0.5", "1.5", "2"], {}, (), [[0.5], [1.5], [2.0]]),
     "values that are not finite": (["0.5", "inf", "1e999"], {}, (), [[0.5], None, None]),
+    "a text that is no number of values": (["0.5", "nan"], {"kind": "numbers"}, (), [[0.5], None]),
     "classes that are not finite": (["3", "inf", "2"], {}, ("2", "3"), [1, None, 0]),
     "digits of another script": (["\u0663", "1", "2"], {}, ("1", "2", "\u0663"), [2, 0, 1]),
     "a word among whole numbers": (["1", "NA", "2"], {}, ("1", "2"), [0, None, 1]),

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache import Recipe, build_cache
-from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources import TableOptions, label_source, open_source, parquet
+from tpucache.errors import SampleError, SourceError
+from tpucache.warmup.sources import TableOptions, label_source, open_source
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 
@@ -214,15 +213,6 @@ def test_what_is_no_parquet_file_is_refused(tmp_path, data):
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(SourceError, match=r"a\.parquet is not a complete parquet file"):
         open_source(tmp_path / "a.parquet").list()
-
-
-def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
-    path = _write(tmp_path / "a.parquet", {"image": _images([1])})
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    parquet._pyarrow.cache_clear()
-    with pytest.raises(DependencyError, match=r"pip install pyarrow"):
-        open_source(path).list()
-    parquet._pyarrow.cache_clear()
 
 
 @pytest.mark.parametrize("names", [("train.parquet", "test.parquet"), ("train-0.parquet", "valid_1.parquet")])

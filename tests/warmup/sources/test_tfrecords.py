@@ -246,12 +246,6 @@ def test_single_values_are_columns_with_plain_names_and_empty_features_nothing()
     assert item.fields == {"image": JPEG}
 
 
-def test_a_feature_has_its_own_name_where_its_column_has_another(tmp_path: Path) -> None:
-    record = _example({"image": [JPEG], "image/kind_label": [7], "width": [7]})
-    listing = TFRecordSource(_write(tmp_path / "a.tfrec", record)).list()
-    assert listing.spellings == {"image_kind_label": "image/kind_label"}
-
-
 def test_arrays_have_names_that_a_record_can_have() -> None:
     item = _read(
         {"image": [JPEG], "image/object/ids": [5, 6], "Boxes": [1, 2], "2d": [3, 4], "a_b": [1, 2], "a/b": [7, 8]}
