@@ -322,10 +322,13 @@ def test_an_option_has_the_help_default_and_choices_of_its_field(command, kind):
         assert tuple(known[name].choices or ()) == tuple(option.choices)
 
 
-def test_an_option_of_several_values_takes_each_of_its_uses():
-    given = PARSER.parse_args([*WARMUP, "--label-col", "x", "--label-col", "y", "--missing-label", "NA"])
-    assert from_options(TableOptions, given) == TableOptions(label_cols=("x", "y"))
-    assert from_options(BuildOptions, given) == BuildOptions(missing_label=("NA",))
+@pytest.mark.parametrize(
+    "text", ["model = 'os:x'", "metric = ['mcc', 'os:x']", "build = '--augment os:x'", "build = '--augment=os:x'"]
+)
+def test_a_settings_file_of_train_names_no_code(text, tmp_path, capsys):
+    (tmp_path / "mine.toml").write_text(text)
+    status, _, err = printed([*TRAIN, "--config", str(tmp_path / "mine.toml")], capsys)
+    assert (status, "names code, which a file may not do" in err) == (2, True)
 
 
 @pytest.mark.slow
