@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.commands import CommandError, run_logged, say
+from scripts.commands import run_logged, say
 
 #: Runs a command that writes into a log.
 Run = Callable[[Sequence[str | Path], Path], None]
@@ -27,8 +27,7 @@ class Environment:
 
     `installs` are pip's arguments, a call each, under `constraints`. `python` is the interpreter that makes it.
     `inherits` adds the packages of the environment that this process runs in; `links` adds single ones of them, with
-    what they require. `debian` are system packages that it needs, recognised by their `pkg_config` names. It is made
-    anew when any of this changes, or one of the files that it `depends_on`.
+    what they require. It is made anew when any of this changes, or one of the files that it `depends_on`.
     """
 
     name: str
@@ -37,8 +36,6 @@ class Environment:
     python: str = sys.executable
     inherits: bool = False
     links: tuple[str, ...] = ()
-    debian: tuple[str, ...] = ()
-    pkg_config: tuple[str, ...] = ()
     depends_on: tuple[Path, ...] = ()
 
     @property
@@ -70,7 +67,6 @@ class Environments:
     def prepare(self, environment: Environment | None) -> Path:
         """Return the interpreter of an environment, which is made unless it is there. Raises CommandError."""
         if environment:
-            _check_system(environment)
             finished = self._folder / environment.name / "installed.json"
             if not finished.exists() or finished.read_text() != environment.fingerprint:
                 self._make(environment)
@@ -105,15 +101,6 @@ class Environments:
             pip += ["--constraint", listed]
         for install in environment.installs:
             self._run([*pip, *install], log)
-
-
-def _check_system(environment: Environment) -> None:
-    if not environment.debian:
-        return
-    tools = all(map(shutil.which, ("g++", "pkg-config")))
-    command = ["pkg-config", "--exists", *environment.pkg_config]
-    if not tools or subprocess.run(command, check=False).returncode:
-        raise CommandError(f"needs system packages: apt-get install -y {' '.join(environment.debian)}")
 
 
 def link(names: Sequence[str], packages: Path) -> None:

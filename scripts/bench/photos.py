@@ -5,11 +5,11 @@ Photographs are given by --source or made up. All of it is written once to the w
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,16 +32,6 @@ _MADE_UP: Final = 3072
 _CLASSES: Final = 10
 _SHAPE: Final = (480, 360)
 _OCTAVES: Final = ((3, 70), (12, 35), (48, 18), (240, 9))  # grid points across, and their spread in grey levels
-
-
-def main() -> None:
-    """Make the data as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, help="a folder of photographs, a folder a class; else some are made up")
-    parser.add_argument("--work", type=Path, default=Path("build/bench"), help="where files are made (%(default)s)")
-    options = parser.parse_args()
-    data, images = prepare_data(options.work.resolve(), options.source)
-    print(f"{data}: {images:,} images")
 
 
 def prepare_data(
@@ -103,6 +93,34 @@ def make_up_photographs(folder: Path) -> Path:
             _photograph(rng).save(path, quality=90)
 
     return make_once(folder, make)
+
+
+def noise_picture(number: int, side: int) -> Image.Image:
+    """Return a small picture of noise, for checks whose data do not matter."""
+    return Image.fromarray(np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8))
+
+
+def write_pictures(folder: Path, count: int, side: int) -> Path:
+    """Write pictures of two classes into a folder, and return it."""
+    for number in range(count):
+        path = folder / "ab"[number % 2] / f"{number:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise_picture(number, side).save(path)
+    return folder
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A data set of pictures, each with its own number as the label."""
+
+    count: int
+    side: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, at: int) -> tuple[Any, int]:
+        return noise_picture(at, self.side), at
 
 
 def _photograph(rng: np.random.Generator) -> Image.Image:

@@ -52,14 +52,13 @@ _TORCH: Final = "torch==2.13.0"
 _NUMPY: Final = "numpy==2.2.6"
 _PILLOW: Final = "pillow==12.0.0"
 _OPENCV: Final = "opencv-python-headless==4.11.0.86"
+# FFCV is compiled: apt-get install -y g++ pkg-config libopencv-dev libturbojpeg0-dev
 FFCV: Final = Environment(
     "ffcv",
     (
         ("numpy==1.26.4", "numba==0.61.2", _TORCH, _PILLOW, _OPENCV, "tqdm", "setuptools"),
         ("--no-build-isolation", "--no-deps", "ffcv==1.0.2", "pytorch-pfn-extras==0.9.0"),
     ),
-    debian=("g++", "pkg-config", "libopencv-dev", "libturbojpeg0-dev"),
-    pkg_config=("opencv4", "libturbojpeg"),
 )
 _LITDATA: Final = Environment("litdata", ((_TORCH, _NUMPY, "litdata==0.2.76"),))
 _WEBDATASET: Final = Environment("webdataset", ((_TORCH, _NUMPY, "webdataset==1.0.2"),))

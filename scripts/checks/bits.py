@@ -15,10 +15,9 @@ import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
+from scripts.bench.photos import Pictures
 from scripts.commands import say
 from tpucache import Recipe, StoreError, build_cache, verify_cache
 from tpucache.insight.hashing import hashes
@@ -31,18 +30,6 @@ KINDS: Final = {
     "dct-lz4": Recipe(size=16, codec="dct-lz4", variants=1),
     _VERSIONS: Recipe(size=8),
 }
-
-
-class _Noise:
-    """Four small pictures with labels."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, at: int) -> tuple[Any, str]:
-        from PIL import Image
-
-        return Image.fromarray(np.random.default_rng(at).integers(0, 256, (16, 16, 3), np.uint8)), "ab"[at % 2]
 
 
 def is_found(cache: Path) -> bool:
@@ -63,9 +50,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         for name, recipe in KINDS.items():
             cache = Path(work, name)
-            build_cache(_Noise(), cache, recipe, jobs=1)
+            build_cache(Pictures(4, 16), cache, recipe, jobs=1)
             if name == _VERSIONS:
-                build_cache(_Noise(), cache, dataclasses.replace(recipe, variants=1), jobs=1)
+                build_cache(Pictures(4, 16), cache, dataclasses.replace(recipe, variants=1), jobs=1)
             hashes(cache)
             if is_found(cache):
                 raise SystemExit(f"{name}: verify finds damage where there is none")

@@ -24,9 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from PIL import Image
-
+from scripts.bench.photos import write_pictures
 from tpucache import Recipe, build_cache, process
 
 LINE = f"python -m tpucache: {process.INTERRUPTED}"
@@ -55,12 +53,8 @@ class Trial:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        rng = np.random.default_rng(0)
-        for number in range(PHOTOGRAPHS):
-            path = folder / "photos" / "ab"[number % 2] / f"{number:04d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(path)
-        build_cache(folder / "photos", folder / "cache", Recipe(size=64, variants=1), jobs=1)
+        photos = write_pictures(folder / "photos", PHOTOGRAPHS, SIDE)
+        build_cache(photos, folder / "cache", Recipe(size=64, variants=1), jobs=1)
         self.seconds = {command: self._run(command, -1, None, 0).seconds for command in self.words(Path())}
 
     def words(self, target: Path) -> dict[str, list[str | Path]]:

@@ -22,10 +22,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from scripts.bench.photos import Pictures
 from scripts.commands import say
 from tpucache import Recipe, build_cache
 
@@ -90,18 +91,6 @@ for line in lines:
 """
 
 
-class _Numbered:
-    """Pictures of noise, each with its own number as the label."""
-
-    def __len__(self) -> int:
-        return _SAMPLES
-
-    def __getitem__(self, at: int) -> tuple[Any, int]:
-        from PIL import Image
-
-        return Image.fromarray(np.random.default_rng(at).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)), at
-
-
 class Reader:
     """The process that reads."""
 
@@ -139,7 +128,7 @@ class Reader:
 
 def make_cache(folder: Path, codec: str) -> Path:
     """Build a cache of several small shards."""
-    build_cache(_Numbered(), folder / "whole", Recipe(size=_SIDE, codec=codec, shard_mb=1), jobs=1)
+    build_cache(Pictures(_SAMPLES, _SIDE), folder / "whole", Recipe(size=_SIDE, codec=codec, shard_mb=1), jobs=1)
     return Path(shutil.copytree(folder / "whole", folder / "read"))
 
 

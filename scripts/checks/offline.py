@@ -19,9 +19,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
+from scripts.bench.photos import write_pictures
 from scripts.commands import ROOT, CommandError
 from scripts.environments import Environment, Environments
 
@@ -113,23 +111,18 @@ def cut_off(folder: Path) -> list[str | Path]:
 
 def make_cache(place: Path) -> Path:
     """Build a small cache of noise in two classes."""
-    rng = np.random.default_rng(0)
-    for number in range(120):
-        path = place / "photos" / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
-    words: list[str | Path] = [
+    write_pictures(place / "photos", 120, 32)
+    options = ["--size", "32", "--variants", "2", "--jobs", "1"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "tpucache",
         "warmup",
         place / "photos",
         place / "cache",
-        "--size",
-        "32",
-        "--variants",
-        "2",
-        "--jobs",
-        "1",
+        *options,
     ]
-    subprocess.run([sys.executable, "-m", "tpucache", *words], check=True)
+    subprocess.run(command, check=True)
     return place / "cache"
 
 

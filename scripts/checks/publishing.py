@@ -24,23 +24,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
+from scripts.bench.photos import write_pictures
 from scripts.kaggle_server import PIECE, KaggleServer
 
 SAMPLES, SIZE, SHARDS = 900, 128, 44
 DATASET = "ann/larger-than-the-disk"
 #: Requests of which a run makes few: those that make the version, and look at it.
 RARE = ("GetDataset", "CreateDataset", "GetDatasetStatus", "ListDatasetFiles", "DownloadDataset")
-
-
-def write_source(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    for number in range(SAMPLES):
-        path = folder / "ab"[number % 2] / f"{number:04d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
 
 
 def command(source: Path, place: str, *options: str) -> list[str]:
@@ -111,7 +101,7 @@ class Trial:
         self.server, self.rng, self.kills = server, random.Random(options.seed), options.kills
         self.killer = Killer(server, self.rng)
         self.source, self.disk, self._log = folder / "source", folder / "disk", folder / "log"
-        write_source(self.source)
+        write_pictures(self.source, SAMPLES, 8)
         words = command(self.source, str(folder / "local"))
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.expected = {path.name: path.read_bytes() for path in (folder / "local").iterdir()}

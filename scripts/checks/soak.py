@@ -31,6 +31,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from scripts.bench.photos import Pictures
 from scripts.checks.leases import CHANGES
 from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, StoreError, build_cache
@@ -59,18 +60,6 @@ print(server.url, flush=True)
 sys.stdin.read()
 server.close()
 """
-
-
-class _Numbered:
-    """Pictures of noise, each with its own number as the label."""
-
-    def __len__(self) -> int:
-        return _SAMPLES
-
-    def __getitem__(self, at: int) -> tuple[Any, int]:
-        from PIL import Image
-
-        return Image.fromarray(np.random.default_rng(at).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)), at
 
 
 @dataclass
@@ -242,7 +231,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         recipe = Recipe(size=_SIDE, variants=_VARIANTS)
-        build_cache(_Numbered(), work / "cache", recipe, jobs=1)
+        build_cache(Pictures(_SAMPLES, _SIDE), work / "cache", recipe, jobs=1)
         shutil.copytree(work / "cache", work / "served")
         with CachedDataset(work / "cache") as whole:
             expected = np.stack([np.asarray(whole[at][0]) for at in np.argsort(np.asarray(whole.labels)).tolist()])

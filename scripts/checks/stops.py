@@ -24,10 +24,9 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 
+from scripts.bench.photos import write_pictures
 from tpucache import Recipe, build_cache
 from tpucache.cli import main as main_of_cli
 from tpucache.training import device, interrupt, loop
@@ -143,16 +142,6 @@ def differences(left: Any, right: Any, path: str = "") -> list[str]:
     return [] if same else [path]
 
 
-def write_cache(folder: Path) -> Path:
-    rng = np.random.default_rng(0)
-    for number in range(60):
-        path = folder / "images" / "ab"[number % 2] / f"{number:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
-    build_cache(folder / "images", folder / "cache", Recipe(size=16), jobs=1)
-    return folder / "cache"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", nargs="+", choices=list(CORES), default=list(CORES))
@@ -163,7 +152,8 @@ def main() -> int:
     print("| backend | cores | stopped by | after | stops | exit status | report | history.csv, best.pt, last.pt |")
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as work:
-        cache = write_cache(Path(work))
+        cache = Path(work, "cache")
+        build_cache(write_pictures(Path(work, "images"), 60, 16), cache, Recipe(size=16), jobs=1)
         Path(work, "small_model.py").write_text(MODEL)
         sys.path.insert(0, work)  # which processes take over
         os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}

@@ -124,7 +124,7 @@ def test_an_environment_is_made_anew_when_what_it_holds_changes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("package", "names"),
     [
-        ("bench", {"read", "warmup", "idle", "train", "loader", "photos"}),
+        ("bench", {"read", "warmup", "idle", "train", "loader"}),
         ("checks", {"build", "offline", "stops"}),
     ],
 )

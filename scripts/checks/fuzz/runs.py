@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from scripts.bench.photos import write_pictures
 from scripts.checks.fuzz.mutate import mutate_bytes, mutate_json, odd_integer
 from scripts.checks.fuzz.target import Target, refusals
 from tpucache import CachedDataset, Recipe, build_cache
@@ -29,14 +30,7 @@ class _Shared(NamedTuple):
 
 def prepare(folder: Path) -> _Shared:
     """Train a tiny model for an epoch."""
-    import numpy as np
-    from PIL import Image
-
-    source = folder / "source"
-    for number in range(12):
-        (source / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((8, 8, 3), 20 * number, np.uint8)).save(source / "ab"[number % 2] / f"{number}.png")
-    build_cache(source, folder / "cache", Recipe(size=8), jobs=1)
+    build_cache(write_pictures(folder / "source", 12, 8), folder / "cache", Recipe(size=8), jobs=1)
     dataset = CachedDataset(folder / "cache")
     settings = TrainSettings(model="cnn", epochs=1, batch_size=4, lr=0.01)
     train(folder / "run", settings, dataset, dataset, CpuDevice(), RunOptions(replay=False, curves=False))
