@@ -9,8 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from tpucache import process
-from tpucache.cli.parser import CommandParser, Parser
-from tpucache.cli.terminal import complain, escape_unprintable, escape_warnings, flush
+from tpucache.cli.parser import CommandParser, Parser, complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, RecipeError, TpucacheError, UnfinishedError, UsageError
 from tpucache.plugins import COMMANDS, load, missing_part, package_of
 from tpucache.process import PROG

@@ -21,7 +21,7 @@ from tpucache.cli.arguments import (
     positive,
     rate,
 )
-from tpucache.cli.terminal import show
+from tpucache.cli.parser import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.plugins import call, report_page

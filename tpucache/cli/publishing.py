@@ -15,7 +15,7 @@ from tpucache.cli.arguments import (
     local_path,
     seconds,
 )
-from tpucache.cli.terminal import flush, say, show
+from tpucache.cli.parser import flush, say, show
 from tpucache.errors import UsageError
 from tpucache.process import tell
 from tpucache.progress import LateProgress

@@ -28,8 +28,7 @@ from tpucache.cli.arguments import (
     seconds,
     size,
 )
-from tpucache.cli.parser import CommandParser
-from tpucache.cli.terminal import complain, show
+from tpucache.cli.parser import CommandParser, complain, show
 from tpucache.errors import UsageError
 from tpucache.options import options_of
 from tpucache.plugins import call

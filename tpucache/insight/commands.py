@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.cli.arguments import add_command, add_json, cache_or_url, local_path, natural, positive
-from tpucache.cli.terminal import note, show
+from tpucache.cli.parser import note, show
 from tpucache.errors import UsageError
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from tpucache.cli.arguments import (
     with_rare,
 )
 from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
-from tpucache.cli.terminal import note, say_now, show
+from tpucache.cli.parser import note, say_now, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import options_of
