@@ -205,20 +205,6 @@ def test_a_mask_lies_on_the_pixels_of_its_image(turn: int, fit: Any, exact: bool
 
 @pytest.mark.parametrize("fit", _FITS)
 @pytest.mark.parametrize("turn", _TURNS)
-def test_a_mask_as_shown_is_the_same_as_one_as_stored(turn: int, fit: Any, encode: Any) -> None:
-    stored = np.random.default_rng(turn).integers(0, 256, (48, 80), np.uint8)
-    with Image.open(io.BytesIO(encode(Image.fromarray(stored), "PNG", orientation=turn))) as opened:
-        shown = np.asarray(ImageOps.exif_transpose(opened))
-    image = encode(Image.new("RGB", (80, 48)), "PNG", orientation=turn)
-    recipes = [Recipe(size=(23, 31), fit=fit, coordinates=stated) for stated in ("stored", "displayed")]
-    items = [Item({"image": image, "mask": mask}) for mask in (stored, shown)]
-    np.testing.assert_array_equal(*(_clean(item, by)["mask"] for item, by in zip(items, recipes, strict=True)))
-    if turn >= 5:  # else both have the same size, which cannot show what a mask lies on
-        np.testing.assert_array_equal(*(_clean(item, Recipe(size=(23, 31), fit=fit))["mask"] for item in items))
-
-
-@pytest.mark.parametrize("fit", _FITS)
-@pytest.mark.parametrize("turn", _TURNS)
 def test_a_box_and_a_point_lie_where_the_mask_of_the_object_does(turn: int, fit: Any, encode: Any) -> None:
     mask = np.zeros((480, 800), np.uint8)
     left, top, right, bottom = 300, 130, 430, 290

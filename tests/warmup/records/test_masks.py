@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -190,20 +188,6 @@ def test_a_pgm_whose_numbers_pillow_scales_is_refused(white: int) -> None:
         decode_mask(data, "a")
     plain = b"P5\n3 2\n255\n" + CLASSES.tobytes()
     np.testing.assert_array_equal(decode_mask(plain, "a"), CLASSES)
-
-
-@pytest.mark.parametrize("bits", [2, 4])
-def test_grey_of_few_bits_is_its_numbers(bits: int) -> None:
-    numbers = np.arange(16, dtype=np.uint8).reshape(2, 8) % 2**bits
-    packed = np.packbits(np.unpackbits(numbers[..., None], axis=2)[..., -bits:].reshape(2, -1), axis=1)
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in packed))
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 2, bits, 0, 0, 0, 0))
-    data = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    np.testing.assert_array_equal(decode_mask(data, "a"), numbers)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])

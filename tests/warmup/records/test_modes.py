@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hostile_bytes import chunk
 from PIL import Image
 
 from tpucache.errors import SampleError
@@ -150,9 +151,6 @@ def test_files_that_pillow_misreads_are_refused(mode: Any) -> None:
 
 
 def grey_png(numbers: npt.NDArray[np.uint8], bits: int) -> bytes:
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
     height, width = numbers.shape
     rows = np.unpackbits(numbers[..., None], axis=2)[..., 8 - bits :].reshape(height, width * bits)
     lines = b"".join(b"\0" + line.tobytes() for line in np.packbits(rows, axis=1))

@@ -90,16 +90,6 @@ def test_an_orientation_of_xmp_turns_a_tiff_once(name: str, turn: int) -> None:
     np.testing.assert_array_equal(presize(target.getvalue(), Recipe(size=expected.shape[:2]), "a"), expected)
 
 
-@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
-@pytest.mark.parametrize("turn", _TURNS)
-def test_a_tiff_becomes_what_a_png_of_its_pixels_becomes(turn: int, fit: Any) -> None:
-    stored = np.random.default_rng(turn).integers(0, 256, (37, 61, 3), np.uint8)
-    recipe = Recipe(size=(30, 20), fit=fit)
-    expected = presize(_encode(stored, turn), recipe, "a")
-    for options in ({}, {"compression": "tiff_lzw"}):
-        np.testing.assert_array_equal(presize(_encode(stored, turn, "TIFF", **options), recipe, "a"), expected)
-
-
 def test_an_orientation_that_is_no_whole_number_turns_nothing() -> None:
     data = bytearray(_encode(_quarters(32, 48), 6, "TIFF"))
     at = data.index(struct.pack("<HHI", 0x0112, 3, 1))
@@ -118,34 +108,26 @@ def _object(height: int, width: int) -> tuple[Array, Array, Array]:
     return mask, np.array([[6.0, 4, 22, 14, 3]]), np.array([[14.0, 9]])
 
 
+@pytest.mark.parametrize("coordinates", ["displayed", "stored"])
 @pytest.mark.parametrize("shape", [(32, 48), (48, 48), (48, 32)])
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
 @pytest.mark.parametrize("turn", _TURNS)
-def test_what_is_drawn_on_the_displayed_image_lies_there(turn: int, file_format: str, shape: tuple[int, int]) -> None:
-    data = _encode(_quarters(*shape), turn, file_format)
+def test_what_is_drawn_on_the_stored_image_turns_with_it_and_on_the_displayed_does_not(
+    turn: int, file_format: str, shape: tuple[int, int], coordinates: Any
+) -> None:
     displayed = shape[::-1] if turn >= 5 else shape
-    mask, boxes, points = _object(*displayed)
-    recipe = Recipe(size=displayed, coordinates="displayed", max_boxes=1)
-    clean = _clean(Item({"image": data, "mask": mask, "boxes": boxes, "keypoints": points}), recipe)
-    np.testing.assert_array_equal(clean["mask"][..., 0], mask)
-    np.testing.assert_allclose(clean["boxes"], boxes, atol=1e-5)
-    np.testing.assert_allclose(clean["keypoints"], [[14, 9, 1]], atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(32, 48), (48, 48), (48, 32)])
-@pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
-@pytest.mark.parametrize("turn", _TURNS)
-def test_what_is_drawn_on_the_stored_image_turns_with_it(turn: int, file_format: str, shape: tuple[int, int]) -> None:
-    data = _encode(_quarters(*shape), turn, file_format)
-    mask, boxes, points = _object(*shape)
-    shown = _DISPLAYED[turn](mask)
-    recipe = Recipe(size=shown.shape, coordinates="stored", max_boxes=1)
-    clean = _clean(Item({"image": data, "mask": mask, "boxes": boxes, "keypoints": points}), recipe)
+    mask, boxes, points = _object(*(displayed if coordinates == "displayed" else shape))
+    shown = mask if coordinates == "displayed" else _DISPLAYED[turn](mask)
     rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
-    box = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+    left, top, right, bottom = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+    image = _encode(_quarters(*shape), turn, file_format)
+    clean = _clean(
+        Item({"image": image, "mask": mask, "boxes": boxes, "keypoints": points}),
+        Recipe(size=displayed, coordinates=coordinates, max_boxes=1),
+    )
     np.testing.assert_array_equal(clean["mask"][..., 0], shown)
-    np.testing.assert_allclose(clean["boxes"], [[*box, 3]], atol=1e-5)
-    np.testing.assert_allclose(clean["keypoints"], [[(box[0] + box[2]) / 2, (box[1] + box[3]) / 2, 1]], atol=1e-5)
+    np.testing.assert_allclose(clean["boxes"], [[left, top, right, bottom, 3]], atol=1e-5)
+    np.testing.assert_allclose(clean["keypoints"], [[(left + right) / 2, (top + bottom) / 2, 1]], atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(32, 48), (48, 48)])

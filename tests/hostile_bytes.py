@@ -64,16 +64,16 @@ def png_file(width: int, height: int, depth: int, colour: int, rows: int | None 
     packer = zlib.compressobj(1)
     pixels = b"".join([packer.compress(row) for _ in range(height if rows is None else rows)]) + packer.flush()
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
-def _chunk(kind: bytes, content: bytes) -> bytes:
+def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def with_chunk(png: bytes, kind: bytes, content: bytes) -> bytes:
     behind = 8 + 25
-    return png[:behind] + _chunk(kind, content) + png[behind:]
+    return png[:behind] + chunk(kind, content) + png[behind:]
 
 
 def resized_header(jpeg: bytes, side: int) -> bytes:
