@@ -285,7 +285,7 @@ def test_records_that_a_power_cut_has_torn_are_made_again(
     with (work / "arrived.jsonl").open("a") as infos:
         infos.write('00000000 {"block": 0, "in')
     asked.clear()
-    source = Gated(lambda number: number or source.loaded.count(0) < len(PLANNED) or asked.is_set())
+    source = Gated(lambda number: number > 0 or source.loaded.count(0) < len(PLANNED) or asked.is_set())
     with grown(source, cache, recipe) as (dataset, building):
         assert np.array_equal(dataset[0][0], CachedDataset(finished(recipe))[0][0])  # not read where the log lists it
         assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
