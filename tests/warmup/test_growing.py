@@ -412,7 +412,7 @@ def test_where_the_disk_is_full_records_are_made_when_they_are_read(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    room = [40 * RECORD]
+    whole, room = finished(recipe), [40 * RECORD]
     write = tasks.write_spool
 
     def write_where_there_is_room(work: Path, run: str, made: Any, **others: Any) -> Any:
@@ -426,7 +426,7 @@ def test_where_the_disk_is_full_records_are_made_when_they_are_read(
     monkeypatch.setattr(tasks, "write_spool", write_where_there_is_room)
     source, cache = Gated(), tmp_path / "cache"
     with grown(source, cache, recipe, variant) as (dataset, building):
-        expected = CachedDataset(finished(recipe), variant)
+        expected = CachedDataset(whole, variant)
         for one, other in zip(*(batches_of(each, shuffle=shuffle) for each in (dataset, expected)), strict=True):
             assert all(map(np.array_equal, one, other))
         said = [each.getMessage() for each in caplog.records if "decoded again" in each.getMessage()]
@@ -439,7 +439,7 @@ def test_where_the_disk_is_full_records_are_made_when_they_are_read(
     then = Gated()
     with grown(then, cache, recipe, variant) as (dataset, building):
         building.join()
-        assert_same_batches(dataset, CachedDataset(finished(recipe), variant), shuffle=shuffle)
+        assert_same_batches(dataset, CachedDataset(whole, variant), shuffle=shuffle)
     assert len(then.loaded) < SAMPLES
 
 
