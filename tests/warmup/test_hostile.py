@@ -22,7 +22,7 @@ from tpucache.warmup.sources.source import Listing
 
 pytestmark = pytest.mark.slow
 
-_SCRIPT = Path(__file__).with_name("hostile.py")
+_SCRIPT = Path(__file__).parents[1] / "hostile.py"
 _MUTANTS = 150
 _SIZE = 32
 _RECIPE = Recipe(size=_SIZE)
