@@ -15,7 +15,6 @@ from PIL import Image
 from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache, repair_cache, verify_cache
 from tpucache.cli import main
 from tpucache.errors import BuildError, DamageError, NotACacheError, SourceError, TpucacheError, UsageError
-from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.runs import LAST_NAME
 from tpucache.training.weights import load_checkpoint
 from tpucache.warmup import TableOptions, compact_cache, delete_samples, relabel_cache
@@ -237,25 +236,6 @@ def test_a_relabelled_cache_grows_and_is_repaired_from_its_source(
     (cache / "v01-00000.lmdb").unlink()
     repair_cache(photos, cache, jobs=1, augment="jitter_by_test:jitter")
     assert verify_cache(cache) == []
-
-
-@pytest.mark.slow
-def test_a_relabelled_cache_replaces_its_older_copies(copy: Path, table: Path, tmp_path: Path) -> None:
-    place, fetched = tmp_path / "place", tmp_path / "fetched"
-    push_cache(copy, str(place))
-    fetch_cache(str(place), fetched)
-    relabel_cache(copy, table, KIND)
-    relabel_cache(copy, table, TableOptions(label_cols=("age",)))
-    push_cache(copy, str(place))
-    fetch_cache(str(place), fetched)
-    assert CachedDataset(fetched).labels[:2].tolist() == [[0.5], [1.5]]
-    other = tmp_path / "other"
-    fetch_cache(str(place), other)
-    relabel_cache(other, table, KIND)
-    relabel_cache(copy, table, TableOptions(label_cols=("fold",)))
-    push_cache(copy, str(place))
-    with pytest.raises(UsageError, match="another cache"):
-        push_cache(other, str(place))
 
 
 @pytest.mark.slow

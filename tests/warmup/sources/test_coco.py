@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from scripts.checks.sources import Listed, random_coco
-from tpucache import CachedLoader
 from tpucache.errors import SampleError, SourceError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
@@ -68,20 +66,6 @@ def test_boxes_follow_the_image_and_classes_are_the_categories_by_id(tmp_path: P
     assert (dataset[1]["boxes"] == -1).all()
     variant = CachedDataset(tmp_path / "cache", variant=1)[0]["boxes"][1].tolist()
     assert variant in ([0, 0, 6, 10, 0], [14, 0, 20, 10, 0])
-
-
-def test_a_batch_of_images_and_boxes_trains_a_step(tmp_path: Path) -> None:
-    build(tmp_path, coco())
-    model = torch.nn.Linear(3 * 20 * 20, 3 * 5)
-    (batch,) = CachedLoader(CachedDataset(tmp_path / "cache"), 2)
-    outputs = model(batch["image"].flatten(1) / 255).view(2, 3, 5)
-    is_box = batch["boxes"][..., 4:] >= 0
-    assert is_box[..., 0].tolist() == [[True, True, False], [False, False, False]]
-    loss = ((outputs - batch["boxes"]).square() * is_box).sum()
-    loss.backward()
-    assert model.bias.grad is not None
-    assert model.bias.grad[:10].abs().min() > 0
-    assert (model.bias.grad[10:] == 0).all()
 
 
 def test_boxes_that_leave_the_image_are_reported_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +166,7 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
                 ),
             )
         ),
-        (coco(images=[{"id": 7, "file_name": "x.png"}], annotations=[]), "lists none of the samples"),
+        (coco(images=[{"id": 7, "file_name": "k" * 100_000}], annotations=[]), "lists none of the samples"),
         (
             coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]),
             "has two images with the same file name",
@@ -209,18 +193,6 @@ def test_what_is_no_coco_file_of_the_images_is_refused(content: Any, reason: str
     message = str(caught.value).replace(str(tmp_path), "")
     assert " at 0x" not in message
     assert len(message) < 500
-
-
-def test_the_message_of_a_long_name_is_short_and_shows_no_address(tmp_path: Path) -> None:
-    class Plain:
-        def __init__(self, source: Any) -> None:
-            self.list, self.load = source.list, source.load
-
-    boxes = write(tmp_path, coco(images=[{"id": 7, "file_name": "k" * 100_000}], annotations=[]))
-    with pytest.raises(SourceError, match="lists none of the samples") as caught:
-        box_source(Plain(open_source(tmp_path / "images")), boxes).list()
-    assert " at 0x" not in str(caught.value)
-    assert len(str(caught.value).replace(str(tmp_path), "")) < 500
 
 
 def test_a_fault_of_one_image_is_skipped_with_it_and_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

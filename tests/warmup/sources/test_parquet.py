@@ -51,11 +51,6 @@ def _images(numbers):
 CLASS = {"_type": "ClassLabel", "names": NAMES}
 
 
-def _shard(path, numbers):
-    columns = {"image": _images(numbers), "label": [n % 3 for n in numbers], "age": [n / 2 for n in numbers]}
-    return _write(path, columns, {"image": {"_type": "Image"}, "label": CLASS}, row_group_size=4)
-
-
 @pytest.mark.parametrize("label", [-7, 2**62, 2**40])
 @pytest.mark.parametrize("features", [None, {"label": CLASS}])
 def test_a_number_that_is_no_class_is_refused_before_anything_is_built_or_skipped(label, features, tmp_path):
@@ -154,11 +149,6 @@ def test_lists_of_numbers_are_arrays(tmp_path):
 
 
 def test_what_is_ambiguous_is_refused(tmp_path):
-    _shard(tmp_path / "d" / "train-00000-of-00001.parquet", range(2))
-    _shard(tmp_path / "d" / "test-00000-of-00001.parquet", range(2))
-    with pytest.raises(SourceError, match="parts of a data set, test, train: give a pattern for one of them"):
-        open_source(tmp_path / "d").list()
-    assert len(open_source(tmp_path / "d" / "test-*.parquet").list().samples) == 2
     columns = {"image": _images([1]), "fine": [1], "coarse": [1]}
     path = _write(tmp_path / "b.parquet", columns, {"fine": CLASS, "coarse": CLASS})
     with pytest.raises(SourceError, match="several columns of classes, fine, coarse: name one with --label-col"):
@@ -215,7 +205,14 @@ def test_what_is_no_parquet_file_is_refused(tmp_path, data):
         open_source(tmp_path / "a.parquet").list()
 
 
-@pytest.mark.parametrize("names", [("train.parquet", "test.parquet"), ("train-0.parquet", "valid_1.parquet")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train.parquet", "test.parquet"),
+        ("train-0.parquet", "valid_1.parquet"),
+        ("train-0-of-1.parquet", "test-0-of-1.parquet"),
+    ],
+)
 def test_files_of_the_parts_of_a_data_set_are_refused_together(names, tmp_path):
     for name in names:
         _write(tmp_path / name, {"image": [_png(1)], "label": [0]})

@@ -54,13 +54,6 @@ def test_text_among_several_columns_of_numbers_is_a_fault_of_its_sample_with_its
     assert "line 4, column 'b': 'x' is not a number" in listing.samples[1].fault
 
 
-def test_a_label_column_of_words_for_no_number_is_refused_among_several(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no number in any row of column 'b'"):
-        _list(tmp_path, "path,a,b\n1.jpg,1,NA\n2.jpg,2,nan\n", label_cols=("a", "b"))
-    with pytest.raises(SourceError, match="no row with a number in each of the label columns a, b"):
-        _list(tmp_path, "path,a,b\n1.jpg,1,NA\n2.jpg,,2\n", label_cols=("a", "b"))
-
-
 @pytest.mark.parametrize(
     ("header", "options", "expected"),
     [
@@ -84,22 +77,33 @@ def test_the_column_of_paths_is_the_one_called_so_or_the_first(
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "options", "reason"),
     [
-        ("", "no rows"),
-        ("path,y\n", "no rows"),
-        ("path,y,y\n1,2,3\n", "more than one column 'y'"),
-        ("path,y\n1.jpg,2\n\n3.jpg\n", "line 4: the line has 1 cells, the first line 2"),
-        ("path,y\n1.jpg,2,3\n", "line 2: the line has 3 cells, the first line 2"),
-        ('path,y\n"1.jpg,2\n3.jpg,4\n', "line 2: unexpected end of data"),
-        ("name;y\n1.jpg;2\n", "no column 'y': there are 'name;y'"),
-        ("path,z\n1.jpg,2\n", "no column 'y': there are 'path', 'z'"),
+        ("", {}, "no rows"),
+        ("path,y\n", {}, "no rows"),
+        ("path,y,y\n1,2,3\n", {}, "more than one column 'y'"),
+        ("path,y\n1.jpg,2\n\n3.jpg\n", {}, "line 4: the line has 1 cells, the first line 2"),
+        ("path,y\n1.jpg,2,3\n", {}, "line 2: the line has 3 cells, the first line 2"),
+        ('path,y\n"1.jpg,2\n3.jpg,4\n', {}, "line 2: unexpected end of data"),
+        ("name;y\n1.jpg;2\n", {}, "no column 'y': there are 'name;y'"),
+        ("path,z\n1.jpg,2\n", {}, "no column 'y': there are 'path', 'z'"),
+        ("path,y,b\n1.jpg,1,NA\n2.jpg,2,nan\n", {"label_cols": ("y", "b")}, "no number in any row of column 'b'"),
+        ("path,y,b\n1.jpg,1,NA\n2.jpg,,2\n", {"label_cols": ("y", "b")}, "no row with a number in each of .* y, b"),
+        (
+            "path,y\n1.jpg,\"['a', 'b']\"\n2.jpg,['b']\n",
+            {"label_sep": ","},
+            "is a list of Python: write the names alone",
+        ),
+        *(
+            (f"path,y,f\n1,a,0\n2,b,{cell}\n", {"fold_col": "f"}, "column 'f': .* a fold must be a whole number from 0")
+            for cell in ("", "-2", "0.5", "a", "nan", "99999999999999999999")
+        ),
     ],
     ids=str,
 )
-def test_a_table_that_is_not_whole_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_table_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, options: Any, reason: str) -> None:
     with pytest.raises(SourceError, match=reason):
-        _list(tmp_path, text, label_cols=("y",))
+        _list(tmp_path, text, **{"label_cols": ("y",), **options})
 
 
 def test_a_table_in_another_encoding_is_refused(tmp_path: Path) -> None:
@@ -232,12 +236,6 @@ def test_columns_with_a_meaning_are_not_kept_again_and_the_fold_is(tmp_path: Pat
     assert listing.columns["fold"].dtype == np.int64
 
 
-@pytest.mark.parametrize("cell", ["", "-2", "0.5", "a", "nan", "99999999999999999999"])
-def test_a_fold_that_is_no_whole_number_from_0_is_refused(tmp_path: Path, cell: str) -> None:
-    with pytest.raises(SourceError, match=r"column 'f': .* is not a fold: a fold must be a whole number from 0"):
-        _list(tmp_path, f"path,f\n1,0\n2,{cell}\n", fold_col="f")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -367,9 +365,3 @@ def test_a_table_whose_first_line_is_a_sample_is_refused(tmp_path: Path, header:
     suffix = "" if "." in header else ".png"
     with pytest.raises(SourceError, match=r"the first line must name the columns, but has '(1|gone).png'"):
         TableSource(path, TableOptions(suffix=suffix)).list()
-
-
-def test_lists_of_python_are_no_names_with_a_separator(tmp_path: Path) -> None:
-    text = "path,y\n1.jpg,\"['cat', 'dog']\"\n2.jpg,['dog']\n3.jpg,\n"
-    with pytest.raises(SourceError, match=r"\['cat', 'dog'\]\" is a list of Python: write the names alone, with ','"):
-        _list(tmp_path, text, label_cols=("y",), label_sep=",")
