@@ -55,8 +55,8 @@ def main() -> None:
         "0.2",
         "--valid",
         "0.2",
-        "--shift",
-        "2",
+        "--augment",
+        "shift=2",
     )
     trained = tpucache("train", cache, "--run", run, "--backend", backend, *options, "--json")
     tpucache("report", run, "-o", page)

@@ -49,7 +49,7 @@ def make_pages(place: Path) -> None:
     for path in (place / "digits").glob("*/*.png"):
         if int(path.stem) >= _DIGITS:
             path.unlink()
-    training = "--backend torch --model cnn --epochs 5 --batch-size 32 --lr 0.1 --valid 0.2 --shift 2"
+    training = "--backend torch --model cnn --epochs 5 --batch-size 32 --lr 0.1 --valid 0.2 --augment shift=2"
     for words in (
         "warmup digits cache/digits --size 32 --variants 3 --augment affine",
         "preview cache/digits -o sheet.png --samples 10",

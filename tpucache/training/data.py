@@ -216,7 +216,7 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
         raise UsageError(
             f"augmentation on the device moves images and masks, not {' and '.join(points)}: with {own} leave "
-            "--flip, --shift, --crop, --rand-augment, --trivial-augment and what moves in --augment out, or "
+            "--flip, --crop, --rand-augment and what moves in --augment out, or "
             "make these changes in warmup's variants"
         )
 

@@ -25,7 +25,7 @@ sys.exit(main([
     "train", cache, "--run", run, "--backend", backend, "--cores", cores,
     "--model", "tiny_models:tiny", "--epochs", "8", "--batch-size", "16", "--valid", "0.2",
     "--optimizer", optimizer, "--lr", lr, "--ema", "0.9", "--clip", "5", "--smoothing", "0.1",
-    "--flip", "--shift", "2", "--brightness", "0.2", "--erase", "0.2", "--mixup", "0.3",
+    "--flip", "--augment", "shift=2,brightness=0.2,erase=0.2", "--mixup", "0.3",
     "--resident", "yes" if (backend, optimizer) == ("xla", "adamw") else "no",
 ]))
 """

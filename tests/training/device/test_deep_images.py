@@ -39,7 +39,7 @@ def test_losses_on_one_and_eight_cores_are_those_of_plain_torch(x_rays, python, 
         done = python(
             "-m", "tpucache", "train", x_rays, "--run", tmp_path / name, "--backend", backend, "--cores", cores,
             "--model", "tiny_models:tiny_grey", "--epochs", 3, "--batch-size", 16, "--valid", x_rays, "--lr", "0.02",
-            "--flip", "--augment", "rotate", "--shift", 2, "--brightness", "0.1", "--contrast", "0.2", "--erase", "0.3",
+            "--flip", "--augment", "rotate,shift=2,brightness=0.1,contrast=0.2,erase=0.3",
             "--mixup", "0.3",
             devices=cores,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""For commands that accept a SOURCE instead of a cache: they build the source's cache while they read it."""
+"""`train SOURCE`: the cache of a source is built while it is read."""
 
 from __future__ import annotations
 

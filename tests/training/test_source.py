@@ -10,11 +10,11 @@ import pytest
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
-from tpucache.cli.from_source import SourceArguments, is_source
 from tpucache.errors import UsageError
 from tpucache.store.manifest import Manifest
 from tpucache.training.pace import Pace
 from tpucache.training.run.report import TrainReport
+from tpucache.training.source import SourceArguments, is_source
 
 QUICK = ["--model", "tpucache_tests_linear:linear", "--epochs", "1", "--backend", "eager"]
 
