@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -34,11 +34,6 @@ class Named:
         check_options(self)
 
 
-@dataclass(frozen=True)
-class Name:
-    first: str = option(MISSING, "has to be given")
-
-
 def test_options_are_the_fields_with_help_and_know_their_types_and_choices():
     found = options_of(Settings)
     assert list(found) == ["size", "limit", "kind", "name", "folder", "marks"]
@@ -48,12 +43,6 @@ def test_options_are_the_fields_with_help_and_know_their_types_and_choices():
     assert found["name"].choices == ["a", "b"]
     assert found["folder"].types == (str, Path)
     assert (found["folder"].flag, found["marks"].flag) == ("--folder", "--mark")
-
-
-def test_an_option_without_a_default_has_to_be_given():
-    assert options_of(Name)["first"].default is MISSING
-    with pytest.raises(TypeError, match="first"):
-        Name()
 
 
 @pytest.mark.parametrize(

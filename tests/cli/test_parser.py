@@ -269,7 +269,7 @@ RUN_SETTINGS = st.fixed_dictionaries(
         "balance": st.booleans(),
         "ema": st.floats(0.5, 0.99),
         "augment": st.builds(
-            AugmentSettings, flip=st.booleans(), rotate=st.booleans(), tilt=st.floats(0, 9), mixup=st.floats(0, 1)
+            AugmentSettings, flip=st.booleans(), rotate=st.booleans(), shift=st.integers(0, 9), mixup=st.floats(0, 1)
         ),
         "mean": st.sampled_from([(0.5, 0.25, 0.125)]),
         "std": st.sampled_from([(0.5, 0.25, 0.125)]),

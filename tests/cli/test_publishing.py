@@ -27,14 +27,6 @@ def _no_client(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
 
 
-@pytest.mark.parametrize("command", ["publish", "fetch", "push"])
-def test_every_command_has_help_with_an_example(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
-    assert stop.value.code == 0
-    assert f"example: tpucache {command}" in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.slow
 def test_a_dry_run_makes_the_folder_and_tells_what_would_go_out(stored, capsys):
     assert main(["publish", str(stored), *WORDS, "--dry-run"]) == 0

@@ -39,7 +39,7 @@ _SAMPLES: Final = 32
 _BUILDING_SECONDS: Final = 8.0
 #: Samples in an epoch of reading, which repeats those of a small cache because each epoch takes time to begin.
 _EPOCH: Final = 2048
-_MOST_PSNR: Final = 99.0  # dB, for images that hardly differ
+_LEAST_ERROR: Final = 1e-5  # 98 dB, for images that hardly differ
 #: At most this many images are read from a source: they take some seconds, and a hundred batches are enough.
 _MOST_IMAGES: Final = 2048
 _BATCH: Final = 32
@@ -86,7 +86,8 @@ def compare_codecs(
         logging.disable(logging.WARNING)  # the dry run has warned
         stack.callback(logging.disable, logging.NOTSET)
         plain = replace(recipe, codec=_PLAIN, quality=None, chroma=None, variants=0)
-        pixels = _pixels(_build(few, Path(folder, "pixels"), plain, options))
+        with _build(few, Path(folder, "pixels"), plain, options) as dataset:
+            pixels = _images(dataset)
         for codec in codecs:
             try:
                 chosen = replace(recipe, codec=codec)
@@ -144,19 +145,17 @@ def _build(few: Source, folder: Path, recipe: Recipe, options: BuildOptions) -> 
     return CachedDataset(folder, in_memory=False)
 
 
-def _pixels(dataset: CachedDataset) -> dict[str, Array]:
-    with dataset:
-        images = [image for batch in dataset.field_batches(IMAGE) for image in batch]
-        return dict(zip(dataset.table.paths, images, strict=True))
+def _images(dataset: CachedDataset) -> dict[str, Array]:
+    images = [image for batch in dataset.field_batches(IMAGE) for image in batch]
+    return dict(zip(dataset.table.paths, images, strict=True))
 
 
 def _psnr(dataset: CachedDataset, pixels: dict[str, Array]) -> float | None:
-    shown = [image for batch in dataset.field_batches(IMAGE) for image in batch]
-    pairs = [(shown[at], pixels[path]) for at, path in enumerate(dataset.table.paths) if path in pixels]
-    errors = [float(np.square(image.astype(np.float64) - original).mean()) for image, original in pairs]
+    shown = _images(dataset)
+    errors = [float(np.square(shown[path].astype(np.float64) - pixels[path]).mean()) for path in shown.keys() & pixels]
     if not any(errors):
         return None
-    return statistics.mean(min(_MOST_PSNR, 10 * math.log10(255**2 / max(error, 1e-9))) for error in errors)
+    return statistics.mean(10 * math.log10(255**2 / max(error, _LEAST_ERROR)) for error in errors)
 
 
 def measure_against(

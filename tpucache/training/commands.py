@@ -40,7 +40,7 @@ from tpucache.text import size_text
 from tpucache.training.options import PredictOptions, RunOptions
 from tpucache.training.pace import Account
 from tpucache.training.settings import AUTO, TrainSettings
-from tpucache.training.source import SourceArguments, add_source, is_source, refuse_without_source
+from tpucache.training.source import SourceArguments, add_source, is_source, refuse
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -380,14 +380,11 @@ def _run(
 def _source(options: argparse.Namespace) -> SourceArguments | None:
     """Return the source to train on, and print where its cache is; None for a cache."""
     if not is_source(options.cache):
-        refuse_without_source(options)
+        given = {"--cache": options.cache_of_source, "--build": options.build}
+        refuse(given, f"for a source, and {options.cache} is a cache, or does not exist")
         return None
-    others = {"--cache-dir": options.cache_dir, "--cache-gb": options.cache_gb}
-    if given := [name for name, value in others.items() if value is not None]:
-        raise UsageError(
-            f"{given[0]} is for a cache at a URL, and {options.cache} is a source: run `tpucache warmup` first, or "
-            f"leave {given[0]} out"
-        )
+    given = {"--cache-dir": options.cache_dir, "--cache-gb": options.cache_gb}
+    refuse(given, f"for a cache at a URL, and {options.cache} is a source")
     source = SourceArguments(options.cache, options.build, options.size)
     if not source.names_size:
         options.size = None  # the cache is built in this size

@@ -98,11 +98,8 @@ class SourceArguments:
             ) from error
 
 
-def refuse_without_source(options: argparse.Namespace) -> None:
-    """Raise UsageError if --cache or --build is given: both are for a source, and the command reads a cache."""
-    given: Mapping[str, Any] = {"--cache": options.cache_of_source, "--build": options.build}
+def refuse(given: Mapping[str, Any], why: str) -> None:
+    """Raise UsageError if one of these options, which are not for what the command reads, is given."""
     for name, value in given.items():
         if value is not None:
-            raise UsageError(
-                f"{name} is for a source, and {options.cache} is a cache, or does not exist: leave {name} out"
-            )
+            raise UsageError(f"{name} is {why}: leave {name} out")
