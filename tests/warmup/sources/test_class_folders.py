@@ -53,24 +53,32 @@ def _found(source: Path) -> tuple[tuple[str, ...], dict[str, int | None]]:
     return listing.classes, {Path(sample.path).name: sample.label for sample in listing.samples}
 
 
+JUNK = ("@eaDir", "$RECYCLE.BIN", "__MACOSX", ".ipynb_checkpoints", "lost+found", "System Volume Information")
+TWO = {"1.png": "cat", "2.png": "dog"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_folders_that_hold_all_class_folders_are_passed_over_and_named(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("names", "found", "text"),
+    [
+        *((f"{folder}/1.png", {"1.png": "cat"}, "") for folder in ("cat", "animals/cat", "animals/animals/cat")),
+        ("cat/1.png|cat/2020/2.png", {"1.png": "cat", "2.png": "cat"}, ""),
+        ("1.png|out/", {"1.png": None}, ""),
+        ("b/b/cat/1.png|b/b/dog/2.png", TWO, "all images are in b/b, whose folders are the classes"),
+        ("cat/1.png|dog/2.png|notes/a.txt", TWO, "folders without an image are not classes: 'notes'"),
+        *(
+            (f"cat/1.png|dog/2.png|{name}/3.png|cat/{name}/4.png|{name}/deep/5.png", TWO, f"made by systems: {name!r}")
+            for name in JUNK
+        ),
+    ],
+)
+def test_folders_of_images_are_classes_and_what_is_passed_over_is_named(
+    tmp_path: Path, kind: str, names: str, found: dict[str, str | None], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = _make(tmp_path, kind, "animals/animals/cat/1.png", "animals/animals/dog/2.png")
-    assert _found(source) == (("cat", "dog"), {"1.png": 0, "2.png": 1})
-    assert "all images are in animals/animals, whose folders are the classes" in caplog.text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("folder", ["cat", "animals/cat", "animals/animals/cat"])
-def test_a_single_folder_of_images_is_one_class(tmp_path: Path, kind: str, folder: str) -> None:
-    assert _found(_make(tmp_path, kind, f"{folder}/1.png")) == (("cat",), {"1.png": 0})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_class_folder_with_images_at_several_depths_stays_one_class(tmp_path: Path, kind: str) -> None:
-    assert _found(_make(tmp_path, kind, "cat/1.png", "cat/2020/2.png"))[0] == ("cat",)
+    classes, labels = _found(_make(tmp_path, kind, *names.split("|")))
+    assert {name: None if label is None else classes[label] for name, label in labels.items()} == found
+    assert set(classes) == {*found.values()} - {None}
+    assert text in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,34 +91,6 @@ def test_an_empty_class_folder_keeps_its_number_and_is_named(
     manifest = build_cache(source, tmp_path / "cache", SMALL, jobs=1)
     assert manifest.classes == ("ant", "bee", "cat", "dog")
     assert manifest.statistics.class_counts == (1, 0, 0, 1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_folder_beside_images_is_nothing(tmp_path: Path, kind: str) -> None:
-    assert _found(_make(tmp_path, kind, "1.png", "out/"))[0] == ()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_of_other_files_is_no_class_and_is_named(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = _make(tmp_path, kind, "cat/1.png", "dog/2.png", "notes/a.txt")
-    assert _found(source)[0] == ("cat", "dog")
-    assert "folders without an image are not classes: 'notes'" in caplog.text
-
-
-JUNK = ("@eaDir", "$RECYCLE.BIN", "__MACOSX", ".ipynb_checkpoints", "lost+found", "System Volume Information")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", JUNK)
-def test_folders_of_systems_are_no_classes_at_any_depth_and_are_named(
-    tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    names = ("cat/1.png", "dog/2.png", f"{name}/3.png", f"cat/{name}/4.png", f"{name}/deep/5.png")
-    source = _make(tmp_path, kind, *names)
-    assert _found(source) == (("cat", "dog"), {"1.png": 0, "2.png": 1})
-    assert f"made by systems: {name!r}" in caplog.text
 
 
 def test_files_of_systems_are_named_and_hidden_ones_are_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
