@@ -125,7 +125,8 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
         return {"action": "append", "default": [*each.default], "metavar": each.metavar}
     kind: Callable[[str], Any] | None = parser
     if kind is None:
-        kind = at_least(each.minimum) if each.minimum is not None else _KINDS.get(each.types[-1], each.types[-1])
+        parse = local_path if each.types[-1] is Path else each.types[-1]
+        kind = parse if each.minimum is None else at_least(each.minimum)
     return {"type": kind, "default": each.default, "metavar": each.metavar}
 
 
@@ -148,10 +149,6 @@ def local_path(text: str) -> Path:
     except UsageError as error:  # a UsageError is a ValueError, and argparse does not show the text of a ValueError
         raise argparse.ArgumentTypeError(str(error)) from error
     return Path(text)
-
-
-#: Functions that parse the text of an option, for types whose constructor is not used.
-_KINDS: Final[Mapping[type, Callable[[str], Any]]] = {Path: local_path}
 
 
 class _Switch(argparse.Action):

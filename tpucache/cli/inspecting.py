@@ -143,12 +143,10 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
 
 def preview(options: argparse.Namespace) -> int:
     """Draw a contact sheet: a row for each sample, a column for each variant, with masks, boxes and keypoints."""
-    from tpucache.report.preview import preview_cache, save_picture
+    from tpucache.report.preview import preview_batch, preview_cache, save_picture
 
     augment = augmentation(options)
     if options.batch:
-        from tpucache.report.preview import preview_batch
-
         shown = _opened(options)
         if not isinstance(shown, Path) and shown.manifest.augmented:
             shown = shown.in_variant("epoch")  # as train does

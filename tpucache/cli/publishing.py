@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpucache.cli.arguments import (
@@ -125,19 +126,15 @@ def cached(options: argparse.Namespace) -> int:
     from tpucache.text import size_text
 
     chosen = options.clear
-    copies = [
-        each
-        for each in list_kept(options.cache_dir)
-        if chosen in (None, "all", each.url, each.directory.name, str(each.directory))
-    ]
-    sets = [
-        each
-        for each in list_folders(options.cache_dir)
-        if chosen in (None, "all", each.name, each.directory.name, str(each.directory))
-    ]
-    if chosen is not None and not copies and not sets:
-        raise UsageError(f"nothing is kept of {chosen}: give a URL, a name or a folder that `cached` lists, or all")
+
+    def is_chosen(name: str, folder: Path) -> bool:
+        return chosen in (None, "all", name, folder.name, str(folder))
+
+    copies = [each for each in list_kept(options.cache_dir) if is_chosen(each.url, each.directory)]
+    sets = [each for each in list_folders(options.cache_dir) if is_chosen(each.name, each.directory)]
     if chosen is not None:
+        if not copies and not sets:
+            raise UsageError(f"nothing is kept of {chosen}: give a URL, a name or a folder that `cached` lists, or all")
         for copy in copies:
             clear_kept(copy)
         for folder in sets:
