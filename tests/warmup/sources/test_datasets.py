@@ -92,26 +92,12 @@ def test_the_callable_is_called_once_a_process_and_only_when_needed(module: type
     assert len(pickle.dumps(source)) < 200
 
 
-def test_items_are_listed_by_number_or_by_the_datasets_paths(make: Make) -> None:
-    listing = make(IMAGE, IMAGE).list()
-    assert list(listing.samples) == [Sample(0, "0"), Sample(1, "1")]
-    assert listing.classes == ()
-
-
 def test_paths_and_classes_of_the_dataset_are_used(make: Make) -> None:
     source = make((IMAGE, 0), (IMAGE, 1), (IMAGE, 2), paths=["a.jpg", Path("b.jpg"), "a.jpg"], classes=("x", "y", "z"))
     listing = source.list()
     assert [sample.path for sample in listing.samples] == ["a.jpg", "b.jpg", "a.jpg#2"]
     assert listing.classes == ("x", "y", "z")
     assert source.load(Sample(9, "a.jpg#2")).label == 2  # whatever number a cache gave it
-
-
-@pytest.mark.parametrize(
-    "attributes", [{"paths": ["a"]}, {"paths": [1, 2]}, {"classes": ["a", "b"], "class_to_idx": {"b": 0, "a": 1}}]
-)
-def test_paths_and_classes_that_cannot_be_meant_are_refused(make: Make, attributes: Any) -> None:
-    with pytest.raises(SourceError, match=rf"{NAME}.*{next(iter(attributes))}"):
-        make(IMAGE, IMAGE, **attributes).list()
 
 
 @pytest.mark.parametrize("classes", [["a", "b", "a"], {"a": 0}, "ab", [1], [("a", "b")]], ids=str)
@@ -123,18 +109,23 @@ def test_classes_that_are_no_different_names_are_told_of(
 
 
 @pytest.mark.parametrize(
-    ("created", "reason"),
-    [(lambda: {}[1], "raised KeyError"), (lambda: 7, "returned a int"), (lambda: {1}, "a set")],
+    ("name", "created", "error", "reason"),
+    [
+        (NAME, lambda: {}[1], SourceError, f"{NAME} .*raised KeyError"),
+        (NAME, lambda: 7, SourceError, f"{NAME} .*returned a int"),
+        (NAME, lambda: {1}, SourceError, f"{NAME} .*a set"),
+        (NAME, lambda: _Dataset([IMAGE, IMAGE], paths=["a"]), SourceError, f"{NAME}.*paths"),
+        (NAME, lambda: _Dataset([IMAGE, IMAGE], paths=[1, 2]), SourceError, f"{NAME}.*paths"),
+        (NAME, lambda: _Dataset([IMAGE], classes=["a", "b"], class_to_idx={"b": 0, "a": 1}), SourceError, "classes"),
+        ("datasets_by_test:nothing", None, UsageError, "cannot be imported"),
+        ("no_such_module_at_all:make", None, UsageError, "cannot be imported"),
+    ],
 )
-def test_what_is_no_dataset_is_refused(module: types.ModuleType, created: Any, reason: str) -> None:
+def test_what_is_no_dataset_is_refused(
+    module: types.ModuleType, name: str, created: Any, error: type[Exception], reason: str
+) -> None:
     module.make = created  # type: ignore[attr-defined]
-    with pytest.raises(SourceError, match=f"{NAME} .*{reason}"):
-        DatasetSource(NAME).list()
-
-
-@pytest.mark.parametrize("name", ["datasets_by_test:nothing", "no_such_module_at_all:make"])
-def test_a_callable_that_cannot_be_imported_is_refused(module: types.ModuleType, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be imported"):
+    with pytest.raises(error, match=reason):
         open_source(name).list()
 
 
@@ -258,11 +249,6 @@ def test_a_palette_mask_keeps_numbers_beyond_its_palette(make: Make) -> None:
     np.testing.assert_array_equal(decode_mask(data, "0"), numbers)
 
 
-def test_an_image_of_a_mode_without_policy_is_refused(make: Make) -> None:
-    with pytest.raises(SampleError, match="'image' is a HSV image"):
-        _load(make(Image.new("HSV", (2, 2))))
-
-
 def test_an_image_that_is_decoded_late_and_broken_is_a_sample_error(make: Make) -> None:
     target = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(target, "PNG")
@@ -300,6 +286,7 @@ def test_an_exception_of_the_dataset_is_a_sample_error_with_its_type(make: Make)
         (("a fine film", 1), r"tokenise first, and give \{'input_ids'"),
         ({"text": "a fine film", "label": 1}, r"no array among its keys text, label: .*tokenise first"),
         (None, "'image' is a NoneType"),
+        pytest.param(Image.new("HSV", (2, 2)), "'image' is a HSV image", id="HSV"),
     ],
     ids=str,
 )
