@@ -128,6 +128,12 @@ def test_too_little_memory_is_one_line(kilobytes: int, command: str, cache: Path
     assert [line for line in lines[:-1] if not line.startswith("to do:")] == []
 
 
+def test_a_lack_of_memory_is_told_of_although_a_source_failed_by_it(tmp_path: Path) -> None:
+    (tmp_path / "short_by_test.py").write_text('def photos():\n    raise RuntimeError("can\'t start new thread")\n')
+    done = run(["warmup", "short_by_test:photos", "built"], tmp_path)
+    assert (done.returncode, done.stderr.startswith("python -m tpucache: memory is short")) == (1, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("error", "is_short"),
     [

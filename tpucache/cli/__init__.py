@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tpucache import process
 from tpucache.cli.parser import CommandParser, Parser, complain, escape_unprintable, escape_warnings, flush
-from tpucache.errors import DependencyError, RecipeError, TpucacheError, UnfinishedError, UsageError
+from tpucache.errors import DependencyError, RecipeError, SourceError, TpucacheError, UnfinishedError, UsageError
 from tpucache.plugins import COMMANDS, load, missing_part, package_of
 from tpucache.process import PROG
 from tpucache.version import __version__
@@ -39,7 +39,7 @@ def _explain(error: Exception) -> int:
     if process.is_interrupted():  # a library made this error of the interrupt
         return complain(process.INTERRUPTED, process.STOPPED)
     text, is_expected = None, isinstance(error, TpucacheError)
-    if not is_expected or isinstance(error, (DependencyError, RecipeError)):  # of an import, for lack of memory
+    if not is_expected or isinstance(error, (DependencyError, RecipeError, SourceError)):  # a lack of memory caused it?
         text = process.shortage(error)
     if text is None and not is_expected:
         raise error
