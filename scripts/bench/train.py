@@ -3,7 +3,7 @@
     python -m scripts.bench train CACHE --backend xla --cores 1 --model cnn --batch-size 64
 
 Rounds take turns. The bare loop is nothing but the model, its loss and its optimizer, over and over on one batch that
-is on the device. Whether its idle figure is true is shown by `python -m scripts.bench feeds`.
+is on the device.
 """
 
 from __future__ import annotations

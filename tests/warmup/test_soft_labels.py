@@ -108,7 +108,7 @@ def test_numbers_that_cannot_be_are_named_with_their_line(cache, tmp_path, value
     ("values", "names", "message"),
     [
         ((0, 2 / 3, 1, 1 / 3), "bbab", "spread evenly"), ((0, 0.5, 1, 0.5), "", "spread evenly"),
-        ((0.1, 0.6, 0.9, 0.4), "aaba", "line 3: the prediction is 'a'.*'b'.*--average rank"),
+        ((0.1, 0.6, 0.9, 0.4), "aaba", "line 3: the prediction is 'a'.*'b'.*give the probabilities"),
     ],
 )  # fmt: skip
 def test_ranks_of_two_classes_are_not_taken_for_probabilities(cache, tmp_path, values, names, message):

@@ -261,7 +261,7 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
     if len(odd := np.flatnonzero(abs(totals - 1) > _SUM_ERROR)):
         raise SourceError(
             f"{table.path}, line {table.lines[used[odd[0]]]}: the probabilities of the classes add up to "
-            f"{totals[odd[0]]:.3g}, not to 1: give a table that predict wrote without --average rank"
+            f"{totals[odd[0]]:.3g}, not to 1: give the probabilities, as predict writes them"
         )
     if len(classes) == 2:  # only the ranks of two classes add up to 1, as probabilities do
         _refuse_ranks(table, classes, used, predicted)
@@ -274,7 +274,7 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
 def _refuse_ranks(
     table: CsvTable, classes: Sequence[str], rows: Sequence[int], values: npt.NDArray[np.float64]
 ) -> None:
-    advice = "give a table that predict wrote without --average rank"
+    advice = "give the probabilities, as predict writes them"
     if len(values) > 2 and all(_are_ranks(column) for column in values.T):
         raise SourceError(
             f"{table.path}: the values of each class are spread evenly from 0 to 1: they are ranks, not "
