@@ -92,7 +92,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) -> 
         created_by=versions(),
         version=version_of(before.deleted if before else ()),
         deleted=before.deleted if before else (),
-        history=_history(cache, plan),
+        history=next_history(cache, plan.existing.manifest, "warmup") if plan.existing else None,
     )
     return save_manifest(cache, manifest)
 
@@ -109,10 +109,6 @@ def _warn_of_frames(listing: Listing, new: ChunkInfo) -> None:
             len(several),
             listing.samples[several[0]].path,
         )
-
-
-def _history(cache: Path, plan: BuildPlan) -> History | None:
-    return next_history(cache, plan.existing.manifest, "warmup") if plan.existing else None
 
 
 def make_prospect(plan: BuildPlan) -> Prospect:

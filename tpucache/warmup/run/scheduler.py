@@ -310,12 +310,10 @@ class Scheduler:
             self._stopped = True
         elif isinstance(result, Made):
             self._samples_a_task, self._stopped = result.samples_a_task, self._stopped or not result.is_whole
-            for made in result.groups:
-                each = self._blocks[made.block]
-                made.rows["row"] = self._row_numbers(each, each.places(made.info.numbers))
-            if result.groups:
-                self._log.append(result.groups)
-            for made in result.groups:
+            groups = [*map(self._numbered, result.groups)]
+            if groups:
+                self._log.append(groups)
+            for made in groups:
                 self._add(made)
                 self._bytes += int(made.rows["length"].sum())
             self._on_progress(self._progress())
@@ -324,6 +322,11 @@ class Scheduler:
 
     def _install(self, result: WrittenShard | BuiltShard) -> BuiltShard:
         return install_shard(self._context, result) if isinstance(result, WrittenShard) else result
+
+    def _numbered(self, made: Spooled) -> Spooled:
+        each, rows = self._blocks[made.block], made.rows.copy()  # Ray's results are read-only
+        rows["row"] = self._row_numbers(each, each.places(made.info.numbers))
+        return made._replace(rows=rows)
 
     def _row_numbers(self, each: _Building, places: Positions) -> Positions:
         variants = np.searchsorted(self._variants, each.block.variants)

@@ -214,8 +214,6 @@ def sent_shards(work: Path) -> list[tuple[int, int]]:
     return sorted((int(each[1]), int(each[2])) for each in found if each)
 
 
-Rows = npt.NDArray[Any]
-
 _INFOS_NAME: Final = "arrived.jsonl"
 _UNREAD_NAME: Final = "built.bin"
 _threads: Final = threading.local()
@@ -226,7 +224,7 @@ class Spooled(NamedTuple):
 
     block: int
     info: ChunkInfo
-    rows: Rows
+    rows: Array
 
 
 class Unwritten(NamedTuple):
@@ -264,11 +262,11 @@ class Log:
         except OSError as error:
             raise disk_failure(self.work, error) from error
 
-    def append_rows(self, rows: Rows) -> None:
+    def append_rows(self, rows: Array) -> None:
         with self.path.open("ab") as file:
             file.write(rows.tobytes())
 
-    def last_rows(self, count: int) -> Rows:
+    def last_rows(self, count: int) -> Array:
         """Return the last row in the log of each of `count` records; a row of zeros for a record without one."""
         last = np.zeros(count, ARRIVED_DTYPE)
         try:
@@ -341,7 +339,7 @@ def _spool_number(work: Path, run: str, *, is_followed: bool) -> int:
         return number
 
 
-def are_right(work: Path, rows: Rows) -> npt.NDArray[np.bool_]:
+def are_right(work: Path, rows: Array) -> npt.NDArray[np.bool_]:
     """Return for each row whether its record is in a spool file and has the right checksum."""
     is_right = np.zeros(len(rows), np.bool_)
     is_spooled = (rows["file"] >= SPOOL_BIT) & (rows["length"] > 0)
@@ -356,7 +354,7 @@ def are_right(work: Path, rows: Rows) -> npt.NDArray[np.bool_]:
     return is_right
 
 
-def read_spool(work: Path, rows: Rows) -> Iterator[bytes]:
+def read_spool(work: Path, rows: Array) -> Iterator[bytes]:
     files: dict[int, OpenFile] = {}
     for row in rows:
         number = int(row["file"])

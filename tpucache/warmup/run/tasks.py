@@ -35,7 +35,6 @@ from tpucache.warmup.run.spool import (
     ChunkInfo,
     KeptSample,
     Log,
-    Rows,
     Spooled,
     Unwritten,
     read_spool,
@@ -177,7 +176,7 @@ def build_block(context: BuildContext, chunk: Chunk, then: Sequence[Sample]) -> 
 
 
 def seal_block(
-    context: BuildContext, block: int, variant: int, rows: Rows, info: ChunkInfo, is_installed: bool
+    context: BuildContext, block: int, variant: int, rows: Array, info: ChunkInfo, is_installed: bool
 ) -> WrittenShard | BuiltShard:
     """Write the shard of one variant of a block from spool files, under a temporary name."""
     check_run(context)
