@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,8 @@ def stored(cache, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _no_client(monkeypatch):
-    """A PATH without Kaggle's client."""
-    monkeypatch.setenv("PATH", "/nowhere")
+def _without_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kagglesdk", None)
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_a_dry_run_makes_the_folder_and_tells_what_would_go_out(stored, capsys):
 
 
 @pytest.mark.slow
-def test_without_the_client_the_command_is_printed(stored, tmp_path, capsys):
+def test_without_kaggles_library_the_command_is_printed(stored, tmp_path, capsys):
     assert main(["publish", str(stored), *WORDS, "--public", "--out", str(tmp_path / "out"), "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
@@ -50,7 +50,7 @@ def test_without_the_client_the_command_is_printed(stored, tmp_path, capsys):
     assert report["bytes"] == sum(report["files"].values())
     assert "README.md" in err
     assert main(["publish", str(stored), *WORDS]) == 0
-    assert "the kaggle client is not installed here" in capsys.readouterr().out
+    assert "kagglesdk is not installed here" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

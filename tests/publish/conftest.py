@@ -1,14 +1,11 @@
-"""Places to send a cache to: a stand-in for Kaggle's client on PATH, a web server, and fsspec's memory."""
+"""Places to send a cache to: a stand-in for Kaggle, a web server, and fsspec's memory."""
 
 from __future__ import annotations
 
 import gzip
 import http.server
-import os
 import re
-import shlex
 import shutil
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -16,113 +13,22 @@ from pathlib import Path
 import fsspec
 import pytest
 
-# It speaks as version 2.2.5 does: status 0 for some errors, sizes in bytes, and a token for the next page.
-STAND_IN = """
-import json, os, pathlib, shutil, sys
-
-place = pathlib.Path(os.environ["STAND_IN"])
-mode = os.environ.get("STAND_IN_MODE", "")
-words = sys.argv[1:]
-with (place / "calls").open("a") as calls:
-    calls.write(json.dumps(words) + chr(10))
+from scripts.kaggle_server import KaggleServer
 
 
-def option(name):
-    return words[words.index(name) + 1] if name in words else None
-
-
-if mode == "signed-out":
-    print("Authentication required to call the Kaggle API.")
-    print("    export KAGGLE_API_TOKEN=xxxxxxxxxxxxxx")
-    sys.exit(1)
-kind, action = words[:2]
-there = place / "dataset"
-if mode == "offline":
-    print("HTTPSConnectionPool(host='www.kaggle.com', port=443): Max retries exceeded with url: /api", file=sys.stderr)
-    sys.exit(1)
-if action == "status":
-    if not there.exists():
-        print(f"404 Client Error: Not Found for url: https://www.kaggle.com/status/{words[2]}", file=sys.stderr)
-        sys.exit(1)
-    waits = place / "waits"
-    left = int(waits.read_text()) if waits.exists() else 0
-    waits.write_text(str(max(0, left - 1)))
-    print(f'{words[2]} has status "{"pending" if left else "ready"}"')
-elif action in ("create", "version"):
-    folder = pathlib.Path(option("-p"))
-    if mode == "fails":
-        print("500 Server Error", file=sys.stderr)
-        sys.exit(1)
-    if mode == "refuses":
-        print("Dataset creation error: The title is already in use by a dataset.")
-        sys.exit(0)
-    shutil.rmtree(there, ignore_errors=True)
-    there.mkdir()
-    names = sorted(path.name for path in folder.iterdir() if path.name != "dataset-metadata.json")
-    for name in names:
-        if mode == "partial" and name == names[-1]:
-            continue
-        data = (folder / name).read_bytes()
-        (there / name).write_bytes(data[:-1] if mode == "short" and name == names[-1] else data)
-        print("Upload successful: " + name)
-    print("Your private Dataset is being created.")
-elif action == "files":
-    names = sorted(path.name for path in there.iterdir())
-    start = int(option("--page-token") or 0)
-    if start + 4 < len(names):
-        print("Warning: looks like you're using an outdated API Version")
-        print("Next Page Token = " + str(start + 4))
-    print("name,size,creationDate")
-    for name in names[start : start + 4]:
-        size = (there / name).stat().st_size
-        print(f"{name},{'1MB' if mode == 'rounds' else size},2026-01-01 00:00:00")
-"""
-
-
-class StandIn:
-    """The stand-in, its modes and what it was asked."""
-
-    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.place = place
-        self._monkeypatch = monkeypatch
-
-    def mode(self, name: str) -> None:
-        """Have it go wrong in one way."""
-        self._monkeypatch.setenv("STAND_IN_MODE", name)
-
-    def wait(self, times: int) -> None:
-        """Have a dataset be pending this many times before it is ready."""
-        (self.place / "waits").write_text(str(times))
-
-    @property
-    def calls(self) -> list[str]:
-        """What it was asked, the words joined."""
-        calls = self.place / "calls"
-        return [line.replace('"', "").strip("[]") for line in calls.read_text().splitlines()] if calls.exists() else []
-
-    @property
-    def uploaded(self) -> dict[str, bytes]:
-        """The files that it has."""
-        return {path.name: path.read_bytes() for path in (self.place / "dataset").iterdir()}
+@pytest.fixture(scope="session")
+def running():
+    with KaggleServer(page=4).running() as server:
+        yield server
 
 
 @pytest.fixture
-def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """A stand-in on PATH, signed in and faultless."""
-    place = tmp_path / "stand-in"
-    place.mkdir()
-    program = place / "kaggle"
-    (place / "kaggle.py").write_text(STAND_IN)
-    # The first line of a script cannot name an interpreter whose path has a space, or is long.
-    words = shlex.join([sys.executable, str(place / "kaggle.py")])
-    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("STAND_IN", str(place))
-    monkeypatch.setattr("tpucache.publish.publish._INTERVAL", 0.01)
-    for name in ("_NEW_DATASET_SECONDS", "_NEW_VERSION_SECONDS"):
-        monkeypatch.setattr(f"tpucache.publish.publish.{name}", 0.0)
-    return StandIn(place, monkeypatch)
+def kaggle(running, monkeypatch, tmp_path):
+    """A stand-in for Kaggle, signed in and faultless."""
+    for name, value in {**running.environment, "HOME": str(tmp_path), "TPUCACHE_DIR": str(tmp_path / "kept")}.items():
+        monkeypatch.setenv(name, value)
+    running.reset()
+    return running
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from tpucache import CachedDataset, NotACacheError, Recipe, StoreError, build_ca
 from tpucache.cli import main
 from tpucache.loading.find import find_version
 from tpucache.store.manifest import Manifest
-from tpucache.store.remote import draft, kaggle
-from tpucache.store.remote.draft import Draft
+from tpucache.store.remote.kaggle import KaggleDataset
 from tpucache.warmup import delete_samples
 
 _RECIPE = Recipe(size=64, codec="raw")
@@ -47,41 +45,24 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "first", folder / "third"
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[KaggleServer]:
-    with KaggleServer().running() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: KaggleServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KaggleServer:
-    for name, value in {**running.environment, "HOME": str(tmp_path), "TPUCACHE_DIR": str(tmp_path / "kept")}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(draft, "_FIRST_POLL", 0.001)
-    monkeypatch.setattr(draft, "_LONGEST_POLL", 0.001)
-    monkeypatch.setattr(kaggle, "_FIRST_PAUSE", 0.001)
-    running.reset()
-    return running
-
-
-def put(server: KaggleServer, dataset_id: str, cache: Path) -> None:
+def put(kaggle: KaggleServer, dataset_id: str, cache: Path) -> None:
     """Have a dataset with the files of a cache."""
-    data = kaggle.KaggleDataset(dataset_id)
+    data = KaggleDataset(dataset_id)
     tokens = []
     for path in cache.iterdir():
         blob = data.start(path.name, path.stat().st_size, 1)
-        server.blobs[blob.token].data[:] = path.read_bytes()
+        kaggle.blobs[blob.token].data[:] = path.read_bytes()
         tokens.append(blob.token)
     data.create(dataset_id.partition("/")[2], "", tokens)
     data.close()
 
 
-def mount(server: KaggleServer, folder: Path) -> Path:
+def mount(kaggle: KaggleServer, folder: Path) -> Path:
     """Write the newest versions of all datasets as Kaggle mounts them."""
-    for dataset_id in server.datasets:
+    for dataset_id in kaggle.datasets:
         place = folder / "datasets" / dataset_id
         place.mkdir(parents=True)
-        for name, data in server.files(dataset_id).items():
+        for name, data in kaggle.files(dataset_id).items():
             (place / name).write_bytes(data)
     return folder
 
@@ -91,26 +72,26 @@ def records(cache: Path) -> list[tuple[bytes, int]]:
 
 
 def test_an_add_on_has_what_is_new_and_joins_with_what_is_there(
-    versions: tuple[Path, Path], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    versions: tuple[Path, Path], kaggle: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     first, third = versions
-    put(server, _ID, first)
-    server.received, server.faults.lag = 0, 3
+    put(kaggle, _ID, first)
+    kaggle.received, kaggle.faults.lag = 0, 1
     options = [*_OPTIONS, "--version-notes", "two more, two less", "--json"]
     assert main(["publish", str(third), *options, "--dry-run"]) == 0
     planned = json.loads(capsys.readouterr().out)
-    assert set(server.datasets) == {_ID}
-    assert server.received == 0
+    assert set(kaggle.datasets) == {_ID}
+    assert kaggle.received == 0
     assert main(["publish", str(third), *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report == {**planned, "uploaded": True}
-    addition = server.files(f"{_ID}-v3")
+    addition = kaggle.files(f"{_ID}-v3")
     assert report["files"] == {name: len(data) for name, data in addition.items()}
-    assert report["bytes"] == server.received == sum(map(len, addition.values()))
-    assert not any(name in addition for name in server.files(_ID) if name != "manifest.json")
+    assert report["bytes"] == kaggle.received == sum(map(len, addition.values()))
+    assert not any(name in addition for name in kaggle.files(_ID) if name != "manifest.json")
     assert report["attach"] == [_ID]
     pictures = sum(len(data) for name, data in addition.items() if name.endswith(".lmdb"))
-    whole = sum(len(data) for name, data in server.files(_ID).items() if name.endswith(".lmdb"))
+    whole = sum(len(data) for name, data in kaggle.files(_ID).items() if name.endswith(".lmdb"))
     assert pictures <= 0.015 * whole + 8192
     card = addition["README.md"].decode()
     assert "two more, two less" in card
@@ -118,26 +99,26 @@ def test_an_add_on_has_what_is_new_and_joins_with_what_is_there(
     assert f'CachedDataset("kaggle:{_ID}@3"' in card
     assert "2 samples added" in card
     assert "2 samples deleted" in card
-    monkeypatch.setenv("TPUCACHE_PATH", str(mount(server, tmp_path / "input")))
+    monkeypatch.setenv("TPUCACHE_PATH", str(mount(kaggle, tmp_path / "input")))
     for name in (f"kaggle:{_ID}@3", "kaggle:birds-at-64@3"):
         assert records(name) == records(third)
     assert CachedDataset(f"kaggle:{_ID}@3").manifest.identity == Manifest.load(third).identity
     assert records(f"kaggle:{_ID}@1") == records(f"kaggle:{_ID}") == records(first)
     assert records(f"kaggle:{_ID}@2") == records(Path(f"{third}@2"))
     assert main(["verify", f"kaggle:{_ID}@3"]) == 0
-    server.received = 0
+    kaggle.received = 0
     assert main(["publish", str(third), *options]) == 0  # it is there
-    assert server.received == 0
+    assert kaggle.received == 0
     assert not [*third.parent.glob("*.json")]
 
 
 def test_parents_that_are_missing_swapped_or_damaged_are_refused_by_name(
-    versions: tuple[Path, Path], server: KaggleServer, tmp_path: Path
+    versions: tuple[Path, Path], kaggle: KaggleServer, tmp_path: Path
 ) -> None:
     first, third = versions
-    put(server, _ID, first)
+    put(kaggle, _ID, first)
     assert main(["publish", str(third), *_OPTIONS, "--version-notes", "more"]) == 0
-    place = mount(server, tmp_path / "input")
+    place = mount(kaggle, tmp_path / "input")
     base = place / "datasets" / _ID
     shard = next(path.name for path in base.glob("*.lmdb"))
     aside = base.rename(tmp_path / "aside")
@@ -167,7 +148,7 @@ def test_parents_that_are_missing_swapped_or_damaged_are_refused_by_name(
 
 @pytest.mark.thorough
 def test_a_cache_that_shares_nothing_is_a_version_of_the_same_dataset(
-    versions: tuple[Path, Path], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    versions: tuple[Path, Path], kaggle: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     first, third = versions
     monkeypatch.setenv("PATH", "")
@@ -175,7 +156,7 @@ def test_a_cache_that_shares_nothing_is_a_version_of_the_same_dataset(
     assert f"{_ID} is not a dataset with a cache: publish the cache without" in capsys.readouterr().err
     write_photos(tmp_path / "others", range(4))
     build_cache(tmp_path / "others", tmp_path / "other", _RECIPE, jobs=1)
-    put(server, _ID, first)
+    put(kaggle, _ID, first)
     options = ["--version-notes", "all anew", "--out", str(tmp_path / "out")]
     assert main(["publish", str(tmp_path / "other"), *_OPTIONS, *options]) == 0
     out = capsys.readouterr().out
@@ -183,19 +164,16 @@ def test_a_cache_that_shares_nothing_is_a_version_of_the_same_dataset(
 
 
 def test_an_add_on_that_is_stopped_is_continued_and_sends_nothing_twice(
-    versions: tuple[Path, Path], server: KaggleServer, monkeypatch: pytest.MonkeyPatch
+    versions: tuple[Path, Path], kaggle: KaggleServer
 ) -> None:
     first, third = versions
-    put(server, _ID, first)
-    server.received = 0
+    put(kaggle, _ID, first)
+    kaggle.received, kaggle.faults.quota = 0, 1
     options = ["publish", str(third), *_OPTIONS, "--version-notes", "more"]
-    commit = Draft.commit
-    with monkeypatch.context() as patch:
-        patch.setattr(Draft, "commit", lambda *words, **more: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert main(options) != 0
-    assert server.received
-    assert Draft.commit is commit
-    before = server.received
+    assert main(options) == 1  # Kaggle makes no version of the files
+    before, kaggle.faults.quota = kaggle.received, None
+    assert before
+    del kaggle.datasets[f"{_ID}-v3"]
     assert main(options) == 0
-    assert server.received == before
-    assert len(server.datasets[f"{_ID}-v3"].versions) == 1
+    assert kaggle.received == before
+    assert len(kaggle.datasets[f"{_ID}-v3"].versions) == 1

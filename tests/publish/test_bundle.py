@@ -92,7 +92,7 @@ def test_shards_are_linked_and_a_second_call_brings_the_folder_up_to_date(photos
     (first.folder / ".index.npy.7.tmp").write_bytes(b"what a killed process left")
     build_cache(photos, stored, Recipe(size=8, variants=1), jobs=1)
     second = make_bundle(stored, METADATA)
-    assert make_bundle(stored, METADATA) == second
+    assert make_bundle(stored, METADATA).files == second.files
     assert {path.name for path in second.folder.iterdir()} == {
         *(path.name for path in stored.iterdir()), "README.md", "sheet.png", "dataset-metadata.json"
     }  # fmt: skip

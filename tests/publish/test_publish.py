@@ -1,18 +1,17 @@
-"""Publishing through a stand-in for Kaggle's client: what goes out, what arrives, and what does not."""
+"""Publishing to a stand-in for Kaggle: what goes out, what arrives, and what does not."""
 
 from __future__ import annotations
 
-import re
-import shlex
+import sys
 
 import pytest
-from patience import PATIENCE
 
-from tpucache import DamageError, Manifest, PublishError
-from tpucache.publish.publish import KaggleClient, prepare, send
+from tpucache import DamageError, Manifest, PublishError, UnfinishedError
+from tpucache.publish.publish import prepare, send
 from tpucache.publish.rules import Metadata, PublishOptions
 
-METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
+ID = "ann/noise-at-16"
+METADATA = Metadata(ID, "Noise at 16", "CC-BY-4.0")
 
 
 @pytest.fixture
@@ -21,114 +20,79 @@ def bundle(stored):
     return prepare(stored, METADATA)
 
 
-def command_of(bundle, action="create", *words):
-    """The command as it may be typed into a shell: a folder may have a space in its name."""
-    return shlex.join(["kaggle", "datasets", action, "-p", str(bundle.folder), *words])
+def sizes(kaggle):
+    return {name: len(data) for name, data in kaggle.files(ID).items()}
 
 
 @pytest.mark.slow
-def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
-    kaggle.wait(0)
-    announced = []
-    result = send(bundle, announce=announced.append)
-    assert result.uploaded
-    assert {name: len(data) for name, data in kaggle.uploaded.items()} == bundle.files
-    assert announced == [command_of(bundle)] == [result.command]
-    assert kaggle.calls[:2] == ["datasets, status, ann/noise-at-16", f"datasets, create, -p, {bundle.folder}"]
-    pages = -(-len(bundle.files) // 4)
-    assert sum("files" in call for call in kaggle.calls) == pages > 2
+@pytest.mark.parametrize("public", [False, True])
+def test_a_new_dataset_has_the_folders_files_and_what_was_said_of_it(bundle, kaggle, public):
+    kaggle.faults.lag = 2
+    done = []
+    assert send(bundle, PublishOptions(public=public), done.append)
+    dataset = kaggle.datasets[ID]
+    assert kaggle.files(ID) == {name: (bundle.folder / name).read_bytes() for name in bundle.files}
+    assert (dataset.title, dataset.is_private) == ("Noise at 16", not public)
+    assert dataset.versions[0].notes == bundle.card
+    assert done[-1] == sum(bundle.files.values()) == kaggle.received
+    assert len(bundle.files) > kaggle.page
+    assert sorted(path.name for path in bundle.folder.parent.iterdir()) == ["stored", "stored.publish"]
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_one_that_exists_gets_a_new_version(bundle, kaggle):
-    send(bundle)
-    result = send(bundle, PublishOptions(message="more of it", public=True))
-    assert result.command == command_of(bundle, "version", "-m", "more of it")
+    for message in (None, "more of it", None):
+        send(bundle, PublishOptions(message=message))
     fingerprint = Manifest.load(bundle.folder).fingerprint
-    assert send(bundle).command.endswith(f"-m '150 samples, 600 records, {fingerprint[:12]}'")
+    notes = [version.notes for version in kaggle.datasets[ID].versions[1:]]
+    assert notes == ["more of it", f"150 samples, 600 records, {fingerprint[:12]}"]
 
 
 @pytest.mark.slow
-def test_public_is_asked_for_only_where_wanted(bundle, kaggle):
-    send(bundle, PublishOptions(public=True))
-    assert f"datasets, create, -p, {bundle.folder}, --public" in kaggle.calls
+def test_what_was_stopped_is_continued_and_sends_nothing_twice(bundle, kaggle):
+    def stop(done):
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    total = sum(bundle.files.values())
+    with pytest.raises(KeyboardInterrupt):
+        send(bundle, advance=stop)
+    assert total // 2 < kaggle.received < total
+    assert send(bundle)
+    assert kaggle.received == total
+    assert len(kaggle.datasets[ID].versions) == 1
 
 
 @pytest.mark.slow
-def test_a_file_that_was_left_out_is_named(bundle, kaggle):
-    kaggle.mode("partial")
-    with pytest.raises(
-        PublishError, match=rf"differs from what was sent: {max(bundle.files)} is missing\. Look at https"
-    ):
-        send(bundle)
-
-
-@pytest.mark.slow
-def test_a_file_that_was_cut_short_is_named(bundle, kaggle):
-    kaggle.mode("short")
-    size = bundle.files[max(bundle.files)]
-    with pytest.raises(PublishError, match=f"{max(bundle.files)} has {size - 1:,} bytes at Kaggle and {size:,} here"):
-        send(bundle)
-
-
-@pytest.mark.slow
-def test_a_client_that_rounds_sizes_is_believed_the_names(bundle, kaggle):
-    kaggle.mode("rounds")
-    assert send(bundle).uploaded
-
-
-@pytest.mark.slow
-def test_what_kaggle_still_prepares_is_waited_for(bundle, kaggle):
-    kaggle.wait(3)
-    assert send(bundle, PublishOptions(patience=PATIENCE)).uploaded
-    assert sum("status" in call for call in kaggle.calls) == 5
-    kaggle.wait(1000)
-    with pytest.raises(PublishError, match="is still preparing it"):
+@pytest.mark.parametrize(
+    ("fault", "error", "reason"),
+    [
+        ({"quota": 1}, PublishError, "the account's storage is full"),
+        ({"lag": 1000}, UnfinishedError, "does not show the version"),
+        ({"is_forbidden": True}, PublishError, "was denied"),
+    ],
+)
+def test_what_kaggle_refuses_or_does_not_show_is_reported(bundle, kaggle, fault, error, reason):
+    for name, value in fault.items():
+        setattr(kaggle.faults, name, value)
+    with pytest.raises(error, match=reason):
         send(bundle, PublishOptions(patience=0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "reason"), [("fails", "status 1"), ("refuses", "title is already in use")])
-def test_a_client_that_fails_is_reported(bundle, kaggle, mode, reason):
-    kaggle.mode(mode)
-    with pytest.raises(PublishError, match=reason):
+def test_signed_out_uploads_nothing_and_shows_no_key(bundle, kaggle, monkeypatch):
+    monkeypatch.setenv("KAGGLE_KEY", "the-wrong-key")
+    with pytest.raises(PublishError, match="does not know the account: set KAGGLE_API_TOKEN") as caught:
         send(bundle)
+    assert "the-wrong-key" not in str(caught.value)
+    assert kaggle.datasets == {}
 
 
-def test_signed_out_uploads_nothing_and_tells_the_command(bundle, kaggle, capfd):
-    kaggle.mode("signed-out")
-    announced = []
-    with pytest.raises(PublishError, match=f"not signed in.* then run `{re.escape(command_of(bundle))}`"):
-        send(bundle, announce=announced.append)
-    assert announced == [command_of(bundle)]
-    assert kaggle.calls == ["datasets, status, ann/noise-at-16"]
-    assert "TOKEN" not in "".join(capfd.readouterr())
-
-
-def test_a_dataset_that_kaggle_could_not_be_asked_about_is_not_made_anew(bundle, kaggle):
-    assert send(bundle).uploaded
-    kaggle.mode("offline")
-    with pytest.raises(PublishError, match=r"Max retries exceeded.*Check the network"):
-        send(bundle)
-    assert not any("create" in call for call in kaggle.calls[-1:])
-
-
-@pytest.mark.parametrize("slug", ["connection-500", "credentials", "already-there"])
-def test_the_words_of_a_datasets_name_are_no_answer_of_the_client(bundle, kaggle, slug):
-    client = KaggleClient("kaggle")
-    assert client.state(f"ann/{slug}") is None
-    assert send(bundle).uploaded
-    kaggle.wait(1)
-    assert client.state(f"ann/{slug}") == "pending"
-
-
-def test_without_a_client_or_on_a_dry_run_nothing_is_uploaded(bundle, kaggle, monkeypatch):
-    assert not send(bundle, PublishOptions(dry_run=True)).uploaded
-    assert kaggle.calls == []
-    monkeypatch.setenv("PATH", "/nowhere")
-    result = send(bundle)
-    assert (result.uploaded, result.command) == (False, command_of(bundle))
+def test_on_a_dry_run_or_without_kaggles_library_nothing_is_uploaded(bundle, kaggle, monkeypatch):
+    assert not send(bundle, PublishOptions(dry_run=True))
+    monkeypatch.setitem(sys.modules, "kagglesdk", None)
+    assert not send(bundle)
+    assert not kaggle.calls
 
 
 def test_a_damaged_cache_is_not_published(stored):

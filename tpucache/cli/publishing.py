@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tpucache.cli.arguments import (
     from_options,
     local_path,
 )
-from tpucache.cli.parser import flush, say, show
+from tpucache.cli.parser import say, show
 from tpucache.errors import UsageError
 from tpucache.process import tell
 from tpucache.progress import LateProgress
@@ -46,27 +47,28 @@ def publish(options: argparse.Namespace) -> int:
             hashes=settings.hashes,
         )
 
-    def announce(command: str) -> None:
-        target = f"{metadata.dataset_id}, {'public' if options.public else 'private'} if it is new"
-        for line in (
-            *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
-            f"{bundle.total_bytes:>15,}  bytes in {len(bundle.files)} files, for {target}",
-            f"folder   {bundle.folder}",
-            f"command  {command}",
-        ):
-            (tell if options.json else say)(line)
-        flush()  # so that the client's output follows
-
-    result = send(bundle, settings, announce)
+    target = f"{metadata.dataset_id}, {'public' if options.public else 'private'} if it is new"
+    words = ["kaggle", "datasets", "create", "-p", str(bundle.folder), *(["--public"] if settings.public else [])]
+    total, command = sum(bundle.files.values()), shlex.join(words)
+    report = {"folder": str(bundle.folder), "files": bundle.files, "bytes": total, "command": command}
+    for line in (
+        *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
+        f"{total:>15,}  bytes in {len(bundle.files)} files, for {target}",
+        f"folder   {bundle.folder}",
+        f"command  {command}",
+    ):
+        (tell if options.json else say)(line)
+    with Progress(total, "publish", "bytes") as progress:
+        report["uploaded"] = send(bundle, settings, progress.advance_to)
     line = f"uploaded, and all {len(bundle.files)} files arrived"
-    if not result.uploaded:
+    if not report["uploaded"]:
         line = "nothing was uploaded: this was a dry run"
         if not options.dry_run:
             line = (
-                "nothing was uploaded: the kaggle client is not installed here. Install it, sign in, and run the "
-                "command above; for a new version of a dataset that exists, `kaggle datasets version -p FOLDER -m TEXT`"
+                "nothing was uploaded: kagglesdk is not installed here. Install it and run this again, or upload the "
+                "folder by the command above, or by `kaggle datasets version -p FOLDER -m TEXT` if the dataset exists"
             )
-    show(options, result.to_dict(), [line])
+    show(options, report, [line])
     return 0
 
 
@@ -88,12 +90,12 @@ def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings:
         show(options, report, [f"Kaggle has version {addition.manifest.number} already; {read}"])
         return True
     megabytes = f"{addition.total_bytes / 1e6:,.1f} MB"
-    print_line(f"{addition.dataset_id} sends {megabytes} in {len(addition.contents)} files; {whole}")
+    print_line(f"{addition.metadata.dataset_id} sends {megabytes} in {len(addition.contents)} files; {whole}")
     if settings.dry_run:
         show(options, report, [*(f"{size:>15,}  {name}" for name, size in report["files"].items()), "nothing was sent"])
         return True
     with Progress(addition.total_bytes, "publish", "bytes") as progress:
-        send_addition(addition, metadata, settings, progress.advance_to)
+        send_addition(addition, settings, progress.advance_to)
     show(options, {**report, "uploaded": True}, [f"uploaded, and all {len(addition.contents)} files arrived; {read}"])
     return True
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, PublishError
-from tpucache.kaggle import check_id
 from tpucache.loading.find import PARENTS_NAME, to_parents
 from tpucache.publish.bundle import CARD_NAME, make_card
+from tpucache.publish.publish import upload
 from tpucache.publish.rules import Metadata, PublishOptions
 from tpucache.report.inspect import describe_versions
 from tpucache.store.cache import Cache
@@ -25,7 +25,7 @@ from tpucache.store.files import read_file
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, TIMES_NAME
 from tpucache.store.history import version_files
 from tpucache.store.manifest import Manifest
-from tpucache.store.remote.draft import Content, Draft, in_memory, of_file
+from tpucache.store.remote.draft import Content, in_memory, of_file
 from tpucache.store.remote.kaggle import KaggleDataset
 from tpucache.store.verify import is_whole
 
@@ -40,7 +40,7 @@ class Addition:
     whole dataset. `is_there` is whether Kaggle has this version of the cache already.
     """
 
-    dataset_id: str
+    metadata: Metadata
     cache: Path
     manifest: Manifest
     contents: Mapping[str, Content] = field(repr=False)
@@ -59,7 +59,7 @@ class Addition:
     def to_dict(self) -> dict[str, Any]:
         """Return what will be sent, as JSON values."""
         return {
-            "dataset": self.dataset_id,
+            "dataset": self.metadata.dataset_id,
             "version": self.manifest.number,
             "files": {name: content.bytes for name, content in self.contents.items()},
             "bytes": self.total_bytes,
@@ -77,97 +77,62 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
     """
     opened = Cache.open(folder_path(cache))
     folder, manifest = opened.directory, opened.manifest
-    known = {identity: number for number, identity in enumerate(manifest.parents, 1)} | {
-        manifest.identity: manifest.number
-    }
-    files = {entry.name: entry for entry in version_files(folder, manifest)}
-    addition_id, where = f"{metadata.dataset_id}-v{manifest.number}", dict[str, str]()
-    is_there, has_base = False, False
-    names = [metadata.dataset_id, *(f"{metadata.dataset_id}-v{number}" for number in range(2, manifest.number + 1))]
-    for name in names:
-        dataset = KaggleDataset(name)
-        try:
+    known = dict(zip([*manifest.parents, manifest.identity], range(1, manifest.number + 1), strict=True))
+    files, base = version_files(folder, manifest), metadata.dataset_id
+    addition_id = f"{base}-v{manifest.number}"
+    addition = replace(metadata, dataset_id=addition_id, title=addition_id.partition("/")[2])
+    where, has_base, is_there = dict[str, str](), False, False
+    for name in (base, *(f"{base}-v{number}" for number in range(2, manifest.number + 1))):
+        with closing(KaggleDataset(name)) as dataset:
             found = _manifest_of(dataset)
-            has_base |= name == metadata.dataset_id and found is not None
-            number = known.get(found.identity) if found else None
-            if number is None:
-                if found and name == addition_id:
-                    raise PublishError(
-                        f"the dataset {name} holds another cache or version already: give another --id, or remove "
-                        "that dataset"
-                    )
+            if found is None:
                 continue
-            if name == addition_id and number == manifest.number:
-                is_there = True
-                continue  # this add-on has been sent already
+            has_base |= name == base
+            number = known.get(found.identity)
+            if number is None and name == addition_id:
+                raise PublishError(
+                    f"the dataset {name} holds another cache or version already: give another --id, or remove that "
+                    "dataset"
+                )
             is_there |= number == manifest.number
+            if number is None or (is_there and name == addition_id):  # the latter is what this call would send
+                continue
             listed = dataset.files()
-            for entry in files.values():
+            for entry in files:
                 if listed.get(entry.name) == entry.bytes:
                     where.setdefault(entry.name, name)
-        finally:
-            dataset.close()
     if not has_base:
-        raise PublishError(
-            f"{metadata.dataset_id} is not a dataset with a cache: publish the cache without --version-notes first"
-        )
-    new = [entry for entry in files.values() if entry.name not in where]
+        raise PublishError(f"{base} is not a dataset with a cache: publish the cache without --version-notes first")
     attach = tuple(dict.fromkeys(where[entry.name] for entry in manifest.files if entry.name in where))
-    versions, times = opened.versions()
     card = make_card(
         manifest,
         f"{metadata.title}, version {manifest.number}",
-        metadata.dataset_id,
+        base,
         metadata.license_name,
-        history=describe_versions(versions, times),
+        history=describe_versions(*opened.versions()),
         attach=attach,
         notes=notes,
     )
-    others = {MANIFEST_NAME: manifest.text.encode(), CARD_NAME: card.encode()}
-    others[PARENTS_NAME] = (json.dumps(to_parents(where), indent=1) + "\n").encode()
+    parents = json.dumps(to_parents(where), indent=1) + "\n"
+    others = {MANIFEST_NAME: manifest.text.encode(), CARD_NAME: card.encode(), PARENTS_NAME: parents.encode()}
     if (folder / TIMES_NAME).exists():
         others[TIMES_NAME] = read_file(folder / TIMES_NAME)
+    new = tuple(entry for entry in files if entry.name not in where)
     contents = {entry.name: of_file(folder, entry) for entry in new}
     contents |= {name: in_memory(data) for name, data in others.items()}
     whole = manifest.total_bytes + sum(map(len, others.values())) + _SHEET_BYTES
-    return Addition(addition_id, folder, manifest, contents, attach, whole, is_there)
+    return Addition(addition, folder, manifest, contents, attach, whole, is_there)
 
 
 def send_addition(
-    addition: Addition,
-    metadata: Metadata,
-    options: PublishOptions,
-    advance: Callable[[int], None] = lambda done: None,
+    addition: Addition, options: PublishOptions, advance: Callable[[int], None] = lambda done: None
 ) -> None:
-    """Upload an add-on, and wait until Kaggle lists its files. `advance` is called with the bytes done so far.
-
-    A journal next to the cache records what was sent, so that the next call continues after a kill. Raises
-    PublishError, UnfinishedError, BuildError for a journal that cannot be used, and DamageError for a damaged file.
-    """
-    dataset = KaggleDataset(check_id(addition.dataset_id, "the add-on's name"))
-    owner, _, slug = addition.dataset_id.partition("/")
-    real, entries = addition.cache.resolve(), {entry.name: entry for entry in addition.manifest.files}
-    journal = real.with_name(f"{real.name}.{owner}.{slug}.json")
-    try:
-        draft, done = Draft(dataset, journal), 0
-        if draft.asked_after is None:
-            draft.forget_expired()
-        contents = {name: draft.as_asked_for(name, content) for name, content in addition.contents.items()}
-        for name, content in sorted(contents.items()):
-            if name in entries and not is_whole(addition.cache, entries[name]):
-                raise DamageError(f"{addition.cache / name} is damaged: run `tpucache verify {addition.cache}`")
-            draft.send(name, content, partial(_advance_from, advance, done))
-            done += content.bytes
-            advance(done)
-        notes = options.version_notes or ""
-        draft.commit(contents, slug, notes, options.patience, metadata.license_name, is_private=not options.public)
-        journal.unlink(missing_ok=True)
-    finally:
-        dataset.close()
-
-
-def _advance_from(advance: Callable[[int], None], before: int, arrived: int) -> None:
-    advance(before + arrived)
+    """Upload an add-on (see `upload`). Raises DamageError for a damaged file, too."""
+    for entry in addition.manifest.files:
+        if entry.name in addition.contents and not is_whole(addition.cache, entry):
+            raise DamageError(f"{addition.cache / entry.name} is damaged: run `tpucache verify {addition.cache}`")
+    notes = options.version_notes or ""
+    upload(addition.metadata, addition.cache, addition.contents, options, advance, description=notes, notes=notes)
 
 
 def _manifest_of(dataset: KaggleDataset) -> Manifest | None:

@@ -7,12 +7,11 @@ file but does not upload it. While the folder is being made, the claim is a sepa
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +45,7 @@ from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, is_cache_file, name
 from tpucache.store.hashes import hashes_file
 from tpucache.store.history import version_files
 from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.store.remote.draft import Content, in_memory, of_file
 from tpucache.text import parse_json
 
 _log: Final = logging.getLogger("tpucache")
@@ -65,15 +65,17 @@ _ESCAPES: Final = {
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder that is ready to upload. `files` has the sizes in bytes of the files to upload, by name."""
+    """A folder that is ready to upload: `contents` are the files by name, and `card` describes the dataset."""
 
     folder: Path
     metadata: Metadata
-    files: dict[str, int]
+    card: str = field(repr=False)
+    contents: Mapping[str, Content] = field(repr=False)
 
     @property
-    def total_bytes(self) -> int:
-        return sum(self.files.values())
+    def files(self) -> dict[str, int]:
+        """The sizes of the files in bytes."""
+        return {name: content.bytes for name, content in sorted(self.contents.items())}
 
 
 def make_bundle(
@@ -97,37 +99,40 @@ def make_bundle(
     real = source.resolve()
     folder = real.with_name(f"{real.name}.publish") if out is None else folder_path(out)
     check_apart(source, folder)
-    entries, written = version_files(source, manifest), _written(opened, metadata)
+    entries, card, written = version_files(source, manifest), *_written(opened, metadata)
     if hashes:
         written.update([hashes_file(opened, partial(call, "hashes"))])
-    files = len(entries) + len(written) - 1  # without the metadata
-    if files > MAX_FILES:
+    contents = {entry.name: of_file(folder, entry) for entry in entries}
+    contents |= {name: in_memory(data) for name, data in written.items()}
+    if len(contents) > MAX_FILES:
         raise PublishError(
-            f"{source} would be published in {files} files, and a dataset has at most {MAX_FILES}: leave --hashes out, "
-            f"`tpucache compact {source}` keeps only the newest version, or build the cache again with --target kaggle"
+            f"{source} would be published in {len(contents)} files, and a dataset has at most {MAX_FILES}: leave "
+            f"--hashes out, `tpucache compact {source}` keeps only the newest version, or build the cache again with "
+            "--target kaggle"
         )
-    total = sum(entry.bytes for entry in entries) + sum(map(len, written.values()))
+    total = sum(content.bytes for content in contents.values())
     if total > MAX_BYTES:
         raise PublishError(f"{source} has {total:,} bytes to publish, and a dataset at most {MAX_BYTES:,}")
-    claim = Claim.of(_COMMAND, manifest, entries)
-    written_digests = {name: _digest(data) for name, data in written.items()}
-    claim = dataclasses.replace(claim, files={**claim.files, **written_digests})
+    stated = metadata.to_dict(card)
+    digests = {name: content.sha256 for name, content in contents.items()}
+    claim = Claim(_COMMAND, manifest.identity, {**digests, METADATA_NAME: _digest(stated)})
     try:
         with hold_folder(folder, "publishing from"):
             for path in _check_bundle(folder, opened, claim):
                 # The old claim in the metadata stays until the new metadata replace it.
-                if path.name in written.keys() - {METADATA_NAME} or path.name not in {CLAIM_NAME, *claim.files}:
+                if path.name in written or path.name not in {CLAIM_NAME, *claim.files}:
                     path.unlink()
             claim_folder(folder, claim)
             _link(source, folder, entries)
-            written[METADATA_NAME] = _signed(written.pop(METADATA_NAME), claim)
+            signature = json.loads(claim.to_json())
+            del signature["note"]  # says that the folder is unfinished, which Kaggle's readers need not see
+            written[METADATA_NAME] = _metadata_text({**stated, _KEY: signature})
             for name, data in written.items():
                 write_atomically(folder / name, data)
             remove_claim(folder)
     except OSError as error:
         raise StoreError(f"{folder} cannot be written: {error}. Give another folder by --out") from error
-    uploaded = sorted(path for path in folder.iterdir() if path.name != METADATA_NAME)
-    return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded})
+    return Bundle(folder, metadata, card, contents)
 
 
 def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
@@ -135,19 +140,17 @@ def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
     return {CARD_NAME: make_card(manifest, dataset_id.partition("/")[2], dataset_id, None).encode()}
 
 
-def _written(cache: Cache, metadata: Metadata) -> dict[str, bytes]:
-    """Return the bytes by name of the files that are not those of the cache itself."""
-    manifest, times = cache.manifest, cache.directory / TIMES_NAME
-    sheet = contact_sheet(cache.place)
-    given = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
+def _written(cache: Cache, metadata: Metadata) -> tuple[str, dict[str, bytes]]:
+    """Return the card without a sheet, and by name the bytes of the uploaded files that are not the cache's own."""
+    times, sheet = cache.directory / TIMES_NAME, contact_sheet(cache.place)
+    given = (cache.manifest, metadata.title, metadata.dataset_id, metadata.license_name)
     card = partial(make_card, *given, history=describe_versions(*cache.versions()))
-    return {
-        MANIFEST_NAME: manifest.text.encode(),
-        CARD_NAME: card(sheet=sheet is not None).encode(),
-        **({SHEET_NAME: sheet} if sheet is not None else {}),
-        **({TIMES_NAME: read_file(times)} if times.exists() else {}),
-        METADATA_NAME: _metadata_text(metadata.to_dict(card())),
-    }
+    written = {MANIFEST_NAME: cache.manifest.text.encode(), CARD_NAME: card(sheet=sheet is not None).encode()}
+    if sheet is not None:
+        written[SHEET_NAME] = sheet
+    if times.exists():
+        written[TIMES_NAME] = read_file(times)
+    return card(), written
 
 
 def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
@@ -167,13 +170,6 @@ def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
         check_room(folder, needed)
     for entry in copied:
         copy_file(source, folder, entry)
-
-
-def _signed(metadata: bytes, claim: Claim) -> bytes:
-    """Add the claim to dataset-metadata.json, under a key that Kaggle's client ignores."""
-    content = json.loads(claim.to_json())
-    del content["note"]  # says that the folder is unfinished, which Kaggle's readers need not see
-    return _metadata_text({**json.loads(metadata), _KEY: content})
 
 
 def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
@@ -240,7 +236,7 @@ def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
     if path.name == METADATA_NAME:
         content = _metadata(path.parent) or {}
         content.pop(_KEY, None)
-        return _digest(_metadata_text(content)) in written
+        return _digest(content) in written
     ours = source / path.name
     return (ours.exists() and path.samefile(ours)) or sha256_file(path) in written
 
@@ -249,8 +245,8 @@ def _metadata_text(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _digest(metadata: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_metadata_text(metadata)).hexdigest()
 
 
 # The card: a page in Markdown that says what the cache is, how to read it, and how it was made.
