@@ -23,8 +23,7 @@ from tpucache import DamageError
 from tpucache import native as native_module
 from tpucache.loading.reading import crops
 from tpucache.native import Native, compile_loops
-from tpucache.store.codecs import encode, unpack_rows
-from tpucache.store.codecs.dct import libraries
+from tpucache.store.codecs import dct, encode, unpack_rows
 from tpucache.store.fields import Field
 
 pytest.importorskip("llvmlite", reason="the compiled loop needs it")
@@ -32,7 +31,7 @@ zstandard = pytest.importorskip("zstandard")
 lz4 = pytest.importorskip("lz4")
 pytest.importorskip("lz4.block")
 pytestmark = pytest.mark.skipif(
-    None in (libraries.unpack_zstd(), libraries.unpack_lz4()), reason="this system has no libzstd.so.1 or liblz4.so.1"
+    None in (dct.unpack_zstd(), dct.unpack_lz4()), reason="this system has no libzstd.so.1 or liblz4.so.1"
 )
 
 CODECS = ["dct-zstd", "dct-lz4"]
@@ -66,7 +65,7 @@ def unpack(field: Field, records: list[bytes], rows: np.ndarray[Any, Any], out: 
     ends = np.cumsum([len(record) for record in records])
     spans = np.stack([ends - [len(record) for record in records], ends], 1)
     block = np.frombuffer(b"".join(records), np.uint8)
-    with patch.object(libraries, "native", lambda: None if way == "plain" else loops(way)):
+    with patch.object(dct, "native", lambda: None if way == "plain" else loops(way)):
         unpack_rows(field, block, spans, out, rows)
 
 
@@ -134,7 +133,7 @@ def test_a_record_of_more_bytes_than_an_int_counts_is_damage(codec: str, way: st
     with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | only_touched) as memory:
         memory[: len(record)] = record
         block = np.frombuffer(memory, np.uint8)
-        using = patch.object(libraries, "native", lambda: None if way == "plain" else loops(way))
+        using = patch.object(dct, "native", lambda: None if way == "plain" else loops(way))
         try:
             with using, pytest.raises(DamageError, match=f"{length:,} bytes"):
                 unpack_rows(field, block, np.array([[0, length]]), empty(field, 1), np.array([0]))
@@ -192,9 +191,9 @@ def hostile_form(rng: np.random.Generator, groups: int, *, has_nibbles: bool) ->
 @pytest.mark.parametrize("codec", CODECS)
 def test_no_sparse_form_leads_the_loop_out_of_its_memory(way: str, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and scratch memory end at pages that cannot be touched, and a full form's bytes are left in the latter."""
-    scratch_for = libraries.scratch_for
+    scratch_for = dct.scratch_for
     monkeypatch.setattr(
-        libraries, "scratch_for", lambda *of: (found := scratch_for(*of))._replace(memory=guarded(len(found.memory)))
+        dct, "scratch_for", lambda *of: (found := scratch_for(*of))._replace(memory=guarded(len(found.memory)))
     )
     sound, has_nibbles = 0, codec == "dct-lz4"
     for seed in range(120):

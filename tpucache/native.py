@@ -80,10 +80,10 @@ class LoopWork(NamedTuple):
     records: int
     #: The bytes of an unpacked record.
     size: int
-    #: Memory for a decompressed record, its sparse form (`store.codecs.dct.sparse`), and the size of this memory.
+    #: Memory for a decompressed record, its sparse form (`store.codecs.sparse`), and the size of this memory.
     sparse: int
     sparse_bytes: int
-    #: Memory for the values of a sparse form with nibbles (`store.codecs.dct.sparse`); 0 for other forms.
+    #: Memory for the values of a sparse form with nibbles (`store.codecs.sparse`); 0 for other forms.
     values: int
     #: Memory for a record from a file, and the size of this memory; longer records are refused.
     record: int
@@ -397,7 +397,7 @@ class UnpackWriter:
     def _write_spread(self, widen: Any) -> Any:
         """Emit the function spread(source, length, target, size, widened), and return it.
 
-        The emitted function decodes a sparse form (`store.codecs.dct.sparse`) at `source` to the `size` bytes of a
+        The emitted function decodes a sparse form (`store.codecs.sparse`) at `source` to the `size` bytes of a
         record at `target`. It returns 1 if the sparse form has exactly `length` bytes, otherwise 0. `widened` is memory
         for the values of a sparse form with nibbles, and 0 for other forms.
         """
@@ -434,7 +434,7 @@ class UnpackWriter:
     def _write_widen(self) -> Any:
         """Emit the function widen(source, count, target), and return it.
 
-        The emitted function decodes nibbles (`store.codecs.dct.sparse`) at `source` to `count` values at `target`. It
+        The emitted function decodes nibbles (`store.codecs.sparse`) at `source` to `count` values at `target`. It
         returns the address at which the encoded values end.
         """
         ir, step = self._ir, self._step

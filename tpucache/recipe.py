@@ -15,7 +15,7 @@ from tpucache.errors import FormatError, RecipeError
 from tpucache.geometry import Coordinates, Fit
 from tpucache.options import option
 from tpucache.store.codecs import ARRAY_CODECS, CODECS, IMAGE_CODECS
-from tpucache.store.codecs.dct.coefficients import CHROMA
+from tpucache.store.codecs.coefficients import CHROMA
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest

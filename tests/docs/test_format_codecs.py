@@ -12,9 +12,8 @@ import pytest
 import zstandard
 
 from tpucache import Recipe, build_cache
-from tpucache.store.codecs import yuv420
-from tpucache.store.codecs.dct import coefficients
-from tpucache.store.codecs.dct.coefficients import CoefficientLayout
+from tpucache.store.codecs import coefficients, yuv420
+from tpucache.store.codecs.coefficients import CoefficientLayout
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 # ITU-T T.81, tables K.1 and K.2, in the zigzag order in which JPEG files store them.

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.ondevice import decoder
-from tpucache.store.codecs.dct.coefficients import layout_of
+from tpucache.store.codecs.coefficients import layout_of
 
 SIDE = 64
 

@@ -13,9 +13,8 @@ from PIL import Image
 from tpucache.errors import UsageError
 from tpucache.ondevice import AugmentSettings, decoder, draw
 from tpucache.ondevice.draws import COLUMNS, COLUMNS_REVERSED, CROPPED
-from tpucache.store.codecs import yuv420
-from tpucache.store.codecs.dct import coefficients
-from tpucache.store.codecs.dct.coefficients import layout_of
+from tpucache.store.codecs import coefficients, yuv420
+from tpucache.store.codecs.coefficients import layout_of
 from tpucache.store.fields import Field
 
 Array = np.ndarray[Any, Any]

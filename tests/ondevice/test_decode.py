@@ -11,9 +11,8 @@ import torch
 
 from tpucache.ondevice.decode import CoefficientDecoder, PackedDecoder, Yuv420Decoder, to_bfloat16
 from tpucache.ondevice.modules import Decoder
-from tpucache.store.codecs import yuv420
-from tpucache.store.codecs.dct import coefficients
-from tpucache.store.codecs.dct.coefficients import CoefficientLayout
+from tpucache.store.codecs import coefficients, yuv420
+from tpucache.store.codecs.coefficients import CoefficientLayout
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -19,9 +19,8 @@ from tpucache.geometry import lanczos
 from tpucache.ondevice import decoder
 from tpucache.ondevice.decode import CoefficientDecoder, PackedDecoder, Resize, Yuv420Decoder, field_decoder
 from tpucache.ondevice.modules import Decoder
-from tpucache.store.codecs import yuv420
-from tpucache.store.codecs.dct import coefficients
-from tpucache.store.codecs.dct.coefficients import CoefficientLayout, layout_of, repack
+from tpucache.store.codecs import coefficients, yuv420
+from tpucache.store.codecs.coefficients import CoefficientLayout, layout_of, repack
 from tpucache.store.fields import Field
 
 Array = np.ndarray[Any, Any]

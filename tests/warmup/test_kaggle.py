@@ -18,9 +18,8 @@ from thorough import thorough
 from scripts.kaggle_server import KEY, PIECE, Blob, KaggleServer
 from tpucache import BuildError, Recipe, UnfinishedError, UsageError, build_cache
 from tpucache.errors import PublishError
-from tpucache.store.remote import draft, kaggle
-from tpucache.store.remote.draft import Draft
-from tpucache.store.remote.kaggle import KaggleDataset
+from tpucache.store.remote import kaggle
+from tpucache.store.remote.kaggle import Draft, KaggleDataset
 from tpucache.warmup.run import places, scheduler, tasks
 
 _RECIPE = Recipe(size=160, shard_mb=1)
@@ -51,8 +50,8 @@ def server(running: KaggleServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for name, value in running.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(draft, "_FIRST_POLL", 0.001)
-    monkeypatch.setattr(draft, "_LONGEST_POLL", 0.001)
+    monkeypatch.setattr(kaggle, "_FIRST_POLL", 0.001)
+    monkeypatch.setattr(kaggle, "_LONGEST_POLL", 0.001)
     monkeypatch.setattr(kaggle, "_FIRST_PAUSE", 0.001)
     running.reset()
     return running
@@ -220,13 +219,13 @@ def test_busy_broken_and_lost_answers_make_one_version(
 def test_a_version_that_lacks_a_file_is_noticed_and_the_next_one_has_it(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(kaggle, "_GRACE_SECONDS", 0.0)
     server.faults.left_out = 1
     lacking = sorted(built)[0]
     with pytest.raises(PublishError, match=rf"{_ID} is not what was sent: {lacking} is missing"):
         warm_up(source, tmp_path / "work")
     received = server.received
-    monkeypatch.setattr(draft, "_GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(kaggle, "_GRACE_SECONDS", 60.0)
     server.faults.lag = 4
     warm_up(source, tmp_path / "work")
     assert server.files(_ID) == built

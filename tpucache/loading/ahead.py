@@ -27,14 +27,11 @@ THREADS: Final = min(8, max(2, usable_cores() // 2))
 
 
 def threads_option() -> Any:
-    """Return the dataclass field for the option `threads`: how many threads read the cache."""
     return option(THREADS, "threads that read the cache", metavar="N", minimum=1)
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """The options for reading a cache."""
-
     threads: int = threads_option()
 
 
@@ -45,7 +42,7 @@ _SPARE: Final = 2  # parts per thread, so that no thread waits while another fin
 
 
 def refuse_fork(began: int) -> None:
-    """Raise UsageError unless this is the process in which an iteration began; `began` is that process's pid."""
+    """Raise UsageError unless this is the process, of the pid `began`, in which an iteration began."""
     if os.getpid() != began:
         raise UsageError(
             f"this iteration was begun in process {began}, and a forked process lacks the threads that read its "
@@ -88,7 +85,6 @@ class ReadingThreads:
         self._hints.submit(work)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Let a thread call `work`, which reads a batch."""
         return self._readers.submit(work)
 
     def divide(self, work: Callable[[int, int], None], rows: int) -> None:
@@ -134,14 +130,12 @@ class _Failure:
 class Ahead(Generic[Prepared]):
     """Iterates over batches. A thread calls `prepare(batch, number)` for each batch, up to `depth` batches ahead.
 
-    A CachedLoader counts a batch in its state when the loop gets the prepared batch, not when the thread reads it. If
-    reading or preparing a batch fails, the error is raised in the loop at that batch. Leaving the context ends the
-    thread. In a forked process, iterating raises UsageError. `waited_seconds` is how long the loop has waited for
-    batches; `cpu_seconds` is the CPU time of the thread.
+    A CachedLoader counts a batch when the loop gets it prepared, not when the thread reads it. An error of reading or
+    preparing is raised in the loop at that batch. Leaving the context ends the thread. `waited_seconds` is how long the
+    loop has waited, `cpu_seconds` the CPU time of the thread.
 
-    If `together(batches, number)` is given, one call of `together` prepares up to 64 batches, and `depth` counts them
-    as one. `together` gets batches that consist only of row numbers, because all of their records are in the device's
-    memory. `number` is the number of the first of these batches.
+    `together(batches, number)`, if given, prepares up to 64 batches, which `depth` counts as one, if they consist only
+    of row numbers, because all of their records are in the device's memory.
     """
 
     def __init__(
@@ -152,7 +146,7 @@ class Ahead(Generic[Prepared]):
         first: int = 0,
         together: Callable[[Sequence[Any], int], Sequence[Prepared]] | None = None,
     ) -> None:
-        """Store the batches. The first batch has the number `first`. The thread starts when the context is entered."""
+        """Store the batches. The first has the number `first`. The thread starts when the context is entered."""
         self.waited_seconds = 0.0
         self.cpu_seconds = 0.0
         self._batches, self._prepare, self._together, self._first = batches, prepare, together, first
@@ -163,7 +157,6 @@ class Ahead(Generic[Prepared]):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the context was entered, which starts the thread."""
         return self._thread.ident is not None
 
     def __enter__(self) -> Self:
@@ -225,7 +218,6 @@ class Ahead(Generic[Prepared]):
         return [self._prepare(batch, number + at) for at, batch in enumerate(batches)]
 
     def _grouped(self, batches: Iterator[Any]) -> Generator[list[tuple[Any, Callable[[], None] | None]], None, None]:
-        """Yield the batches in groups to prepare together."""
         group: list[tuple[Any, Callable[[], None] | None]] = []
         key: Hashable = None
         most = 1
@@ -259,7 +251,6 @@ def _shared(batch: Any) -> Hashable:
 
 
 def _end(stop: threading.Event, ready: queue.Queue[Any], thread: threading.Thread) -> None:
-    """Stop a thread and wait for it."""
     stop.set()
     while thread.is_alive():
         try:

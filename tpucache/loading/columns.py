@@ -18,8 +18,7 @@ from tpucache.store.samples import SampleTable, Strings
 class Column:
     """How a column of the samples table is encoded as numbers, as learned from the training samples.
 
-    For a column of numbers, `mean` and `std` are the mean and standard deviation of the numbers, and `names` is empty.
-    For a column of text, `names` are the different texts.
+    For numbers, `mean` and `std` are theirs, and `names` is empty. For text, `names` are the different texts.
     """
 
     name: str
@@ -29,7 +28,6 @@ class Column:
 
     @property
     def width(self) -> int:
-        """The number of encoded values per sample."""
         return len(self.names) or 1
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
@@ -62,15 +60,12 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """The number of values per sample."""
         return sum(part.width for part in self.parts)
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Return the encoded columns of the samples at `positions`, float32 (n, width)."""
         return np.concatenate([part.encode(table, positions) for part in self.parts], 1)
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Return the columns as a list of dicts that can be written as JSON."""
         return [{**asdict(part), "names": list(part.names)} for part in self.parts]
 
 
@@ -80,7 +75,6 @@ def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
 
 
 def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> Columns:
-    """Fit the encoding of the columns `names` to the training samples at `positions`, and return it."""
     parts = []
     for name in names:
         values = read_column(table, name, positions)
@@ -152,7 +146,6 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
 
 
 def fold_split(table: SampleTable, fold: str | int) -> Split:
-    """Hold out the samples whose value in the table's column `fold` is the argument `fold`, an integer or a name."""
     valid = fold_positions(table, fold)
     train = np.setdiff1d(np.arange(len(table["fold"])), valid)
     if not len(train):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tpucache.errors import FormatError, UsageError
 from tpucache.loading.find import open_cache
-from tpucache.loading.reading.buffers import Buffer, BufferPools
+from tpucache.loading.reading.memory import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import (
     Divide,
     InMemory,
@@ -64,17 +64,17 @@ _log: Final = logging.getLogger("tpucache")
 class CachedDataset(Dataset[Item]):
     """The samples of a cache: `image, label = dataset[0]`.
 
-    The image is a tensor (channels, height, width), with channels last in memory. It is uint8, unless the warmup kept
-    another dtype. The label is an int64 scalar, a float32 scalar or vector, or -1 if the cache has no labels. If
-    records have more fields than an image, a sample is a dict of tensors, with the label under "label". Without torch,
-    the tensors are numpy arrays of the same shapes.
+    The image is a tensor (channels, height, width), channels last in memory, uint8 unless the warmup kept another
+    dtype. The label is an int64 scalar, a float32 scalar or vector, or -1 if the cache has no labels. If records have
+    more fields than an image, a sample is a dict of tensors, with the label under "label". Without torch, the tensors
+    are numpy arrays of the same shapes.
 
-    `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of the chosen samples. Making such a dataset
-    reads nothing (see `select`).
+    `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of the chosen samples (see `select`), which
+    share files and records in memory.
 
     The dataset works with DataLoader (any kind of worker), Subset and everything else that takes a map-style dataset.
     Its pickle is small, and files are opened in the process that reads them. `close`, or leaving a `with` block, closes
-    the files and frees the records in memory. Datasets that were selected from one another share files and records.
+    the files and frees the records in memory.
     """
 
     def __init__(
@@ -96,9 +96,8 @@ class CachedDataset(Dataset[Item]):
         a URL such as "gs://bucket/cache" (see `RemoteCache.open_url` for `cache_dir` and `cache_bytes`).
 
         `variant` 0 gives the clean images, 1 to K one augmented variant. "epoch" gives each sample another augmented
-        variant in each epoch, all K in K epochs; a cache without augmented variants then gives clean images and logs a
-        warning. A CachedLoader counts epochs itself. With a DataLoader, call `set_epoch` before each epoch; without
-        that, a warning is logged when the second epoch begins.
+        variant in each epoch, all K in K epochs; a cache without augmented variants then gives clean images, with a
+        warning. A CachedLoader counts epochs itself; with a DataLoader, call `set_epoch` before each epoch.
 
         `version` is the number of a version of the cache, by default the newest. "cache@2" names version 2 of "cache",
         too. An open dataset does not change when newer versions are made.
@@ -106,14 +105,14 @@ class CachedDataset(Dataset[Item]):
         `indices` selects samples: positions from 0, whose order is kept, or a mask with one bool per sample. Negative
         positions are refused here, because many tables use -1 for "not found".
 
-        `in_memory` "auto" lets CachedLoader decide: it maps shards that no other program can truncate. Otherwise it
+        `in_memory` "auto" lets CachedLoader decide: it maps shards that no other program can truncate, and otherwise
         keeps records in memory after the first read, in at most half of the free memory. True keeps every record that
         is read, False keeps none.
 
         `resolution` gives images of the codecs dct-zstd and dct-lz4 at another size, (height, width) in pixels or one
-        number for both, from 8 to twice the stored size. Boxes, keypoints and masks are moved accordingly. These codecs
-        store blocks of 8x8 pixels as 8 frequencies per direction. Decoding uses the lowest `frequencies` of them, by
-        default as many as the size needs. Only these are sent to a device.
+        number for both, from 8 to twice the stored size, and moves boxes, keypoints and masks. Of the 8 frequencies per
+        direction of each 8x8 block, decoding uses, and a device gets, the lowest `frequencies`, by default as many as
+        the size needs.
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for wrong arguments or if there is
         too little memory.
@@ -180,8 +179,7 @@ class CachedDataset(Dataset[Item]):
     def close(self) -> None:
         """Close the files and free the records in memory. Reading raises UsageError afterwards.
 
-        Datasets from which this dataset was selected, or that were selected from it, stay open. A second call does
-        nothing.
+        Datasets from which this one was selected, or that were selected from it, stay open.
         """
         self._reader = None
 
@@ -196,12 +194,11 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def cache(self) -> Cache:
-        """The open cache."""
         return self._open_reader.cache
 
     @property
     def is_finished(self) -> bool:
-        """Whether the whole cache is built. `open_or_build` returns a dataset whose cache may not be finished yet."""
+        """Whether the whole cache is built. That of `open_or_build` may not be finished yet."""
         return self._open_reader.cache.is_finished
 
     @property
@@ -211,7 +208,6 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def frequencies(self) -> int | None:
-        """The number of frequencies per block, as given to the constructor; None: as many as the resolution needs."""
         return self._resolution[1]
 
     @property
@@ -247,7 +243,6 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def networks(self) -> list[NetworkUse]:
-        """A list with this process's network traffic for a cache at a URL; an empty list for a cache in a folder."""
         return [use for use in [self.network] if use is not None]
 
     @property
@@ -264,8 +259,7 @@ class CachedDataset(Dataset[Item]):
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of everything that decides the samples: records, labels, columns, selection, order.
 
-        Only the variants in use are covered, so adding variants to a cache does not change the digest of variant 0.
-        Loaders and runs resume only with an equal digest.
+        Only the variants in use are covered. Loaders and runs resume only with an equal digest.
         """
         if self._digest is None:
             self._digest = self.digest_without_columns
@@ -277,7 +271,6 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def digest_without_columns(self) -> str:
-        """The digest of the same samples without the columns of `with_columns` and without soft labels."""
         return self._selection.digest(self.table.labels)
 
     @property
@@ -319,17 +312,14 @@ class CachedDataset(Dataset[Item]):
         """Return a dataset of the samples at `indices`, in the order of `indices`. Nothing is read.
 
         `indices` are positions (negative ones count from the end), a mask with one bool per sample, or a slice. A
-        sample may be chosen more than once. The new dataset begins with the epoch of this dataset, and later has its
-        own. Raises OutOfRangeError, which is also an IndexError, for positions out of range, and UsageError for any
-        other `indices`.
+        sample may be chosen more than once. The new dataset begins with the epoch of this one, and later has its own.
+        Raises OutOfRangeError, which is also an IndexError, for positions out of range, and UsageError for any other
+        `indices`.
         """
         return self._derive(self._selection.select(indices), self._open_reader)
 
     def in_variant(self, variant: Variant) -> CachedDataset:
-        """Return a dataset of all samples of the cache in the variant `variant`, a number or "epoch".
-
-        Both datasets share files and fetched records.
-        """
+        """Return a dataset of all samples of the cache in the variant `variant`, a number or "epoch"."""
         reader = self._open_reader
         resolution, frequencies = self._resolution
         return CachedDataset(
@@ -339,8 +329,7 @@ class CachedDataset(Dataset[Item]):
     def in_resolution(self, resolution: int | tuple[int, int] | None) -> CachedDataset:
         """Return a dataset of the same samples with images of another size: see `resolution` of the constructor.
 
-        Both datasets share files. If the size is the same, this returns the dataset itself. Raises UsageError for a
-        size that cannot be made from the stored images.
+        Raises UsageError for a size that cannot be made from the stored images.
         """
         if resolution == self.resolution:
             return self
@@ -353,8 +342,7 @@ class CachedDataset(Dataset[Item]):
     def where(self, condition: str) -> CachedDataset:
         """Return a dataset of the samples that meet a condition on their columns, such as "age > 60 and site == 'A'".
 
-        `tpucache.store.filter.matching` explains conditions. A condition runs no code, and a missing value never
-        matches. Raises UsageError for an invalid condition.
+        `tpucache.store.filter.matching` explains conditions, which run no code. Raises UsageError for an invalid one.
         """
         from tpucache.store.filter import matching
 
@@ -394,9 +382,8 @@ class CachedDataset(Dataset[Item]):
     def with_soft_labels(self) -> CachedDataset:
         """Return a dataset whose batches have soft labels, which `relabel` wrote, instead of labels.
 
-        Soft labels are float32 (n, classes): class probabilities times the sample's weight. If the cache has no soft
-        labels, the result is the dataset itself. The attribute `labels` does not change. Raises FormatError for invalid
-        soft labels.
+        They are float32 (n, classes): class probabilities times the sample's weight. If the cache has none, the result
+        is the dataset itself. The attribute `labels` does not change. Raises FormatError for invalid soft labels.
         """
         if SOFT_LABEL not in self.table or SOFT_WEIGHT not in self.table:
             return self
@@ -426,10 +413,10 @@ class CachedDataset(Dataset[Item]):
         return self._scale
 
     def with_standardised_labels(self, mean: Sequence[float], std: Sequence[float]) -> CachedDataset:
-        """Return a dataset whose batches have standardised labels: (label - mean) / std, for each column of the labels.
+        """Return a dataset whose batches have the labels (label - mean) / std, for each column: float32 (n, m).
 
-        Standardised labels are float32 (n, m), computed in float64. The attribute `labels` does not change. Raises
-        UsageError unless labels are float values in `len(mean)` columns, and `std` has as many numbers as `mean`.
+        The attribute `labels` does not change. Raises UsageError unless labels are float values in `len(mean)` columns,
+        and `std` has as many numbers as `mean`.
         """
         labels = self.table.labels
         if len(mean) != len(std):
@@ -448,8 +435,8 @@ class CachedDataset(Dataset[Item]):
     def packed(self) -> CachedDataset:
         """Return a dataset of the same samples whose fields stay in their codecs' packed form, for a device to decode.
 
-        An image whose codec has a packed form is then uint8 (n,), the input of `tpucache.ondevice.decoder`. Fields
-        whose codec has no packed form do not change.
+        An image whose codec has one is then uint8 (n,), the input of `tpucache.ondevice.decoder`; other fields do not
+        change.
         """
         reader = self._open_reader.packing()
         return self if reader.fields == self.record_fields else self._derive(self._selection, reader)
@@ -479,13 +466,11 @@ class CachedDataset(Dataset[Item]):
         return self._selection.record_indices(numbers)
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
-        """Read records by their numbers into the first rows of a buffer."""
         rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
         return self._open_reader.read_into(buffer, rows, divide=divide)
 
     @property
     def can_visit(self) -> bool:
-        """Whether records are just the bytes of their fields, so that `visit` can be used."""
         return self._open_reader.can_visit
 
     def visit(
@@ -519,7 +504,6 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def is_late(self) -> bool:
-        """Whether the cache's storage takes long to answer, as a network mount does."""
         return self._open_reader.cache.reader.is_late
 
     def expect(self, owner: object, windows: Windows) -> None:
@@ -535,16 +519,13 @@ class CachedDataset(Dataset[Item]):
         arriving.expect(owner, self._selection.variants, numbers)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
-        """Ask the kernel to read these samples' records from the disk ahead."""
         self._open_reader.hint(self._rows(indices, epoch, chunk))
 
     @property
     def buffer_pools(self) -> BufferPools:
-        """The batch buffers, which all loaders of this dataset share."""
         return self._open_reader.pools
 
     def labels_of(self, indices: Array) -> torch.Tensor:
-        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m); -1 if the cache has no labels."""
         labels, positions = self.table.labels, self._selection.positions_of(indices)
         if labels is None:
             return to_tensor(np.full(len(positions), NO_LABEL))
@@ -564,7 +545,6 @@ class CachedDataset(Dataset[Item]):
         return {**columns, LABEL: self.labels_of(indices)}
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Item:
-        """Make the batch that users get: the fields in `arrays` with the labels, and any columns, of these samples."""
         return self.join(arrays, self.values_of(indices))
 
     def join(self, arrays: Sequence[Array], values: Mapping[str, torch.Tensor]) -> Item:

@@ -70,12 +70,10 @@ def open_cache(
 def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
     """Return the folder of the only cache with this name: "name", "kaggle:slug" or "kaggle:owner/slug".
 
-    A cache has a name if the cache's folder, or a folder above it up to the root of the search, is called so. "a/b"
-    means a folder b in a folder a. The search covers `roots`, or the folders in the environment variable TPUCACHE_PATH,
-    or else the folders where Kaggle and Colab mount datasets and kagglehub keeps them. If kagglehub has several
-    versions of a dataset, the latest version is used. Copies of the same cache count once.
-
-    A warning is logged if a folder with the name cannot be used, or if the search was cut short.
+    A cache has a name if its folder, or one above it up to the root of the search, is called so; "a/b" means b in a.
+    The search covers `roots`, or the folders in TPUCACHE_PATH, or else those where Kaggle and Colab mount datasets and
+    kagglehub keeps them, of whose versions the latest is used. Copies of a cache count once. A warning is logged if a
+    folder with the name cannot be used, or the search was cut short.
 
     Raises UsageError for an invalid name, or if several caches have the name; NotACacheError if none has it.
     """
@@ -104,7 +102,6 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
 
 
 def find_version(name: str, version: int, roots: Sequence[str | Path] | None = None) -> Path:
-    """Return a folder with one version of the cache "kaggle:slug" or "kaggle:owner/slug"."""
     wanted = _wanted(name)
     search = Search([Path(root) for root in roots] if roots is not None else usual_roots(), _MAX_SECONDS)
     found = [
@@ -121,7 +118,6 @@ def _of_dataset(parts: Sequence[str], slug: str) -> list[str]:
 
 
 def usual_roots() -> list[Path]:
-    """Return the folders to search: those in TPUCACHE_PATH, or else the folders of Kaggle, kagglehub and Colab."""
     if folders := os.environ.get(PATH_VARIABLE):
         return [Path(root) for root in folders.split(os.pathsep) if root]
     kagglehub = os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub"
@@ -147,7 +143,6 @@ class Search:
     cut: list[Path] = field(default_factory=list)  # the roots whose search reached a limit
 
     def caches(self) -> Iterator[Found]:
-        """Yield each folder with a manifest once, one root after the other."""
         seen: set[Path] = set()
         for root in self.roots:
             waiting = deque([Found(root, ())])
@@ -168,7 +163,6 @@ class Search:
                     waiting.extend(Found(folder.path / name, (*folder.parts, name)) for name in _folders(folder.path))
 
     def explain(self, name: str, refused: Sequence[str]) -> str:
-        """Return an error message: what was searched, what was found instead, and what to do."""
         roots = ", ".join(f"{root}{'' if root.is_dir() else ' (not there)'}" for root in self.roots) or "nowhere"
         lines = [
             f"no cache is called {name!r}. Looked at {self.folders:,} folders, {_MAX_DEPTH} deep at most, in {roots}"
@@ -188,7 +182,6 @@ class Search:
 
 
 def _wanted(name: str) -> list[tuple[str, ...]]:
-    """Return tuples of nested folder names."""
     text = name.removeprefix(KAGGLE)
     parts = tuple(text.split("/"))
     is_kaggle = text != name
@@ -199,7 +192,6 @@ def _wanted(name: str) -> list[tuple[str, ...]]:
 
 
 def _holds(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether the parts of a path contain the wanted names in a row."""
     names = ("", *parts)
     return any(tuple(names[at : at + len(wanted)]) == tuple(wanted) for at in range(len(names)))
 
@@ -234,8 +226,6 @@ _NAMED_FILES: Final = 3
 
 
 class Mounted(NamedTuple):
-    """A mounted folder with a manifest."""
-
     folder: Path
     manifest: Manifest
 
@@ -303,10 +293,7 @@ def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: S
 
 
 def _find_files(version: Manifest, folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the path of each file of a version, by file name: in the first of `folders` with this file in full size.
-
-    Files that no folder has are left out.
-    """
+    """Return the path of each file of a version that one of `folders` has in full size, the first of them."""
     return {
         entry.name: folder / entry.name
         for entry in version.files
@@ -329,7 +316,6 @@ def _has(path: Path, size: int) -> bool:
 def _what_to_attach(
     name: str, version: Manifest, missing: Sequence[str], folders: Sequence[Path], faults: Sequence[str]
 ) -> str:
-    """Return which datasets to attach, because files of a version are in no mounted folder."""
     where: dict[str, str] = {}
     for folder in folders:
         where |= read_parents(folder)
@@ -363,7 +349,6 @@ def read_parents(folder: Path) -> dict[str, str]:
 
 
 def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
-    """Return a folder with a version's manifest and links to its files."""
     from tpucache.store.remote.cache import default_directory, own_folder
 
     below = default_directory()

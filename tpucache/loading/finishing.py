@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.reading.buffers import Buffer
 from tpucache.loading.reading.crops import MOST_CHANNELS, Boxes, Form, Normal, crop, needed_bytes
+from tpucache.loading.reading.memory import Buffer
 from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.tensors import HAS_TORCH, to_integer
 from tpucache.native import Addresses, Array
@@ -38,7 +38,7 @@ class FinishSettings:
     """How a loader finishes its batches: on which device, by its name in torch, and with which augmentation.
 
     `augment` is None if images are neither normalised nor augmented. `size` is the height and width of random crops;
-    None for the size of the images.
+    None for that of the images.
     """
 
     device: str
@@ -59,7 +59,6 @@ class FinishSettings:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether the finished batches are in the host's memory."""
         return self.device.startswith("cpu")
 
 
@@ -67,7 +66,6 @@ class BatchFinish:
     """Turns a loader's batches into the input of a model, on the device."""
 
     def __init__(self, settings: FinishSettings, dataset: Any, crop: HostCrop | None = None) -> None:
-        """Upload the constants to the device."""
         import torch
 
         from tpucache.ondevice.modules import Augment, decoder
@@ -158,13 +156,11 @@ _FLOATS: Final = "<f4"
 class HostCrop:
     """Reads random crops of a batch's images, or whole images.
 
-    With the same random numbers, a device would crop the same boxes. If each box is enlarged to the size of the whole
-    images, the pixels are also exactly those that a device would compute. If normalising is all that is left to do, the
-    crops are normalised, too.
+    A device would crop the same boxes, and, if boxes are enlarged to the images' size, make exactly the same pixels. If
+    normalising is all that is left to do, the crops are normalised, too.
     """
 
     def __init__(self, settings: AugmentSettings, dataset: CachedDataset, size: tuple[int, int] | None) -> None:
-        """`size` is the height and width of the crops, by default the images' size."""
         reason = why_not(settings, dataset)
         if reason is not None:
             raise UsageError(f"crops are not made on the host: {reason}")

@@ -28,7 +28,7 @@ from tpucache.loading.order import (
     rank_slice,
     rank_windows,
 )
-from tpucache.loading.reading.buffers import BufferPool, BufferPools
+from tpucache.loading.reading.memory import BufferPool, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.state import LoaderMetrics, LoaderState, read_state, scale_text
 from tpucache.loading.tensors import Positions, Subset, integer_positions, overrides, pinned_empty, to_integer
@@ -58,9 +58,8 @@ _SPAN: Final = 1024  # samples per hint, if the order has no windows
 
 
 class _ReadBatch(NamedTuple):
-    """A batch that was read, its number of samples, and how many records came from memory, maps and files.
-
-    `ways` is None for records that are read for the device's memory: these are not counted.
+    """A batch that was read. `ways` is None for records that are read for the device's memory: these are not
+    counted.
     """
 
     batch: Batch
@@ -115,14 +114,13 @@ class LoaderOptions:
 class BatchLoader(Generic[AnySamples]):
     """Iterates over batches of samples in an order. `CachedLoader` and `MixedLoader` derive from it.
 
-    Each iteration is one epoch, also if it is left early, for example by `break`: the next iteration has the next
-    epoch's order, which is a function of (seed, epoch) alone. With `reiterate="same"`, an iteration after one that was
-    left early repeats its epoch from the start. To continue in the middle, use `state_dict` and `load_state_dict`. An
-    iteration that gave no batch does not count. A loader without samples gives no batch.
+    Each iteration is one epoch, also if it is left early, for example by `break`: the next one has the next epoch's
+    order, which is a function of (seed, epoch) alone. With `reiterate="same"`, it repeats that epoch from the start. To
+    continue in the middle, use `state_dict` and `load_state_dict`. An iteration that gave no batch does not count.
 
     `close`, or leaving a `with` block, frees the buffers that no batch uses. A process that is forked in the middle of
-    an epoch must begin a new iteration: continuing its parent's iteration raises UsageError. A pickled loader has the
-    same position, and buffers and metrics of its own.
+    an epoch must begin a new iteration: continuing its parent's raises UsageError. A pickled loader has the same
+    position, and buffers and metrics of its own.
     """
 
     def __init__(
@@ -130,8 +128,8 @@ class BatchLoader(Generic[AnySamples]):
     ) -> None:
         """Start at the first epoch, and allocate memory for the first batches.
 
-        If `crop` is given, it reads crops instead of whole images. Raises UsageError if the last batch has fewer
-        samples than there are ranks.
+        `crop`, if given, reads crops instead of whole images. Raises UsageError if the last batch has fewer samples
+        than there are ranks.
         """
         self.dataset, self.order, self.options = samples, order, options
         self._crop = crop
@@ -252,10 +250,7 @@ class BatchLoader(Generic[AnySamples]):
         self.close()
 
     def close(self) -> None:
-        """Free the buffers. Requesting a batch raises UsageError afterwards. Batches and the dataset stay usable.
-
-        A second call does nothing.
-        """
+        """Free the buffers. Requesting a batch raises UsageError afterwards. Batches and the dataset stay usable."""
         if self._pool is not None:
             self._pools.drop(self._pool)
         self._pool, self._is_closed = None, True
@@ -271,8 +266,7 @@ class BatchLoader(Generic[AnySamples]):
         - `records`, `bytes`: how many were read from `memory`, from a `map` and from a `file`; `bytes` also over the
           `network` by this process.
         - `hits`: the fraction of records that were in memory or mapped.
-        - `maps`: the number of mapped shards by method, and of other shards by the reason why they are not mapped (see
-          `CachedDataset.maps`).
+        - `maps`: the number of shards by how they are mapped, or why not (see `CachedDataset.maps`).
         - `network`: requests, failures and waiting time; None for a cache in a folder.
         """
         return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks, self.dataset.maps)
@@ -288,9 +282,8 @@ class BatchLoader(Generic[AnySamples]):
     def state_dict(self) -> dict[str, int | str]:
         """Return the position after the batches that were handed out, for `load_state_dict`.
 
-        If `Feeder` or `tpucache.jax.feed` read ahead, only the batches that they handed out count. The state also has
-        the dataset's digest and the order's name, which `load_state_dict` compares. Raises UsageError while several
-        iterations of this loader run at the same time: they have no common position.
+        Of what `Feeder` or `tpucache.jax.feed` read ahead, only the batches that they handed out count. Raises
+        UsageError while several iterations of this loader run at the same time: they have no common position.
         """
         if self._is_ambiguous:
             raise UsageError(
@@ -330,7 +323,6 @@ class BatchLoader(Generic[AnySamples]):
         )
 
     def _go_to(self, epoch: int, position: int) -> None:
-        """Let the next iteration begin at this position."""
         self._place = self._following = epoch, position
         self._outdated, self._is_ambiguous = self._iterations, False
 
@@ -379,8 +371,8 @@ class BatchLoader(Generic[AnySamples]):
 class _Iteration:
     """One pass of a loader over an epoch, from a position on: the order, and the batches that are being read.
 
-    With `slots`, batches are `RecordBatch` (see `iterate_records`). If `is_counted` is False, batches are `Uncounted`:
-    taking one does not change the loader's state.
+    With `slots`, batches are `RecordBatch`. Unless `is_counted`, they are `Uncounted`: taking one does not change the
+    loader's state.
     """
 
     def __init__(
@@ -483,7 +475,6 @@ class _Iteration:
         return read
 
     def _take(self) -> Any:
-        """Wait for the next batch and return it: finished and counted, or as `Uncounted` if `is_counted` is False."""
         self._loader._refuse_closed()
         place, future = self._pending.popleft()
         asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in self._pending)
@@ -548,9 +539,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
     """Batches of a CachedDataset: `for images, labels in CachedLoader(dataset, 256, shuffle=True)`.
 
     Images are uint8 (batch, channels, height, width), with channels last in memory. They are a view of a pooled buffer,
-    not a copy. The buffer is reused when nothing refers to the batch any more, so you may keep a batch as long as you
-    like.
-
+    not a copy, which is reused when nothing refers to the batch any more: keep a batch as long as you like.
     `BatchLoader` explains epochs, state and `close`.
     """
 
@@ -584,34 +573,32 @@ class CachedLoader(BatchLoader[CachedDataset]):
         `dataset` is a CachedDataset, a Subset of one, or what wraps one, such as `tpucache.ImageFolder`.
 
         **Batches.** `batch_size` is the size per rank. A global batch has the samples of all ranks together; rank r of
-        `world_size` gets its slice of it. The last batch is short unless `drop_last` is set. A last batch with fewer
-        samples than ranks is refused, because some ranks would get an empty batch. `threads` threads read `prefetch`
-        batches ahead; if there are more threads than batches, several threads read one batch. `pin_memory` reads into
-        page-locked memory, for `images.to("cuda", non_blocking=True)`. `reiterate` decides what follows an iteration
-        that was left early: the "next" epoch, as in torch's DataLoader, or the "same" epoch from its start.
+        `world_size` gets its slice of it. The last batch is short unless `drop_last` is set, and refused if it has
+        fewer samples than there are ranks. `threads` threads read `prefetch` batches ahead; if there are more threads
+        than batches, several read one batch. `pin_memory` reads into page-locked memory, for `images.to("cuda",
+        non_blocking=True)`. `reiterate` decides what follows an iteration that was left early: the "next" epoch, as in
+        torch's DataLoader, or the "same" epoch from its start.
 
         **Order.** `shuffle="full"` (or True) shuffles all samples, for caches that fit into memory. "block", for larger
-        caches, reads chunks of about 8 MiB in random order and shuffles within a window of `window` samples; the kernel
-        reads the next window ahead. With variant="epoch", all samples of a chunk then have the same variant. "local"
-        assigns each sample at random to one accelerator core of all ranks, the same one in every epoch, and shuffles
-        each core's samples. So a core that keeps its samples in memory needs no further samples. `cores` is the number
-        of cores that share a batch of this rank.
+        caches, reads chunks of about 8 MiB in random order and shuffles within a window of `window` samples, of which
+        the next is read ahead. With variant="epoch", all samples of a chunk then have the same variant. "local" assigns
+        each sample at random to one accelerator core of all ranks, the same in every epoch, so that a core that keeps
+        its samples in memory needs no others; `cores` is the number of cores that share a batch of this rank.
 
         Alternatively, one of these arguments chooses the samples of an epoch: `weights`, one number per sample, draws
         len(dataset) samples with replacement; `balance` draws each class equally often; `sampler` is a torch Sampler
         (see `SamplerOrder`), whose length is the number of samples in an epoch.
 
-        **Decoding.** `finish="device"` leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8
-        (batch, n): fewer bytes, and less work for the host. `tpucache.ondevice.decoder` decodes them on the device. For
-        other codecs the host decodes.
+        **Decoding.** `finish="device"` leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch,
+        n): fewer bytes, and less work for the host. `tpucache.ondevice.decoder` decodes them on the device.
 
         **Finishing.** With `device`, such as "cuda", batches are moved to that device, and packed images are decoded
         there. `normalise` gives float32 images (batch, channels, height, width): minus the cache's mean, divided by its
-        standard deviation. `augment` normalises and augments. Its random numbers follow from (seed, step) alone, as in
-        `tpucache.jax.feed`, so they are the same on every device, on any number of ranks, and after resuming. Mixed
-        labels are float32 (batch, classes). With several `views`, each sample has that many consecutive rows. Without a
-        `device`, the CPU does all of this. On the CPU, the reading threads make random crops and flips, and `size` is
-        the crops' height and width, by default the images' size.
+        standard deviation. `augment` normalises and augments, by random numbers of (seed, step) alone, as in
+        `tpucache.jax.feed`: the same on every device, on any number of ranks, and after resuming. Mixed labels are
+        float32 (batch, classes). With several `views`, each sample has that many consecutive rows. Without a `device`,
+        the CPU does all of this: the reading threads make random crops, of `size` (height and width, by default the
+        images'), and flips.
 
         Raises UsageError for arguments that are invalid or do not fit together.
         """

@@ -17,7 +17,7 @@ from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder
-from tpucache.loading.reading.buffers import Buffer, BufferPools
+from tpucache.loading.reading.memory import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
 from tpucache.loading.selection import Windows
 from tpucache.loading.tensors import Positions, to_integer, to_tensor
@@ -37,7 +37,6 @@ class Mixture:
     """An endless sequence of samples: of every `sum(shares)` samples, `shares[i]` come from source i, spread evenly."""
 
     def __init__(self, shares: Sequence[Any]) -> None:
-        """Store the share of each source."""
         numbers = [to_integer("a share", share, 1) for share in shares]
         divisor = math.gcd(*numbers)
         self.shares = np.array([number // divisor for number in numbers], np.int64)
@@ -74,10 +73,7 @@ class BufferRows(Buffer):
 
 
 class MixedSamples:
-    """The samples of several datasets. Each index stands for a sample and for an epoch of the sample's dataset.
-
-    With n samples in all datasets together, index i stands for sample i % n in epoch i // n.
-    """
+    """The samples of several datasets. With n of them together, index i stands for sample i % n in epoch i // n."""
 
     def __init__(self, datasets: Sequence[CachedDataset], orders: Sequence[EpochOrder]) -> None:
         first = datasets[0]
@@ -175,7 +171,6 @@ class MixedSamples:
         return firsts
 
     def _record_parts(self, numbers: Array) -> Iterator[tuple[int, Positions, Positions]]:
-        """Split record numbers by dataset."""
         firsts = self._first_records
         sources = np.searchsorted(firsts, numbers, "right") - 1
         for at in np.unique(sources).tolist():
@@ -183,7 +178,6 @@ class MixedSamples:
             yield at, rows, numbers[rows] - firsts[at]
 
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
-        """Split indices by dataset and epoch."""
         turns, places = np.divmod(indices, len(self))
         sources = np.searchsorted(self._ends, places, "right")
         for turn in np.unique(turns).tolist():
@@ -234,20 +228,20 @@ class MixedLoader(BatchLoader[MixedSamples]):
 
     Of 4 consecutive samples, 3 come from the first loader and 1 from the second, on any number of ranks. Each cache
     continues in its loader's order (shuffle, seed, weights, …), through epochs of its own. An epoch of the mixture has
-    as many samples as one epoch of all loaders together. So in an epoch of the mixture, a small cache with a large
-    share is read several times, and a large cache with a small share only in part.
+    as many samples as one epoch of all loaders together, so it may read a small cache several times, and a large one
+    only in part.
 
-    The options `threads` and `prefetch` of the first loader apply. If the loaders have `augment`, `normalise` or
-    `device`, batches are finished with the statistics of the first cache. Their random numbers follow from seed 0 and
-    the step. State, epochs and batches are the same as for CachedLoader.
+    `threads` and `prefetch` of the first loader apply. If the loaders have `augment`, `normalise` or `device`, batches
+    are finished with the statistics of the first cache, by random numbers of seed 0 and the step. State, epochs and
+    batches are as for CachedLoader.
     """
 
     def __init__(self, loaders: Sequence[CachedLoader], shares: Sequence[int]) -> None:
         """Mix loaders by their shares, integers from 1.
 
         The loaders need the same batch_size, rank, world_size, drop_last, reiterate, finish, augment, normalise and
-        device. The loaders' own positions are ignored, and do not move. Raises UsageError if loaders, fields, classes
-        or labels do not fit together.
+        device. Their own positions are ignored, and do not move. Raises UsageError if loaders, fields, classes or
+        labels do not fit together.
         """
         loaders = list(loaders)
         if not loaders or len(loaders) != len(shares):
@@ -262,7 +256,6 @@ class MixedLoader(BatchLoader[MixedSamples]):
 
 
 def _check(first: CachedLoader, loader: Any, at: int) -> None:
-    """Raise UsageError unless a loader's batches can be mixed with those of the first one."""
     if not isinstance(loader, CachedLoader) or isinstance(loader, MixedLoader):
         raise UsageError(f"a mixture is made of CachedLoaders, not of {type(loader).__name__}")
     for name in ("batch_size", "rank", "world_size", "drop_last", "reiterate"):
@@ -295,7 +288,6 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
 
 
 def _check_labels(one: CachedDataset, other: CachedDataset) -> None:
-    """Raise UsageError unless the labels and masks of two datasets mean the same."""
     labels = [(dataset.labels[:0].dtype, dataset.labels.shape[1:]) for dataset in (one, other)]
     if labels[0] != labels[1]:
         raise UsageError(

@@ -21,7 +21,7 @@ _SHOWN: Final = 16  # hexadecimal digits of a digest in a loader's state
 
 
 def full_order(samples: int, seed: int, epoch: int) -> Positions:
-    """Return all positions in random order: int64 (samples,). For caches that fit into memory."""
+    """Return all positions in random order: int64 (samples,)."""
     return epoch_random(seed, epoch).permutation(samples)
 
 
@@ -29,8 +29,7 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
     """Return all positions in an order that is nearly sequential on disk, but still random: int64 (samples,).
 
     The chunks are shuffled, and then the samples within each `window` of the result. So the disk reads one window at a
-    time, chunk by chunk. Two samples can be in the same batch if their chunks are in the same window, which happens for
-    any two chunks in some epoch.
+    time, chunk by chunk. Any two samples may be in the same batch in some epoch.
     """
     random = epoch_random(seed, epoch)
     chunk = max(1, min(chunk, samples))
@@ -46,10 +45,7 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
 
 
 def local_order(samples: int, seed: int, epoch: int, *, parts: int, each: int) -> Positions:
-    """Return all positions, so that every batch has `each` samples of each part, part after part: int64 (samples,).
-
-    So an accelerator core that keeps one part in its memory needs no other samples.
-    """
+    """Return all positions, so that every batch has `each` samples of each part, part after part: int64 (samples,)."""
     random, members = epoch_random(seed, epoch), _part_members(samples, seed)
     shuffled = [random.permutation(members[part]) for part in _part_slices(samples, parts)]
     batches = samples // (parts * each)
@@ -67,7 +63,6 @@ def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
 
 
 def _part_members(samples: int, seed: int) -> Positions:
-    """Return all positions in a random order that does not depend on the epoch."""
     # The third word makes this stream differ from the streams of all epochs.
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 0, 1]))).permutation(samples)
 
@@ -77,18 +72,14 @@ def _part_slices(samples: int, parts: int) -> list[slice]:
 
 
 def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
-    """Return the random generator of an epoch: numpy's legacy RandomState, whose stream never changes (NEP 19).
-
-    So orders stay the same with later versions of numpy.
-    """
+    """Return the random generator of an epoch: numpy's legacy RandomState, whose stream never changes (NEP 19)."""
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch])))
 
 
 def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: bool) -> Iterator[tuple[int, int]]:
     """Yield the bounds of each global batch (of all ranks together) in an epoch's order, from position `start` on.
 
-    If the last batch would have fewer samples than `ranks`, the batch before is shorter, so that each rank gets a
-    sample.
+    If the last batch would have fewer samples than `ranks`, the batch before is shorter, so that each rank gets one.
     """
     while start < samples:
         stop = min(start + size, samples)
@@ -121,9 +112,8 @@ def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, wor
 
 
 def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions:
-    """Return the augmented variant, 1 to `variants`, of each sample in an epoch: int64 (n,).
-
-    Neighbouring positions have different variants, so that an epoch has all variants.
+    """Return the augmented variant, 1 to `variants`, of each sample in an epoch: int64 (n,); neighbours have
+    different ones.
     """
     return 1 + (positions + epoch) % variants
 
@@ -154,9 +144,8 @@ class WeightedDraws:
 
 
 class BalancedDraws:
-    """An epoch of len(labels) draws, in which the classes are equally frequent, to within one draw.
-
-    Within a class, samples are drawn with replacement. Classes without samples are left out.
+    """An epoch of len(labels) draws with replacement, in which the classes that have samples are equally frequent,
+    to within one draw.
     """
 
     text = "balance"
@@ -204,8 +193,8 @@ def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
 def _alias_tables(weights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Positions]:
     """Return the tables of Walker's alias method: each cell's probability of its own sample, and its second sample.
 
-    A sample with a weight below the mean leaves a gap in its cell. Heavy samples fill the gaps, one after the other. A
-    heavy sample that has filled more than its surplus leaves a gap itself, which the next heavy sample fills.
+    A sample with a weight below the mean leaves a gap in its cell. Heavy samples fill the gaps, one after the other.
+    One that has filled more than its surplus leaves a gap itself, which the next heavy sample fills.
     """
     samples = len(weights)
     if not samples:
@@ -263,9 +252,9 @@ class Sampling(Protocol):
 class EpochOrder:
     """An order of samples. `name` is "file", "full", "block", "local", or "drawn" for an order by `sampling`.
 
-    `window` and `chunk` are the sizes, in samples, for "block", else 0. `parts` and `each` are for "local": the number
-    of parts into which the samples are divided, and the number of samples of each part in a batch. If `is_by_chunk` is
-    True, all samples of a chunk have the same variant in an epoch, so that a chunk is a contiguous range of a file.
+    `window` and `chunk`, in samples, are for "block". `parts` and `each` are for "local": the number of parts into
+    which the samples are divided, and of samples of each part in a batch. If `is_by_chunk`, all samples of a chunk have
+    the same variant in an epoch, so that a chunk is a contiguous range of a file.
     """
 
     name: str
@@ -283,7 +272,7 @@ class EpochOrder:
 
     @property
     def text_by_sample(self) -> str:
-        """The order as text. Unlike `text`, it never says that all samples of a chunk have the same variant."""
+        """As `text`, but it never says that all samples of a chunk have the same variant."""
         if self.sampling is not None:
             return self.sampling.text
         if self.name == "local":
@@ -296,7 +285,6 @@ class EpochOrder:
         return self.chunk if self.is_by_chunk else 1
 
     def length(self, samples: int) -> int:
-        """Return the number of samples in an epoch, for a dataset with `samples` samples."""
         return samples if self.sampling is None else len(self.sampling)
 
     def positions(self, samples: int, seed: int, epoch: int) -> Positions:
@@ -322,7 +310,6 @@ class EpochOrder:
         return "" if self.sampling is None else self.sampling.digest(seed, epoch)
 
     def check(self, saved: LoaderState) -> None:
-        """Raise UsageError if a sampler gives another order than when the state was saved."""
         if self.digest(saved.seed, saved.epoch) != saved.drawn:
             raise UsageError(
                 f"the state cannot be continued here: the sampler gives another order in epoch {saved.epoch} than when "
@@ -338,10 +325,6 @@ class EpochOrder:
 def make_order(
     shuffle: Shuffle, window: int, chunk: int, *, changes_variants: bool, parts: int = 1, each: int = 1
 ) -> EpochOrder:
-    """Return the order for a loader's `shuffle`.
-
-    `window` and `chunk` are used for "block", `parts` and `each` for "local"; see EpochOrder.
-    """
     if shuffle == "local":
         return EpochOrder("local", parts=parts, each=each)
     if isinstance(shuffle, bool):
@@ -382,10 +365,9 @@ def make_sampled_order(
 class SamplerOrder:
     """The indices of a torch Sampler, listed once per epoch.
 
-    While the sampler runs, the random generators of torch, numpy and Python and the sampler's own generator are seeded
-    by (seed, epoch), and by the initial seed of the sampler's own generator if it has one. So every rank with this
-    initial seed gets the same indices, and a saved state can continue. The sampler's `set_epoch` is called if it
-    exists.
+    While the sampler runs, the random generators of torch, numpy and Python and its own are seeded by (seed, epoch),
+    and by the initial seed of its own if it has one. So every rank gets the same indices, and a saved state can
+    continue. The sampler's `set_epoch` is called if it exists.
     """
 
     def __init__(self, sampler: Any, samples: int) -> None:
@@ -417,7 +399,6 @@ class SamplerOrder:
         return len(self._sampler)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the indices of an epoch: int64 (n,). Do not write to this array."""
         listed = self._listed
         if listed is None or listed[:2] != (seed, epoch):
             listed = self._listed = seed, epoch, self._list(seed, epoch)
@@ -455,7 +436,6 @@ class SamplerOrder:
 
 @contextmanager
 def _seeded(seed: int, epoch: int, generator: Any) -> Iterator[None]:
-    """Seed all random generators by (seed, epoch) and the initial seed of `generator`; restore them after the block."""
     import torch
 
     own = generator if isinstance(generator, torch.Generator) else None

@@ -116,13 +116,11 @@ class Selection:
         return places if self._distinct is None else self._distinct[1][places]
 
     def rows_of_records(self, cache: Cache, numbers: Positions) -> Numbers:
-        """Return the index row numbers of the records with the record numbers `numbers`: int64 (n,)."""
         turns, places = np.divmod(numbers, max(1, self._different))
         positions = places if self._distinct is None else self._distinct[0][places]
         return cache.rows(np.array(self.variants)[turns], positions)
 
     def digest(self, labels: Array | None) -> str:
-        """Return a SHA-256, in hexadecimal, of the records, of `labels`, and of the samples' positions in order."""
         return digest_of(self.manifest, self.variant, self.shards, labels, self.positions)
 
 
@@ -136,7 +134,6 @@ def _warn_only_clean(cache: Path) -> None:
 
 
 def to_variant(variant: Any, cache: Cache) -> Variant:
-    """Return a variant, a number or "epoch", if the cache has it."""
     has = cache.manifest.variants
     if isinstance(variant, str) and variant == "epoch":
         if cache.manifest.augmented:
@@ -157,8 +154,8 @@ def digest_of(
 ) -> str:
     """Return a SHA-256, in hexadecimal, of the variant, fields, classes, shards, labels and positions in order.
 
-    Of each shard, the digest covers the name, the position of the first sample, the number of records, the deleted
-    records, and `records_sha256`, which does not depend on the page size of the machine that wrote the shard.
+    Of each shard, it covers `records_sha256`, which does not depend on the page size of the machine that wrote it, the
+    name, the position of the first sample, and the numbers of records and deleted records.
     """
     facts = {
         "variant": variant,

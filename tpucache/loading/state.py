@@ -33,10 +33,9 @@ _ROUNDING: Final = 1e-6  # as a part of the deviation
 class LoaderState:
     """A position in an epoch, and everything that decides the batches after it.
 
-    `position` is the number of samples that all ranks together have handed out in this epoch, and `samples` the number
-    of samples in an epoch. `order` is the text of the EpochOrder. `chunk` is the number of samples per chunk for
-    shuffle="block", otherwise 0. `fingerprint` is the recipe's, and `digest` the dataset's. `drawn` is a digest of this
-    epoch's order if a torch Sampler gives the order, otherwise "". `scale` is the text of `scale_text`.
+    `position` is the number of samples that all ranks together have handed out in this epoch, of `samples`. `order` is
+    the text of the EpochOrder, and `chunk` its samples per chunk, or 0. `fingerprint` is the recipe's, and `digest` the
+    dataset's. `drawn` is a digest of this epoch's order if a torch Sampler gives the order, otherwise "".
     """
 
     seed: int
@@ -51,15 +50,11 @@ class LoaderState:
     scale: str = ""
 
     def to_dict(self) -> dict[str, int | str]:
-        """Return the state as plain numbers and strings, for torch.save or JSON."""
         return asdict(self)
 
 
 def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> LoaderState:
-    """Check a saved state, which `state_dict` of another loader returned, and return it. `own` is this loader's state.
-
-    The result keeps that order, in which each sample changes its variant separately.
-    """
+    """Check a saved state of another loader against `own`, and return it. It keeps an order by samples, `by_sample`."""
     if "digest" not in state:
         raise UsageError(
             "this is not the state of a loader, or it was written before version 0.2 of tpucache: begin anew, or "
@@ -129,9 +124,8 @@ class LoaderMetrics:
         self._read = WaysRead()
 
     def note(self, asked: float, ready: int, samples: int, read: WaysRead | None) -> None:
-        """Count a batch of `samples` samples, which was requested at `asked`, a value of `time.perf_counter()`.
-
-        `read` says how many records and bytes were read for the batch.
+        """Count a batch, which was requested at `asked`, a value of `time.perf_counter()`, and was `read` in these
+        ways.
         """
         now = time.perf_counter()
         if self._began is None:
@@ -145,7 +139,6 @@ class LoaderMetrics:
             self._read = WaysRead(*map(operator.add, self._read, read))
 
     def to_dict(self, queue_size: int, networks: Sequence[NetworkUse], maps: Mapping[str, int]) -> dict[str, Any]:
-        """Return the metrics so far, which `BatchLoader.metrics` explains."""
         read = self._read
         records = read.memory + read.map + read.file
         waits = np.percentile(self._waits, _QUANTILES).tolist() if self._waits else [0.0] * len(_QUANTILES)

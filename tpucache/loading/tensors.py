@@ -73,11 +73,9 @@ class SharedNumber:
             self.share()
 
     def get(self) -> int:
-        """Return the current value, which another process may have set."""
         return int(self._cell)
 
     def set(self, value: int) -> None:
-        """Set the value, for all processes that share it."""
         self._cell[...] = value
 
     def share(self) -> None:
@@ -87,7 +85,6 @@ class SharedNumber:
 
 
 def to_integer(name: str, value: Any, low: int) -> int:
-    """Return the value of the argument `name` as an int."""
     array = to_array(name, value)
     if array.ndim or array.dtype.kind not in "iu":
         raise UsageError(f"{name} is a whole number, not {value!r:.100}")
@@ -97,7 +94,6 @@ def to_integer(name: str, value: Any, low: int) -> int:
 
 
 def to_array(name: str, values: Any) -> npt.NDArray[Any]:
-    """Return the values of the argument `name` as a numpy array."""
     try:
         if hasattr(values, "detach"):  # a torch tensor; numpy lacks bfloat16, which float32 can represent
             values = values.detach().cpu()
@@ -109,7 +105,6 @@ def to_array(name: str, values: Any) -> npt.NDArray[Any]:
 
 
 def overrides(value: object, base: type, method: str) -> bool:
-    """Return whether the class of a value overrides a method of `base`."""
     return getattr(type(value), method, None) is not getattr(base, method, None)
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.ondevice.decode import Axis, Constants, Matrix, PackedDecoder, Resize, split_parts, to_bytes, transformed
-from tpucache.store.codecs.dct.coefficients import BLOCK, basis
+from tpucache.store.codecs.coefficients import BLOCK, basis
 
 _LOBES: Final = 3  # of Lanczos' filter, on either side
 _WEIGHT_UNIT: Final = 1 / 256  # weights are at most about 1, so multiples of this take 8 bits and a sign

@@ -23,8 +23,8 @@ from tpucache.geometry import Fit, lanczos, margins, placement
 from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
-from tpucache.store.codecs.dct.codec import packed_layout
-from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Plane, Submatrix, basis
+from tpucache.store.codecs.coefficients import BLOCK, CoefficientLayout, Plane, Submatrix, basis
+from tpucache.store.codecs.dct import packed_layout
 from tpucache.store.codecs.yuv420 import plane_shapes
 from tpucache.store.fields import Field
 

@@ -25,8 +25,7 @@ from tpucache.store.files import read_file
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, TIMES_NAME
 from tpucache.store.history import version_files
 from tpucache.store.manifest import Manifest
-from tpucache.store.remote.draft import Content, in_memory, of_file
-from tpucache.store.remote.kaggle import KaggleDataset
+from tpucache.store.remote.kaggle import Content, KaggleDataset, in_memory, of_file
 from tpucache.store.verify import is_whole
 
 _SHEET_BYTES: Final = 1_000_000  # a new version of the whole dataset would include a sheet of samples

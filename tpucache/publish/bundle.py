@@ -45,7 +45,7 @@ from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, is_cache_file, name
 from tpucache.store.hashes import hashes_file
 from tpucache.store.history import version_files
 from tpucache.store.manifest import FileEntry, Manifest
-from tpucache.store.remote.draft import Content, in_memory, of_file
+from tpucache.store.remote.kaggle import Content, in_memory, of_file
 from tpucache.text import parse_json
 
 _log: Final = logging.getLogger("tpucache")

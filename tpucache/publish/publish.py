@@ -13,8 +13,7 @@ from tpucache.kaggle import check_id
 from tpucache.publish.bundle import Bundle, make_bundle
 from tpucache.publish.rules import Metadata, PublishOptions
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.remote.draft import Content, Draft
-from tpucache.store.remote.kaggle import KaggleDataset
+from tpucache.store.remote.kaggle import Content, Draft, KaggleDataset
 from tpucache.store.verify import verify_cache
 
 _MOST_NAMED: Final = 10

@@ -1,8 +1,4 @@
-"""Asks storage that answers late for many things at once: ReadAhead for files, map_ahead for what a listing asks.
-
-A network mount often needs many milliseconds per file, a local disk much less. ThreadCache makes once what the threads
-share.
-"""
+"""Asks storage that answers late, as a network mount does, for many things at once."""
 
 from __future__ import annotations
 
@@ -53,10 +49,10 @@ class _Value(Generic[Made]):
 
 
 class ThreadCache(Generic[Asked, Made]):
-    """A function that remembers its values like `functools.lru_cache`, and makes each of them in one thread.
+    """A function that remembers its values like `functools.lru_cache`, and makes each in one thread; others wait for
+    it.
 
-    With `lru_cache`, threads that ask for a value at the same time all call the function. Here the others wait for the
-    first. If it raises an error, the next thread calls the function again.
+    If the function raises an error, the next thread calls it again.
     """
 
     def __init__(self, function: Callable[Asked, Made], most: int | None) -> None:
@@ -66,7 +62,6 @@ class ThreadCache(Generic[Asked, Made]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *values: Asked.args, **named: Asked.kwargs) -> Made:
-        """Return the value for these arguments, which must be hashable."""
         with self._lock:
             value: _Value[Made] = self._values(*values, **named)
         if not value.made:
@@ -76,13 +71,12 @@ class ThreadCache(Generic[Asked, Made]):
         return value.made[0]
 
     def cache_clear(self) -> None:
-        """Forget all values."""
         with self._lock:
             self._values.cache_clear()
 
 
 def cached_for_threads(most: int | None) -> Callable[[Callable[Asked, Made]], ThreadCache[Asked, Made]]:
-    """Return a decorator that makes a function a ThreadCache, which keeps `most` values; None: all."""
+    """Return a decorator that makes a function a ThreadCache of `most` values; None: all."""
 
     def decorate(function: Callable[Asked, Made]) -> ThreadCache[Asked, Made]:
         return ThreadCache(function, most)
@@ -91,22 +85,20 @@ def cached_for_threads(most: int | None) -> Callable[[Callable[Asked, Made]], Th
 
 
 class Lateness:
-    """Moving means of how long the storage takes to deliver one file, and how long the work on one file takes.
-
-    Both means are in seconds. Concurrent threads may lose an update of a mean, which does no harm.
+    """Moving means, in seconds, of the wait for one file and of the work on it. Threads may lose an update, which is
+    harmless.
     """
 
     def __init__(self, wait: float = 0.0) -> None:
-        """Begin with `wait`, the seconds that the storage took for an earlier answer; 0 if none is known."""
+        """Begin with `wait`, the seconds that an earlier answer took; 0 if unknown."""
         self._wait: float | None = wait or None
         self._work: float | None = None
 
     def waited(self, seconds: float) -> None:
-        """Add to the mean the seconds that the storage took to deliver one file."""
         self._wait = _mean(self._wait, seconds)
 
     def worked(self, seconds: float) -> None:
-        """Add to the mean the seconds that the caller worked between receiving one file and asking for the next."""
+        """Add the seconds between receiving one file and asking for the next."""
         self._work = _mean(self._work, seconds)
 
     @property
@@ -118,12 +110,11 @@ class Lateness:
 
     @property
     def samples_a_task(self) -> int:
-        """How many samples a worker's task should have, so that waiting for the first takes at most 5 % of the time."""
+        """How many samples a task needs, so that it waits for the first at most 5 % of its time."""
         return max(1, math.ceil(self._files_a_wait / _MOST_WAITING))
 
     @property
     def _files_a_wait(self) -> float:
-        """How many files could be processed during the mean wait for a file; 0 if the storage answers fast."""
         wait = self._wait or 0.0
         return wait / max(self._work or wait, 1e-4) if is_late(wait) else 0.0
 
@@ -138,11 +129,10 @@ class ReadAhead(Generic[Wanted, Loaded]):
         size: Callable[[Wanted], int],
         lateness: Lateness,
     ) -> None:
-        """Prepare to load the items `wanted`, in this order, with the function `load`. No item is loaded yet.
+        """Prepare to load the items `wanted` in this order; none is loaded yet.
 
-        `size` returns the size of an item in bytes: items of at most 64 MiB together are loaded ahead. `lateness`
-        measures how long loading takes. If the storage answers late, several threads load items ahead. Otherwise each
-        item is loaded when the method `load` asks for it, and so is any item that is not in `wanted`.
+        If the storage answers late, threads load items of at most 64 MiB (by `size`) ahead. Otherwise, and for items
+        that are not in `wanted`, the method `load` loads them.
         """
         self._load, self._size, self._lateness = load, size, lateness
         self._left = deque(wanted)
@@ -160,12 +150,10 @@ class ReadAhead(Generic[Wanted, Loaded]):
         self.close()
 
     def close(self) -> None:
-        """Load nothing more ahead, and end the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def load(self, item: Wanted) -> Loaded:
-        """Load `item` and return what was loaded; raise the error if loading fails."""
         if next(self._turns) and self._is_at_once:
             return self._load(item)
         if self._returned is not None and not self._is_at_once:
@@ -251,10 +239,7 @@ class _AskingFile(io.FileIO):
 
 
 def open_scanned(path: Path) -> BinaryIO:
-    """Open a regular file whose headers are read in order, with a buffer of 1 MiB if the storage answers late.
-
-    Otherwise each header would wait for an answer.
-    """
+    """Open a regular file whose headers are read in order; if the storage answers late, with a buffer of 1 MiB."""
     number = open_regular(path)
     began, busy = time.monotonic(), time.thread_time()
     try:
@@ -297,8 +282,7 @@ class WholeFile:
     def read(self, offset: int, *, is_late: bool = False) -> bytes:
         """Return 4 MiB (`CHUNK`) of the file from `offset` on, or less at its end; b"" if its size is wrong.
 
-        With `is_late`, the kernel is asked to read all these bytes from the storage at once: it would otherwise read
-        one small part after another.
+        With `is_late`, the kernel is asked for all these bytes at once, and not for one small part after another.
         """
         file = self.open()  # stays open as long as this refers to it
         if file is None:
@@ -312,8 +296,6 @@ class WholeFile:
 
 
 class FilePiece:
-    """A piece of a file: 4 MiB (`CHUNK`) from `offset` on, or less at the end of the file."""
-
     __slots__ = ("file", "offset")
 
     def __init__(self, file: WholeFile, offset: int) -> None:
@@ -324,7 +306,6 @@ class FilesAhead(ReadAhead[FilePiece, bytes]):
     """Reads whole files one after the other. If the storage answers late, the next pieces are read ahead of time."""
 
     def __init__(self, files: Iterable[WholeFile], lateness: Lateness) -> None:
-        """Prepare to read `files` in this order; no file is opened yet. `lateness` measures how long reading takes."""
         self._files = list(files)
         self._positions = {file: at for at, file in enumerate(self._files)}
         self._opened = 0  # the position after the last file that a thread opens

@@ -32,12 +32,11 @@ _COLOURS: Final = 3  # channels of a colour image
 class Cache:
     """An open cache: its folder and manifest. The index, samples table and reader are opened on first use.
 
-    Threads may share a Cache. A pickled copy opens the index and the shards again in the process that uses them. Files
-    close when nothing refers to the cache, its index or its reader any more.
+    Threads may share a Cache. A pickled copy opens its files again. Files close when nothing refers to the cache, its
+    index or its reader any more.
     """
 
     def __init__(self, directory: str | Path, manifest: Manifest, opened: OpenVersion | None = None) -> None:
-        """Store the folder and the manifest; no file is opened."""
         self.directory = Path(directory)
         self.manifest = manifest
         self._check = None if opened is None else opened.check
@@ -64,7 +63,7 @@ class Cache:
 
     @property
     def place(self) -> str:
-        """The cache's folder or URL as text for messages, with the version that the user asked for."""
+        """The folder or URL for messages, with the version that the user asked for."""
         return str(self.directory) if self._asked is None else f"{self.directory}@{self._asked}"
 
     def versions(self) -> tuple[list[Manifest], dict[str, str]]:
@@ -78,22 +77,20 @@ class Cache:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the whole cache is built: True here. A GrowingCache overrides this."""
         return True
 
     @property
     def built(self) -> float:
-        """The fraction of the records that are built: 1.0 here. A GrowingCache overrides this."""
+        """The fraction of the records that are built."""
         return 1.0
 
     def wait(self) -> Cache:
-        """Return this cache, which is finished. A GrowingCache waits here until its build is finished."""
+        """Return the finished cache: this one. A GrowingCache waits for it."""
         return self
 
     # Two threads may open the same file at once: either result may be kept.
     @property
     def index(self) -> RecordIndex:
-        """The index: in which shard each record is, and at which bytes. It is opened on first use."""
         if self._index is None:
             self._index = RecordIndex(self.directory, self.manifest, self._check)
         return self._index
@@ -107,7 +104,7 @@ class Cache:
         return self._samples
 
     def open_tables(self) -> None:
-        """Open the index and the samples table, in parallel if the storage is slow, as a network mount is."""
+        """Open the index and the samples table, in parallel if the storage is slow."""
         if is_late(self.latency):
             from concurrent.futures import ThreadPoolExecutor  # not needed for local files
 
@@ -155,7 +152,7 @@ def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
-    """Return a cache's fingerprint: the SHA-256, in hexadecimal, of the recipe's fingerprint and the clean records."""
+    """Return the SHA-256, in hexadecimal, of the recipe's fingerprint and the clean records."""
     digest = hashlib.sha256(recipe_fingerprint.encode())
     for entry in sorted(shards, key=lambda entry: entry.block):
         if entry.variant == 0:
@@ -188,11 +185,10 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
 
 
 def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
-    """Return the luma (brightness) of the image field `name` of the records with these index row numbers.
+    """Return the luma (brightness) of the image field `name` of these records: uint8 (n, height, width, 1).
 
-    The result is uint8 (n, height, width, 1). Height and width are halved if that is cheaper to decode, both are even,
-    and both halves are at least `least` pixels. For images that are not colour images, and for codecs that cannot
-    decode luma alone, the result is that of `read_field`, with the field's channels and dtype.
+    Height and width are halved if that is cheaper, both are even, and both halves have at least `least` pixels. Images
+    without colours, and those of codecs that cannot decode luma alone, are returned as by `read_field`.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
@@ -228,7 +224,7 @@ def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) ->
 
 
 def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -> npt.NDArray[np.int64]:
-    """Return where the field with position `place` starts and ends in each record, in bytes: int64 (rows, 2)."""
+    """Return where a field starts and ends in each record, in bytes: int64 (rows, 2)."""
     if not layout.is_plain:
         headers = rows.copy()
         headers["length"] = np.minimum(rows["length"], layout.header_bytes)

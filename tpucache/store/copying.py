@@ -1,14 +1,13 @@
 """Copies of a cache: which folder a command may write into, and how a cache is staged on faster storage.
 
-The rule: a command writes only into a folder that is empty or certainly holds a copy of the same cache, and never into
-the cache that it reads. Equal names, sizes and counts of files do not prove that a folder holds the same cache. Two
-files prove it: a manifest, which has an identity, and a claim. A claim is a small file that is written before all other
-files; it names the command that fills the folder, and the identity of the cache. A command
+A command writes only into a folder that is empty or certainly holds a copy of the same cache, and never into the cache
+that it reads. Equal names, sizes and counts prove nothing; a manifest does, which has an identity, and so does a claim:
+a small file, written before all others, that names the command and the cache's identity. A command
 
 1. checks that source and target are different folders: `check_apart`,
-2. locks the target, so that no other process writes into it: `hold_folder`,
-3. checks that the target is empty, or has a copy of the same cache, finished or not: `read_claims`, `check_ours`,
-4. writes the claim into the target: `claim_folder`,
+2. locks the target: `hold_folder`,
+3. checks that it is empty or has a copy of the same cache, finished or not: `read_claims`, `check_ours`,
+4. writes the claim: `claim_folder`,
 5. writes each file under another name and renames it, the manifest last, then removes the claim: `remove_claim`.
 """
 
@@ -100,10 +99,10 @@ def check_no_cache_file(path: Path) -> None:
 
 @contextmanager
 def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[None]:
-    """Make a folder and lock it for this process. The kernel releases the lock when the process ends.
+    """Make a folder and lock it until the block or this process ends.
 
     `doing` says in messages what the process does, such as "staging a cache into". If another process has locked the
-    folder, this waits if `waits` is True, and otherwise raises StoreError.
+    folder, this waits if `waits`, and otherwise raises StoreError.
     """
     refuse_version(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,10 +120,9 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
 
 @dataclass(frozen=True)
 class Claim:
-    """Which cache a folder holds, or which command is filling the folder with a copy of a cache.
+    """Which cache a folder holds (`command` is FINISHED), or which command fills it with a copy of a cache.
 
-    `command` is that command, or FINISHED if the folder holds a finished cache. `identity` is the identity of the
-    cache's manifest, and `files` has the SHA-256 of each of the cache's files by name.
+    `files` has the SHA-256 of each of the cache's files by name.
     """
 
     command: str
@@ -133,7 +131,6 @@ class Claim:
 
     @classmethod
     def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
-        """Return the claim that `command` writes before it copies `files`; None means all files in the manifest."""
         entries = manifest.files if files is None else files
         return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries})
 
@@ -154,7 +151,7 @@ class Claim:
 
     @property
     def names(self) -> set[str]:
-        """The file names that belong to this claim: its files, and the partial files of an unfinished copy."""
+        """The names that belong to this claim: its files, and the partial files of an unfinished copy."""
         begun = set() if self.command == FINISHED else {f".{name}{PART_SUFFIX}" for name in self.files}
         return begun | set(self.files)
 
@@ -173,9 +170,8 @@ class Claim:
 def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
     """Raise UsageError unless a folder is empty, or holds the wanted cache or an earlier state of that cache.
 
-    `where` is the folder's name for messages, and `names` are the names of all files in the folder. `claims` are the
-    result of `read_claims` for the folder. `wanted` is the claim of the command that is about to write into the folder:
-    a file that this command would replace must be listed in a claim.
+    `names` are all files in the folder, and `claims` what `read_claims` returned for it. A file that the command with
+    the claim `wanted` would replace must be listed in a claim.
     """
     there = set(names) - {name for name in names if is_claim_aside(name)}
     if not there:
@@ -233,7 +229,6 @@ def remove_claim(folder: Path) -> None:
 
 
 def named(names: Collection[str]) -> str:
-    """Return the first five names in sorted order as text, followed by the number of further names."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(sorted(names)[:_NAMED]) + more
 
@@ -287,13 +282,13 @@ def stage_cache(
 ) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
-    The folder's name contains the cache's identity. If another process copies the same cache into this folder, this
-    call waits for it. The SHA-256 of every file is checked, also of files that an earlier call copied: an interrupted
-    copy continues, and a changed file is copied again. "cache@2" copies version 2 of "cache", and "cache" the newest
-    version; the copy is a cache with one version. `on_progress` is called with the bytes done and the total.
+    The folder's name contains the cache's identity; a process that copies the same cache into it is waited for. Every
+    file's SHA-256 is checked, also of earlier copies: an interrupted copy continues, and a changed file is copied
+    again. The copy has one version, the newest, or version 2 of "cache@2". `on_progress` gets the bytes done and the
+    total.
 
     Raises StoreError when the disk is full, DamageError when the cache differs from its manifest, UsageError when
-    `place` is a URL or inside the cache, or when the folder holds other files, and what `Cache.open` raises.
+    `place` is a URL, inside the cache, or the folder holds other files, and what `Cache.open` raises.
     """
     source, below = Path(cache), folder_path(place)
     opened = Cache.open(source)
@@ -379,7 +374,6 @@ def copy_missing(
 
 
 def check_room(target: Path, needed: int) -> None:
-    """Raise StoreError when the disk with the folder `target` has less than `needed` bytes free."""
     free = shutil.disk_usage(target).free
     if needed > free:
         raise StoreError(

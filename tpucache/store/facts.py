@@ -49,12 +49,11 @@ _TEXTS: Final[Mapping[str, str]] = {
 class Findings:
     """Images and classes of a cache that a person should look at before training.
 
-    `images` has the positions of samples (int64) by the name of the finding: `blank` (almost no contrast; only in
-    caches of uint8 images), `tiny` (the source image's shorter side is below that of the stored images), `long` (one
-    side is at least 4 times as long as the other), `suffix` (the file has another type than its suffix says) and
-    `turned` (EXIF turns the image). A finding is left out if the samples table lacks the columns for it. `extremes` has
-    the positions of the `darkest`, `brightest` and `faintest` (least contrast) samples, at most five each. `classes`
-    has lines of text about the classes, and `paths` the path of every sample.
+    `images` has the positions of samples (int64) by the name of the finding: `blank` (almost no contrast), `tiny` (the
+    source's shorter side is below that of the stored images), `long` (one side is at least 4 times the other), `suffix`
+    (another file type than the suffix says) and `turned` (by EXIF); one is left out if its columns are missing.
+    `extremes` has at most five positions each of the `darkest`, `brightest` and `faintest` samples, `classes` lines of
+    text, and `paths` the path of every sample.
     """
 
     images: Mapping[str, Positions]
@@ -71,7 +70,6 @@ class Findings:
         }
 
     def lines(self) -> list[str]:
-        """Return the findings in `images` and `classes` as lines of text; an empty list if there are none."""
         found = {name: at for name, at in self.images.items() if len(at)}
         texts = [f"{len(at):,} images {_TEXTS[name]}, such as {self._some(at)[0]!r}" for name, at in found.items()]
         return [*texts, *self.classes]
@@ -81,7 +79,6 @@ class Findings:
 
 
 def findings(cache: Cache) -> Findings:
-    """Return the images and classes of a cache that a person should look at before training."""
     table, image = cache.samples, cache.manifest.fields[0]
     width, height, turned, mean, std = (_numbers(cache, name) for name in (WIDTH, HEIGHT, TURNED, MEAN, STD))
     images: dict[str, Positions] = {}

@@ -1,8 +1,8 @@
 """The fields of a record (image, mask, tokens …): their names, dtypes, shapes and codecs, and their bytes in a record.
 
-A record starts with the lengths of its variable fields (a little-endian u32 each, in field order). Then come the bytes
-of all fields, in the same order. A field is variable if its encoded length differs from record to record. So a record
-of raw fields is just their arrays, one after the other, and can be read straight into a batch.
+A record starts with the lengths of its variable fields (a little-endian u32 each, in field order), whose encoded length
+differs from record to record. Then come the bytes of all fields, in the same order. So a record of raw fields is just
+their arrays, and can be read straight into a batch.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", 
 class ResizedView:
     """How to decode a field at another image size than the stored one.
 
-    `shape` is the stored shape of the field, `image` the stored shape of the image, and `canvas` the new height and
-    width. `fit` says how the image is fitted into the new size, as in `Recipe.fit`. `frequencies` is the number of
-    lowest frequencies, 1 to 8, that decoding uses of each 8x8 block of coefficients.
+    `shape` is the stored shape of the field, `image` that of the image, and `canvas` the new height and width. `fit` is
+    as in `Recipe.fit`. Decoding uses the lowest `frequencies`, 1 to 8, of each 8x8 block of coefficients.
     """
 
     shape: tuple[int, ...]
@@ -66,10 +65,9 @@ class ResizedView:
 class Field:
     """One array of every record: its name, codec, dtype (little-endian) and shape.
 
-    An image has the shape (height, width, channels). A `bytes` field has an empty shape, because its length varies.
-    `quality`, `chroma` and `packing` are set if the codec needs them for decoding. `packing` names the form of the
-    packed bytes; each codec allows exactly one value. `view`, which no manifest has, is set if the field is decoded at
-    another size than the stored one.
+    An image has the shape (height, width, channels); a `bytes` field an empty one, because its length varies.
+    `quality`, `chroma` and `packing` are set if the codec needs them for decoding; `view`, which no manifest has, if
+    the field is decoded at another size than the stored one.
     """
 
     name: str
@@ -82,7 +80,6 @@ class Field:
     view: Annotated[ResizedView | None, NotStored()] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the field's attributes by name as plain values, without attributes that are None."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @property
@@ -97,7 +94,6 @@ class Field:
 
     @property
     def largest_bytes(self) -> int:
-        """An upper bound of the length of an encoded array, in bytes."""
         return CODECS[self.codec].largest_bytes(self)
 
     @property
@@ -112,10 +108,8 @@ class Field:
 
     @property
     def packed(self) -> Field:
-        """The field in the form that is sent to a device.
-
-        If the codec has a packed form, that is packed bytes, uint8 (n,), which the device decodes. Otherwise it is the
-        field itself.
+        """The field as it is sent to a device: packed bytes, uint8 (n,), or the field itself if its codec has no packed
+        form.
         """
         codec = CODECS[self.codec]
         if not isinstance(codec, PackedCodec):
@@ -149,13 +143,10 @@ def check_field(field: Field) -> None:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """How the fields of one sample lie in its record."""
-
     fields: tuple[Field, ...]
 
     @property
     def is_plain(self) -> bool:
-        """Whether a record is just the bytes of its arrays, so that it can be read straight into a batch."""
         return all(field.is_plain for field in self.fields)
 
     @property
@@ -176,7 +167,6 @@ class RecordLayout:
         return struct.calcsize(self._lengths)
 
     def spans(self, header: memoryview, length: int) -> list[tuple[int, int]]:
-        """Return the offsets at which each field starts and ends in a record of `length` bytes."""
         at = self.header_bytes
         if len(header) < at:
             raise DamageError(f"a record of {len(header)} bytes is shorter than its header of {at} bytes")
@@ -192,13 +182,12 @@ class RecordLayout:
         return spans
 
     def split(self, record: memoryview) -> list[memoryview]:
-        """Return the encoded bytes of each field of a record."""
         return [record[start:end] for start, end in self.spans(record, len(record))]
 
     def spans_of(self, block: Array, starts: Numbers, lengths: Numbers) -> Numbers:
-        """Return the offsets in `block` at which each field of n records starts and ends: int64 (n, fields, 2).
+        """Return where each field of n records starts and ends in `block`, uint8: int64 (n, fields, 2).
 
-        `block` is uint8 of any length. Record i starts at starts[i] and has lengths[i] bytes.
+        Record i starts at starts[i] and has lengths[i] bytes.
         """
         at = self.header_bytes
         if len(lengths) and lengths.min() < at:
@@ -218,5 +207,4 @@ class RecordLayout:
 
     @functools.cached_property
     def _lengths(self) -> str:
-        """The format of a record's header, for the module `struct`."""
         return f"<{sum(field.stored_bytes is None for field in self.fields)}I"

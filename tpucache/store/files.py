@@ -88,10 +88,9 @@ class OpenFolder(OpenFile):
         self.path = path
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file in the folder and return its descriptor.
+        """Open a regular file in the folder by the flags of `os.open`, and return its descriptor.
 
-        `flags` are those of `os.open`. A file that is opened for writing must not have a second name (hard link): it
-        may be another user's file.
+        A file that is opened for writing must not have a second name (hard link): it may be another user's file.
         """
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         number = os.open(name, flags, 0o644, dir_fd=self.number)
@@ -127,7 +126,6 @@ def open_regular(path: str | Path) -> int:
 
 
 def _open_regular(path: str | Path) -> tuple[int, int]:
-    """Open a file as `open_regular` does, and return its descriptor and its size in bytes."""
     number = os.open(path, READ)
     try:
         status = os.fstat(number)
@@ -151,16 +149,14 @@ def open_file(path: str | Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> BinaryI
 def ask_for(number: int, offset: int, length: int) -> None:
     """Ask the kernel to read `length` bytes of an open file ahead, from `offset` on, but at most 16 MiB.
 
-    `number` is the file's descriptor. Errors are ignored: some file systems take no hints, and reading raises a clear
-    error. Without a hint, the kernel asks storage for a small part at a time, so that a program waits for several
-    answers, one after the other.
+    Errors are ignored: some file systems take no hints. Without a hint, the kernel asks storage for a small part at a
+    time, and each is waited for.
     """
     with contextlib.suppress(OSError):
         machine.read_ahead(number, offset, min(length, MOST_ASKED))
 
 
 def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
-    """Open a regular file for reading text."""
     return os.fdopen(open_regular(path), encoding=encoding, newline=newline)
 
 
@@ -204,8 +200,7 @@ def check_stored(file: BinaryIO) -> None:
 def _has_one_directory(file: BinaryIO) -> bool:
     """Return whether Python and torch find the same list of members in a zip archive.
 
-    torch reads it at the offset that the end record states, Python right before the end record: a forged archive may
-    have two lists.
+    torch reads it at the offset that the end record states, Python right before the end record.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _ZIP_ENDS))
@@ -247,7 +242,6 @@ def refuse_url(folder: str | Path) -> None:
 
 
 def check_is_local(path: str | Path) -> None:
-    """Raise UsageError if a URL is given where a local file or folder is needed."""
     if url := _find_url(path):
         raise UsageError(
             f"{url} is a URL, and files are read and written by their paths on this machine: copy the files at the URL "
@@ -292,8 +286,7 @@ def naming_file(path: str | Path) -> Iterator[None]:
 def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:
     """Write `data` to `path` atomically: afterwards the file has either its old contents or all of `data`.
 
-    `aside` is the temporary file that is written first, by default in the same folder. It must be on the same
-    filesystem.
+    `aside` is the temporary file on the same file system that is written first.
     """
     aside = aside or name_aside(path)
     try:
@@ -308,15 +301,13 @@ def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None
 
 
 def name_aside(path: Path) -> Path:
-    """Return a temporary path in the same folder, under which a file is written before it is renamed to `path`.
-
-    The name is random, so that no other user can have put a link there.
+    """Return a temporary path in the same folder. The name is random, so that no other user can have put a link
+    there.
     """
     return path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Remove any file or link at a path, then create a file at the path and open it for writing."""
     path.unlink(missing_ok=True)
     return path.open("xb")
 
@@ -329,8 +320,7 @@ def rename_durably(source: Path, target: Path) -> None:
 def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
     """Give the file `source` the second name `target` by a hard link, or copy it if it cannot be linked.
 
-    Returns True for a link, False for a copy. A file that has the name `target` is removed first. A copy is written to
-    `aside` and then renamed, so `aside` must be on the same filesystem as `target`.
+    Returns whether it is a link. A copy is written to `aside`, on the same file system, and renamed.
     """
     target.unlink(missing_ok=True)
     try:
@@ -358,7 +348,6 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Write a directory's entries to the disk, so that they survive a power cut."""
     descriptor = os.open(directory, FOLDER)
     try:
         os.fsync(descriptor)
@@ -367,7 +356,6 @@ def sync_directory(directory: Path) -> None:
 
 
 def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
-    """Append bytes to a file, add them to `digest`, and sync the file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_BINARY"))
     with naming_file(path), open(path, "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
         for chunk in chunks:
@@ -380,8 +368,7 @@ def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
 def check_apart(source: Path, target: Path) -> None:
     """Raise UsageError if the cache `source` and the folder `target` are the same folder, or one contains the other.
 
-    Links, relative paths and repeated mounts are resolved; the folders need not exist. Links that form a loop also
-    raise UsageError.
+    Links, relative paths and repeated mounts are resolved; the folders need not exist.
     """
     real_source, real_target = _resolve(source), _resolve(target)
     if _is_same(real_source, real_target):
@@ -393,7 +380,6 @@ def check_apart(source: Path, target: Path) -> None:
 
 
 def is_same_folder(one: Path, other: Path) -> bool:
-    """Return whether two paths lead to the same folder. Links and mounts are resolved."""
     return _is_same(_resolve(one), _resolve(other))
 
 
@@ -418,9 +404,8 @@ def _is_same(one: Path, other: Path) -> bool:
 class ThreadLock:
     """A lock for the threads of one process that is safe after a fork: `with lock: ...`.
 
-    If a process is forked while a thread holds an ordinary lock, the child inherits a locked lock but not the thread
-    that would unlock it, and waits forever. A ThreadLock has one ordinary lock for each process. The fork may happen in
-    the middle of a `with` block, so the guarded data must be valid after each single statement.
+    A forked child would inherit a locked ordinary lock, but not the thread that unlocks it. So this has one lock for
+    each process. The fork may happen inside the block, so the guarded data must be valid after each single statement.
     """
 
     def __init__(self) -> None:
@@ -434,8 +419,6 @@ class ThreadLock:
 
 
 class NpyHeader(NamedTuple):
-    """An array's dtype and shape, and the offset in the file at which its data start."""
-
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     offset: int

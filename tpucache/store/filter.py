@@ -44,10 +44,7 @@ class _Truth(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """One side of a comparison: a column of the samples table, or one constant for all samples.
-
-    `values` is an array (n,) or the constant. `name` is the column's name or the constant as text, for messages.
-    """
+    """One side of a comparison: a column, array (n,), or one constant for all samples; `name` is for messages."""
 
     values: Any
     is_missing: Any
@@ -60,10 +57,9 @@ def matching(
 ) -> Mask:
     """Return which of the samples at these positions meet a condition: bool (n,).
 
-    A condition compares columns, numbers and strings by ==, !=, <, <=, >, >= and `in (…, …)`. Comparisons are combined
-    by and, or, not and parentheses. `class` is the name of a sample's class. A comparison with a missing value (NaN, ""
-    or the label -1) is neither true nor false, so it does not match, not even with `not` or != (Kleene's three-valued
-    logic). `classes` are the class names.
+    A condition compares columns, numbers and strings by ==, !=, <, <=, >, >= and `in (…, …)`, combined by and, or, not
+    and parentheses. `class` is the name of a sample's class. A comparison with a missing value (NaN, "" or the label
+    -1) is neither true nor false, so it does not match, not even with `not` or != (Kleene's three-valued logic).
     """
     if not isinstance(condition, str):
         raise UsageError(f"a condition is a string such as \"age > 60 and site == 'A'\", not {condition!r:.100}")

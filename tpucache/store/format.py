@@ -68,12 +68,10 @@ def table_name(first: str, generation: int) -> str:
 
 
 def hashes_name(fingerprint: str) -> str:
-    """Return the name of the file with a cache's perceptual hashes. Reading a cache does not need this file."""
     return f"hashes-{fingerprint}.npz"
 
 
 def version_name(number: int) -> str:
-    """Return the file name of an earlier version's manifest: `version-3.json`."""
     return f"version-{number}.json"
 
 
@@ -101,5 +99,4 @@ def shard_name(variant: int, block: int) -> str:
 
 
 def encode_key(number: int) -> bytes:
-    """Return the LMDB key of a sample's record: the sample's number in eight big-endian bytes."""
     return _KEY.pack(number)

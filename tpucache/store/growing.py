@@ -1,8 +1,8 @@
 """GrowingCache: a cache that is read while it is built.
 
 The builder writes finished records into files, and appends each record's file, offset, length and checksum to a log. A
-reader follows the log, and waits for records that are not in the log yet. `Prospect` has the parts of the manifest that
-are known before the build. The other parts exist only at the end: reading one of them waits until then.
+reader follows the log, and waits for records that are not in it yet. `Prospect` has the parts of the manifest that are
+known before the build; reading another part waits for the end.
 
     .warmup/arrived.bin       the log, append-only: one row of ARRIVED_DTYPE for each finished record. A later row of
                               the record replaces it. A row with length 0 says that the record is lost.
@@ -74,14 +74,14 @@ _LATE: Final = frozenset(item.name for item in fields(Manifest)) - {*_EARLY}
 
 
 def spool_name(file: int) -> str:
-    """Return the name of the spool file with this number: the file into which one worker writes finished records."""
+    """Return the name of the spool file with this number, into which one worker writes finished records."""
     return f"spool-{file:08x}.bin"
 
 
 def ask_for(work: Path, positions: Numbers) -> None:
     """Ask the builder, by a file in the folder `work`, to make the samples at these positions next, in this order.
 
-    Does nothing once the cache is finished, because then there is no such folder.
+    Does nothing once the cache is finished: then there is no such folder.
     """
     name = f"{_WANTED}{time.time_ns():020d}-{secrets.token_hex(4)}.npy"
     aside = work / f".{name}.tmp"
@@ -101,8 +101,8 @@ def list_asked(work: Path) -> list[str]:
 class Prospect:
     """The parts of a manifest and of a samples table that are known before the records are made.
 
-    `shards` has the names of the future shards in the manifest's order. `table` has the columns of the samples table
-    that listing the source gave. The other attributes are attributes of the manifest with the same names.
+    `shards` has the names of the future shards in the manifest's order, `table` the columns that listing the source
+    gave.
     """
 
     samples: int
@@ -145,7 +145,7 @@ class GrowingTable(SampleTable):
     """The samples table of a growing cache: the columns that listing the source gave, in memory."""
 
     def __init__(self, directory: Path, columns: Mapping[str, Column]) -> None:
-        """Store the columns by their names. Messages name the folder `directory`: no file has the columns yet."""
+        """Store the columns. Messages name the folder `directory`: no file has the columns yet."""
         self._path, self._names, self._loaded = directory, [*columns], dict(columns)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,10 +153,7 @@ class GrowingTable(SampleTable):
 
 
 class Arrivals(Arriving):
-    """The index rows of the records that this process has found in the log so far.
-
-    Threads may share an Arrivals. A pickled copy reads the log itself.
-    """
+    """The index rows of the records that this process has found in the log so far. Threads may share it."""
 
     def __init__(
         self, directory: Path, rows: int, samples: int, shards: Sequence[str], builder: Builder | None
@@ -201,7 +198,7 @@ class Arrivals(Arriving):
         return self.finished is not None
 
     def are_here(self, numbers: Numbers) -> bool:
-        """Return whether all records with these index row numbers are made, as far as this process has read the log."""
+        """Return whether these records are made, as far as this process has read the log."""
         return bool(self._is_here[numbers].all())
 
     def rows(self, numbers: Numbers) -> Rows:
@@ -253,17 +250,14 @@ class Arrivals(Arriving):
         return rows
 
     def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
-        """Ask the builder to make the samples of these records first, in this order."""
         if not self.look():
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
 
     @property
     def is_busy(self) -> bool:
-        """Whether other processes are building records. Copying records meanwhile would slow these processes down."""
         return self.finished is None and self._make is None
 
     def network(self) -> NetworkUse | None:
-        """Return None: no records come over the network."""
         return None
 
     def ask(self, numbers: Numbers, *, again: bool = False) -> None:
@@ -289,14 +283,13 @@ class Arrivals(Arriving):
         return self.finished
 
     def file(self, number: int) -> OpenFile | None:
-        """Return the open file for a value of the index rows' column `shard`.
-
-        Returns None for a file that this process has not opened, such as a shard of the finished cache.
+        """Return the open file for a value of the column `shard`; None for one that is not open here, such as a
+        shard.
         """
         return self._files.get(number)
 
     def name(self, number: int) -> str:
-        """Return the path of the file for a value of the index rows' column `shard`, relative to the cache's folder."""
+        """Return the path of the file for a value of the column `shard`, relative to the cache's folder."""
         if number >= _FIRST_IN_MEMORY:
             return "memory"
         return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
@@ -368,7 +361,6 @@ class GrowingIndex(RecordIndex):
     """The index of a growing cache. Reading index rows waits until their records are made."""
 
     def __init__(self, arrivals: Arrivals, records: int) -> None:
-        """Store `arrivals`, which has the rows that are known so far, and `records`, the final number of rows."""
         self._arrivals, self._records = arrivals, records
 
     def __getstate__(self) -> dict[str, Any]:
@@ -384,12 +376,11 @@ class GrowingIndex(RecordIndex):
         return self._arrivals.wait().index.read_all()
 
     def is_right(self) -> bool:
-        """Wait for the finished cache, and return whether its index has the SHA-256 in the manifest."""
         return self._arrivals.wait().index.is_right()
 
 
 class GrowingReader(ShardReader):
-    """Reads records of a growing cache. After the build it reads the shards.
+    """Reads records of a growing cache, and its shards after the build.
 
     During the build, each record is compared with its checksum when this process reads it for the first time.
     """
@@ -403,7 +394,6 @@ class GrowingReader(ShardReader):
 
     @property
     def arriving(self) -> Arrivals | None:
-        """The object to which a loader announces what it will read; None once the cache is finished."""
         return None if self._arrivals.finished is not None else self._arrivals
 
     @property
@@ -414,11 +404,6 @@ class GrowingReader(ShardReader):
         return self._shards
 
     def file(self, shard: int) -> OpenFile:
-        """Return the open file for a value of the index rows' column `shard`.
-
-        A file that this process has not opened yet is a shard of the finished cache: this waits for the end of the
-        build, and then opens the shard.
-        """
         found = self._arrivals.file(shard)
         if found is not None:
             self._distrusted.add(shard)
@@ -427,7 +412,6 @@ class GrowingReader(ShardReader):
         return super().file(shard)
 
     def path(self, shard: int) -> Path:
-        """Return the path of the file for a value of the index rows' column `shard`."""
         return self._directory / self._arrivals.name(shard)
 
     def _are_proven(self, rows: Rows, shards: list[int]) -> bool:
@@ -436,7 +420,6 @@ class GrowingReader(ShardReader):
         return max(shards, default=0) < _FIRST_IN_MEMORY and bool(self._arrivals.is_proven[rows["row"]].all())
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare records with their checksums, if this process read them for the first time."""
         if rows.dtype != _NUMBERED_DTYPE:
             super()._prove(rows, shards, views)
             return
@@ -457,10 +440,7 @@ class GrowingCache(Cache):
     is_growing = may_be_growing = True
 
     def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
-        """Store the cache's folder, and `prospect`, the parts of its manifest and samples table that are known.
-
-        `builder` is None if this process did not start the build. After the build, records are read from the shards.
-        """
+        """Store what is known of the cache. `builder` is None if this process did not start the build."""
         self._arrivals = Arrivals(directory, 0, 0, (), None)  # until the manifest, which needs one, is made
         super().__init__(directory, GrowingManifest(prospect, self._finished_manifest))
         self._arrivals = Arrivals(directory, self.manifest.records, prospect.samples, prospect.shards, builder)
@@ -470,17 +450,14 @@ class GrowingCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index: in which file each record is, and at which bytes. Reading a row waits until its record is made."""
         return self._growing_index
 
     @property
     def reader(self) -> ShardReader:
-        """The reader, which returns records for their index rows."""
         return self._growing_reader
 
     @property
     def samples(self) -> SampleTable:
-        """The samples table with the columns that listing the source gave. The finished cache may have more columns."""
         return self._table
 
     @property
@@ -489,7 +466,6 @@ class GrowingCache(Cache):
 
     @property
     def built(self) -> float:
-        """The fraction of the records that are made, as far as this process knows."""
         return self._arrivals.share
 
     def wait(self) -> Cache:

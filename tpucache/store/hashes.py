@@ -45,9 +45,9 @@ _log: Final = logging.getLogger("tpucache")
 class Hashes:
     """Perceptual hashes of n images, 256 bits each.
 
-    `words` has the hashes of the images, `mirrored` the hashes of the same images with left and right exchanged: both
-    are uint64 (n, 4). `is_blank`, bool (n,), is True for images with almost no contrast: these all look alike, so they
-    are not compared. `numbers` has the samples' numbers, uint64 (n,).
+    `words` has the hashes of the images, `mirrored` those of the mirrored images: both are uint64 (n, 4). `is_blank`,
+    bool (n,), is True for images with almost no contrast, which all look alike and are not compared. `numbers` has the
+    samples' numbers, uint64 (n,).
     """
 
     numbers: Words
@@ -78,7 +78,6 @@ def most_hashes_bytes(samples: int) -> int:
 
 
 def kept_hashes(cache: Cache) -> Hashes | None:
-    """Return the hashes that are stored in a cache's folder; None if there are none."""
     path = cache.directory / hashes_name(cache.manifest)
     try:
         return _read_hashes(path, cache) if path.exists() else None

@@ -1,8 +1,8 @@
 """The versions of a cache: which version a user means, how its manifest is verified, and which files belong to it.
 
-`manifest.json` is the manifest of the newest version, and lists the identities of all earlier versions.
-`version-3.json` is the manifest of version 3. Each manifest names its own tables and shards, and versions share shards.
-So opening an earlier version reads two manifests, whatever the number of versions.
+`manifest.json` is the manifest of the newest version, and lists the identities of all earlier ones; `version-3.json` is
+that of version 3. Each names its own tables and shards, and versions share shards. So opening an earlier version reads
+two manifests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ def one_version(given: int | None, named: int | None, where: str) -> int | None:
 
 
 def load_version(directory: str | Path, number: int | None = None) -> Manifest:
-    """Read and validate the manifest of a version (by default the newest) of the cache in a folder."""
     manifest = Manifest.load(directory)
     return manifest if number is None else load_earlier(directory, manifest, number)
 
@@ -146,9 +145,9 @@ def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
 
 
 def read_times(directory: str | Path) -> dict[str, str]:
-    """Return when each version of a cache was created, as {identity of its manifest: time in UTC}.
+    """Return when versions of a cache were created, as {identity of its manifest: time in UTC}.
 
-    Some versions may have no time. A file of times that cannot be read counts as empty.
+    A file of times that cannot be read counts as empty.
     """
     with contextlib.suppress(StoreError):
         return parse_times(_reading(Path(directory))(TIMES_NAME))
@@ -156,7 +155,6 @@ def read_times(directory: str | Path) -> dict[str, str]:
 
 
 def check_times(directory: Path) -> None:
-    """Raise DamageError or FormatError if the file of a cache's creation times was changed after it was written."""
     data = _reading(directory)(TIMES_NAME)
     if data is not None and data != to_times(parse_times(data)):
         raise DamageError("it was changed after it was written, or tpucache did not write it")
@@ -183,9 +181,8 @@ def _times_text(content: Mapping[str, Any]) -> bytes:
 
 
 def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:
-    """Store the present time as the creation time of the version with this manifest.
-
-    Only the times of this version and of its earlier versions are kept. `aside` is that of `write_atomically`.
+    """Store the present time as the creation time of this version; only times of it and of earlier versions are
+    kept.
     """
     times = read_times(directory)
     kept = {name: times[name] for name in manifest.parents if name in times}
@@ -194,10 +191,7 @@ def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) ->
 
 
 class _State(NamedTuple):
-    """What identifies the file `manifest.json`, to notice when another file replaces it.
-
-    `bytes` is its size, and `changed` its modification time in nanoseconds.
-    """
+    """What identifies the file `manifest.json`, to notice when another file replaces it."""
 
     device: int
     inode: int
@@ -220,7 +214,6 @@ class OpenVersion:
     """
 
     def __init__(self, directory: Path, number: int | None) -> None:
-        """Read the manifest of version `number`; None means the newest."""
         self._directory = directory
         self._state = _state(directory)  # taken before reading the manifest, which may be replaced meanwhile
         self.manifest = load_version(directory, number)
@@ -229,8 +222,8 @@ class OpenVersion:
     def check(self, entry: FileEntry) -> None:
         """Raise StoreError if the folder now holds another cache, and `entry` is not one of that cache's files.
 
-        A later version of this cache is not another cache. Files are the same if their names and SHA-256 are. Open the
-        file before this call: an open file cannot be replaced afterwards.
+        A later version is not another cache. Open the file before this call: an open file cannot be replaced
+        afterwards.
         """
         now = _state(self._directory)
         if now == self._state:

@@ -1,7 +1,6 @@
-"""RecordIndex: one row per record, with its shard, offset, length and checksum. Rows are read when they are needed.
+"""RecordIndex: one row per record, with its shard, offset, length and checksum, read when it is needed.
 
-The file is read with `pread` and not mapped into memory: if a mapped file is truncated, reading it kills the process;
-`pread` raises an exception.
+The file is read with `pread` and not mapped: reading a mapped file that was truncated kills the process.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ Numbers = npt.NDArray[np.int64]
 class _OpenIndex(NamedTuple):
     """An open index file, whose first row starts at the byte `offset`.
 
-    `memory` has the same memory as `rows`, as bytes. `loaded` says which blocks of rows were read; the rows of other
-    blocks are zeros.
+    `memory` is that of `rows`, as bytes. `loaded` says which blocks of rows were read; other rows are zeros.
     """
 
     file: OpenFile
@@ -48,7 +46,7 @@ class _OpenIndex(NamedTuple):
 class RecordIndex:
     """The index rows of a cache, by their numbers. Threads may share a RecordIndex.
 
-    Opening reads only the header. A block of rows is read when one of its rows is needed, and then kept in memory that
+    Opening reads only the header. A block of rows is read when one of its rows is needed, and kept in memory that
     forked processes share: 20 bytes per record. A pickled copy opens the file again.
     """
 
@@ -67,7 +65,6 @@ class RecordIndex:
         return self._manifest.records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Return the rows with these numbers: INDEX_DTYPE (n,)."""
         table = self._table()
         blocks = numbers >> _BLOCK_BITS
         missing = blocks[~table.loaded[blocks]]
@@ -97,9 +94,8 @@ class RecordIndex:
         return self._opened
 
     def _load(self, table: _OpenIndex, blocks: Numbers) -> None:
-        """Read these blocks of rows into memory.
-
-        Threads and forked processes may read the same block at once: they write the same bytes.
+        """Read these blocks of rows into memory. Threads and forked processes may do so at once: they write the same
+        bytes.
         """
         size = _BLOCK * INDEX_DTYPE.itemsize
         if len(blocks) > 1:  # all blocks are requested at once, so that a slow disk's latency is paid once

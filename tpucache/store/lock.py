@@ -1,7 +1,7 @@
 """Locks of folders and files between processes, on any file system.
 
 `hold` locks a folder by a file in it that names the process. The lock is the kernel's (`flock`), which ends with its
-process. On a file system without such locks, the file itself is the lock: whoever makes it has it, and the file of a
+process. On a file system without such locks, the file itself is the lock: whoever makes it has it, and that of a
 process of this machine that has ended is replaced.
 """
 
@@ -39,7 +39,6 @@ _held: set[int] = set()  # descriptors of lock files
 
 
 def check_locks(doing: str) -> None:
-    """Raise DependencyError on a system without locks of open files."""
     if not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
         raise DependencyError(
             f"{doing} needs locks of open files, which only Linux has: copy the cache with `tpucache fetch` instead"
@@ -47,9 +46,8 @@ def check_locks(doing: str) -> None:
 
 
 def flock(number: int, *, is_shared: bool = False, patience: float = 0.0) -> bool:
-    """Lock an open file; wait at most `patience` seconds for other processes. Returns whether it is locked now.
-
-    The lock ends when the file is closed, or with the process.
+    """Lock an open file, until it is closed or the process ends; wait at most `patience` seconds. Returns whether it
+    is locked.
     """
     kind, until = (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, time.monotonic() + patience
     while True:
@@ -66,13 +64,12 @@ def flock(number: int, *, is_shared: bool = False, patience: float = 0.0) -> boo
 def lock_byte(number: int, byte: int, *, is_shared: bool = False) -> bool:
     """Lock one byte of an open file for this open file, without waiting. Returns whether that worked. Linux only.
 
-    Waiting locks are not used, because the system refuses them if it suspects a deadlock.
+    Waiting locks are not used: the system refuses them if it suspects a deadlock.
     """
     return _set_byte(number, byte, fcntl.F_RDLCK if is_shared else fcntl.F_WRLCK)
 
 
 def unlock_byte(number: int, byte: int) -> None:
-    """Release the lock that `lock_byte` took."""
     _set_byte(number, byte, fcntl.F_UNLCK)
 
 
@@ -122,8 +119,6 @@ class Holder:
 
 
 class Hold:
-    """A folder that this process holds, so that no other process writes into it."""
-
     def __init__(self, path: Path, token: str) -> None:
         self._path = path
         self.token = token

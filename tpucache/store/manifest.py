@@ -1,7 +1,7 @@
 """The manifest: a JSON file that describes a cache's contents. It is validated when read, and written atomically.
 
-The content of a manifest's file is not trusted. The annotations of the dataclasses here say which values each key may
-have, and `strict_json` checks the values. `_check_whole` checks whether the values fit together.
+Its file is not trusted. The annotations of the dataclasses say which values each key may have; `_check_whole` checks
+whether the values fit together.
 """
 
 from __future__ import annotations
@@ -62,12 +62,11 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry(FileEntry):
-    """A shard: the records of one `block` of samples in one `variant`.
+    """A shard: the `records` records of one `block` of samples in one `variant`.
 
-    `first` is the position of the block's first sample among the samples of the cache. `records` is the number of
-    records. The file also has the records of deleted samples, which `records` does not count: their numbers are in
-    `deleted`. `records_sha256` is the SHA-256 of the numbers, lengths and bytes of all records in the file; unlike the
-    file's SHA-256, it does not depend on LMDB's page size.
+    `first` is the position of the block's first sample in the cache. The file also has the records of deleted samples,
+    whose numbers are in `deleted` and which `records` does not count. `records_sha256` is the SHA-256 of the numbers,
+    lengths and bytes of all records; unlike the file's, it does not depend on LMDB's page size.
     """
 
     variant: Annotated[int, Between(0, fmt.MAX_VARIANTS)]
@@ -78,7 +77,6 @@ class ShardEntry(FileEntry):
     deleted: tuple[_Count, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shard as plain values, without `deleted` if it is empty."""
         return {name: value for name, value in vars(self).items() if name != "deleted" or value}
 
 
@@ -101,10 +99,9 @@ class Deleted:
 
 @dataclass(frozen=True)
 class History:
-    """How a version of a cache came about: the command that made it, and the versions before it.
+    """How a version of a cache came about: its number, the command that made it, and the versions before it.
 
-    `number` is the number of this version, and `command` the command that made it. `parents` has the identities of all
-    earlier versions, starting with version 1.
+    `parents` has the identities of all earlier versions, starting with version 1.
     """
 
     number: Annotated[int, Between(2, fmt.MAX_VERSIONS)]
@@ -114,11 +111,10 @@ class History:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of the clean variant: mean and standard deviation of each channel, and samples per class.
+    """Mean and standard deviation of each channel of the clean variant, and samples per class.
 
-    `sums` and `squares` are the exact sums from which mean and deviation are computed, so that samples can be added
-    later. For float images they are integers in units of 2^-149 and 2^-298, because every float32 and its square are
-    multiples of these.
+    `sums` and `squares` are the exact sums from which these are computed, so that samples can be added later. For float
+    images they are integers in units of 2^-149 and 2^-298, of which every float32 and its square are multiples.
     """
 
     mean: Annotated[tuple[Number, ...], AlwaysStored()] = ()
@@ -131,7 +127,6 @@ class Statistics:
 def mean_and_std(
     sums: Sequence[int], squares: Sequence[int], pixels: int, dtype: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean of each channel, and the standard deviation of each channel."""
     scale = pixels << (fmt.FLOAT_BITS if np.dtype(dtype).kind == "f" else 0)
     variances = [
         (square * pixels - total * total) / (scale * scale) for total, square in zip(sums, squares, strict=True)
@@ -143,14 +138,12 @@ def mean_and_std(
 class Manifest:
     """The contents of a cache, its source, and the tools that made it.
 
-    `variants` are the numbers of the variants in the cache, 0 (clean) first. The index has `samples` rows for each
-    variant, in the order of `variants`. `recipe`, `source` and `created_by` are for warmup and for people: readers do
-    not interpret them.
+    `variants` are the numbers of the variants, 0 (clean) first. The index has `samples` rows for each variant, in this
+    order. `recipe`, `source` and `created_by` are for warmup and for people: readers do not interpret them.
 
-    `version` is the version of the format; only `changed` updates it. `deleted` are the deleted samples whose records
-    are still in shards. `history` is None in the first version of a cache. `value_names` are the names of the columns
-    of labels that are values, in their order, if there are several and the source names them. `mask_names` are the
-    names of the classes 1, 2, … of masks, if a table of run lengths names them.
+    `version` is that of the format; only `changed` updates it. `deleted` are the deleted samples whose records are
+    still in shards. `history` is None in the first version. `value_names` are the columns of labels that are values, if
+    there are several and the source names them, `mask_names` the classes 1, 2, … of masks, if a table names them.
     """
 
     samples: _Count
@@ -175,8 +168,7 @@ class Manifest:
     def identity(self) -> str:
         """SHA-256 of the whole manifest, in hexadecimal: equal for two caches only if all their bytes are equal.
 
-        `fingerprint` covers only the recipe and the clean records; the identity also covers labels, variants and
-        skipped samples.
+        `fingerprint` covers only the recipe and the clean records.
         """
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
@@ -231,10 +223,7 @@ class Manifest:
         return sum(variant > 0 for variant in self.variants)
 
     def changed(self, **changes: Any) -> Manifest:
-        """Return a copy in which the attributes named in `changes` have new values.
-
-        `version` becomes the format version that `version_of` returns for the copy.
-        """
+        """Return a copy in which the attributes named in `changes` have new values, and `version` follows from them."""
         return dataclasses.replace(self, **{**changes, "version": version_of(changes.get("deleted", self.deleted))})
 
     def to_json(self) -> str:
@@ -243,7 +232,7 @@ class Manifest:
 
     @property
     def text(self) -> str:
-        """The text of the manifest's file: the text of `to_json` and one more line, "digest", with the identity."""
+        """The text of the manifest's file: that of `to_json` and one more line, "digest", with the identity."""
         return self._to_text({_DIGEST: self.identity})
 
     def _to_text(self, more: Mapping[str, Any]) -> str:
@@ -263,8 +252,8 @@ class Manifest:
     def load(cls, directory: str | Path) -> Manifest:
         """Read and validate the manifest of the cache in a folder.
 
-        Raises NotACacheError when there is no manifest or a URL is given, FormatError when the manifest is not valid,
-        DamageError when its file cannot be read, StoreError when too many files are open.
+        Raises NotACacheError when there is no manifest or a URL is given, FormatError when it is not valid, DamageError
+        when its file cannot be read, StoreError when too many files are open.
         """
         path = Path(directory) / fmt.MANIFEST_NAME
         refuse_url(directory)
@@ -382,7 +371,6 @@ def _check_shard(entry: ShardEntry) -> None:
 
 
 def _check_whole(manifest: Manifest) -> None:
-    """Raise FormatError if the values of a manifest are valid one by one but do not fit together."""
     if list(manifest.variants) != sorted(set(manifest.variants)) or not manifest.variants:
         raise FormatError(f"variants {manifest.variants} are not ascending")
     names = [field.name for field in manifest.fields]

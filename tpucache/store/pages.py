@@ -1,7 +1,7 @@
 """Find the offset and length of each value in an LMDB file by walking the file's pages.
 
-The page layout is that of LMDB 0.9 (`mdb.c`: MDB_page, MDB_node, MDB_meta, MDB_db), data format 1, on a
-64-bit little-endian machine. The lmdb library is not needed. The functions read any seekable binary stream.
+The page layout is that of LMDB 0.9 (`mdb.c`: MDB_page, MDB_node, MDB_meta, MDB_db), data format 1, on a 64-bit
+little-endian machine. The lmdb library is not needed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _META_BYTES: Final = PAGE_HEADER_BYTES + _META_HEAD.size + 2 * _DB.size + _META_
 class MetaPage(NamedTuple):
     """The content of the newer of an LMDB file's two meta pages.
 
-    `page_size` is in bytes. The file has `pages` pages and `entries` values. `root` is the number of the root page of
-    the tree of pages, None if the tree is empty. `depth` is the number of levels of the tree.
+    The file has `pages` pages of `page_size` bytes and `entries` values. `root` is the number of the root page of the
+    tree, None if the tree is empty; `depth` is its number of levels.
     """
 
     page_size: int
@@ -70,7 +70,6 @@ def read_layout(file: BinaryIO) -> MetaPage:
 
 
 def walk(file: BinaryIO, layout: MetaPage | None = None) -> Iterator[Extent]:
-    """Yield an Extent for every value in an LMDB file's main database, in key order."""
     layout = layout or read_layout(file)
     if layout.root is not None:
         yield from _walk_page(file, layout, layout.root, layout.depth, set())

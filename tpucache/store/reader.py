@@ -1,6 +1,6 @@
 """ShardReader: reads records with `pread` by their index rows. It never maps a shard and never imports lmdb.
 
-If a mapped file is truncated, reading it kills the process with SIGBUS; `pread` raises an exception instead.
+Reading a mapped file that was truncated kills the process with SIGBUS; `pread` raises an exception.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Windows = Callable[[], Iterator[npt.NDArray[np.int64]]]
 class Arriving(Protocol):
     """Records of a cache that arrive while the cache is read.
 
-    The reader waits for each record that it reads, and raises an error if the record cannot arrive. So calling these
-    methods is optional: they only announce the order in which records are needed. Threads may share one object.
+    The reader waits for each record that it reads. So calling these methods is optional: they announce the order in
+    which records are needed. Threads may share one object.
     """
 
     def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
         """Announce the order in which `owner`, such as a loader, will read records; it replaces an earlier order.
 
-        `windows()` yields arrays of index row numbers, in reading order. All these records belong to `variants`.
-        Another thread may run the iterator.
+        `windows()` yields arrays of index row numbers, in reading order, of records of `variants`. Another thread may
+        run it.
         """
         ...
 
@@ -58,11 +58,10 @@ class Arriving(Protocol):
 class NetworkUse(NamedTuple):
     """The network traffic of one cache in this process so far, and how much of the cache is on this machine's disk.
 
-    `bytes` were read from the URL by `requests` successful requests; `failures` requests failed. `needed_bytes` is the
-    size of the records that readers asked for while not all records are on the disk. `rate` is in bytes per second,
-    counting only the time in which a request ran, and `best_rate` is the rate of the best second. `waited` is the time
-    in seconds that readers waited for records, added up over all threads. Of the cache's `total_bytes`, about
-    `kept_bytes` are on the disk.
+    `bytes` were read from the URL by `requests` successful requests; `failures` failed. `needed_bytes` is the size of
+    the records that readers asked for while not all are on the disk. `rate`, in bytes per second, counts only the time
+    in which a request ran, and `best_rate` is that of the best second. `waited` is the seconds that readers waited,
+    added up over all threads. Of `total_bytes`, about `kept_bytes` are on the disk.
     """
 
     bytes: int
@@ -77,7 +76,7 @@ class NetworkUse(NamedTuple):
 
     @property
     def progress(self) -> str:
-        """How much of the cache is on disk, as text for a progress bar; "" once the whole cache is on disk."""
+        """How much of the cache is on disk, as text for a progress bar; "" once all of it is."""
         if self.kept_bytes >= self.total_bytes:
             return ""
         unit, name = (1e9, "GB") if self.total_bytes >= 1e9 else (1e6, "MB")
@@ -96,8 +95,8 @@ Numbers = npt.NDArray[np.int64]
 class ShardReader:
     """Reads records of a cache's shards by their index rows. Threads may share a ShardReader.
 
-    A shard is opened on first use, and its size is compared with the manifest. At most 256 shards stay open. Pickled
-    and forked copies are safe: `pread` does not use the shared file position.
+    A shard is opened on first use, and its size compared with the manifest. At most 256 stay open. Pickled and forked
+    copies are safe: `pread` does not use the shared file position.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class ShardReader:
         check: Callable[[FileEntry], None] | None = None,
         latency: float = 0.0,
     ) -> None:
-        """Store the folder, and the shards in the manifest's order; no file is opened yet."""
         self._check = check
         self._latency = latency
         self._directory = Path(directory)
@@ -164,12 +162,11 @@ class ShardReader:
     ) -> None:
         """Read the record of each index row in `rows` into the buffers in `views`, by one `preadv` per record.
 
-        views[i] has the buffers for rows[i], which together have exactly the row's length. The first record that is
-        read from a shard is compared with its checksum, because a file of another cache may have the same name and
-        size. In a shard for which `distrust` was called, every record is compared. Rows that are parts of records
-        (`are_whole=False`) are not compared. `read` is an optional faster function, which fills the same buffers: it
-        takes the rows' file descriptors, int64 (n,), and the rows, and returns the number of records that it read
-        before the first one that it could not read.
+        views[i] has the buffers for rows[i], together exactly of the row's length. The first record that is read from a
+        shard is compared with its checksum, because a file of another cache may have the same name and size; after
+        `distrust`, every record of the shard is. Parts of records (`are_whole=False`) are not compared. `read` is an
+        optional faster function that fills the same buffers: it takes the rows' file descriptors, int64 (n,), and the
+        rows, and returns the number of records before the first that it could not read.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:
@@ -215,7 +212,6 @@ class ShardReader:
             raise DamageError(f"Shard {self.path(shard).name} cannot be read: {error}. {self._remedy()}") from error
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare the first record that is read from each newly opened shard with its checksum."""
         distrusted = self._distrusted.intersection(shards)
         places = [at for at, shard in enumerate(shards) if shard in distrusted] if distrusted else []
         new = set(shards) - self._proven
@@ -238,7 +234,6 @@ class ShardReader:
             )
 
     def check_inside(self, rows: Rows) -> None:
-        """Raise DamageError for an index row that points outside its shard."""
         sizes = self._sizes[rows["shard"]]
         outside = np.flatnonzero((rows["offset"] > sizes) | (rows["length"] > sizes - rows["offset"]))
         if len(outside):
@@ -253,11 +248,10 @@ class ShardReader:
             self.scatter(rows[chosen], [views[at] for at in chosen], are_whole=are_whole)
 
     def hint(self, rows: Rows) -> None:
-        """Ask the kernel to read the records of these index rows ahead. Neighbouring records are read together.
+        """Ask the kernel to read the records of these index rows ahead, neighbouring ones together. Errors are ignored.
 
-        If the storage is fast, this looks up some of the records first, and does nothing if these are all in the page
-        cache. On slow storage it always asks, because each record that is not in the page cache costs a long wait.
-        Errors are ignored.
+        If the storage is fast, this does nothing if some of the records are all in the page cache. On slow storage it
+        always asks, because each record that is not in the page cache costs a long wait.
         """
         if not len(rows):
             return

@@ -39,8 +39,7 @@ _BROKEN: Final = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError
 
 
 class Strings(Sequence[str]):
-    """Many strings in two arrays: `data` has their UTF-8 bytes end to end, `ends` the offset of the end of each
-    string.
+    """Many strings: `data` has their UTF-8 bytes end to end, `ends` the offset of the end of each.
 
     File names may contain bytes that are not UTF-8: these are kept as surrogate escapes (PEP 383).
     """
@@ -84,17 +83,16 @@ Column = Array | Strings
 class SampleTable(Mapping[str, Column]):
     """The columns of a cache's samples by name, loaded on first use.
 
-    Every table has the columns `number` (uint64: the sample's key in the shards) and `path` (the sample's path in the
-    source). If the samples have labels, `label` has integer class numbers or float vectors. Warmup adds `source_bytes`
-    (the size of the source file) and, for images, their original size, file type and rotation, and the mean and
-    standard deviation of their pixels. Other columns come from the source unchanged.
+    Every table has `number` (uint64: the sample's key in the shards) and `path` (in the source), and, if there are
+    labels, `label`: integer class numbers or float vectors. Warmup adds `source_bytes` and, for images, IMAGE_COLUMNS.
+    Other columns come from the source unchanged.
     """
 
     def __init__(self, path: str | Path, samples: int, sha256: str | None = None, classes: int = 0) -> None:
         """Open the table of a cache with this many samples.
 
-        The file is compared with `sha256`, the SHA-256 in the manifest, before a column is read; not if it is None.
-        `classes` is the number of classes, 0 if there are none: integer labels must be below this number.
+        The file is compared with `sha256`, if given, before a column is read. Integer labels must be below `classes`,
+        the number of classes, unless that is 0.
         """
         self._path = Path(path)
         self._samples = samples
@@ -218,7 +216,6 @@ class SampleTable(Mapping[str, Column]):
         return column
 
     def _prove(self, file: BinaryIO, status: os.stat_result) -> None:
-        """Raise DamageError unless an open file has the SHA-256 in the manifest."""
         state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         if self._sha256 is None or state == self._proven:
             return

@@ -53,12 +53,9 @@ class Damage:
 def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
     """Return all damage in a cache; an empty list for an undamaged cache.
 
-    The list has first the damage in tables, then in shards, in the manifest's order, then in the manifest. Then comes
-    damage in files that only earlier versions use. Last comes damage in two files that no manifest lists: the one with
-    the time at which each version was created, and the one with the perceptual hashes of the images. "cache@2" means
-    version 2 of "cache" and the versions before it.
-
-    `on_progress` is called after each shard. Raises what `Cache.open` raises.
+    Damage in tables comes first, then in shards, in the manifest's order, then in files of earlier versions, then in
+    the files of times and of perceptual hashes, which no manifest lists. "cache@2" means version 2 of "cache" and those
+    before it. `on_progress` is called after each shard. Raises what `Cache.open` raises.
     """
     cache = Cache.open(directory)
     directory, manifest = cache.directory, cache.manifest
@@ -153,7 +150,6 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def is_whole(directory: Path, entry: FileEntry) -> bool:
-    """Return whether the file of `entry` in a folder exists and has the size and the SHA-256 in `entry`."""
     return not any(_check_file(directory, entry, Lateness()))
 
 
@@ -222,7 +218,6 @@ def _check_file(directory: Path, entry: FileEntry, lateness: Lateness) -> list[D
 
 
 def _compare(file: WholeFile, entry: FileEntry, chunks: Iterator[bytes], others: dict[str, str]) -> Iterator[Damage]:
-    """Yield how a file differs from its entry in the manifest; nothing for an undamaged file."""
     try:
         digest = sha256_of(chunks)
         if file.found is not None and file.found != entry.bytes:

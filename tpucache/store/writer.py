@@ -28,10 +28,7 @@ _ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.spli
 
 
 class ShardInfo(NamedTuple):
-    """A finished shard. `bytes`, `sha256` and `records_sha256` are its values in the manifest.
-
-    `rows` has the index rows of its records. In these rows, `shard` is 0: it is set when the index is written.
-    """
+    """A finished shard: its values in the manifest, and the index rows of its records, whose `shard` is set later."""
 
     bytes: int
     sha256: str
@@ -43,7 +40,7 @@ class ShardWriter:
     """Writes one shard into a temporary file. `finish` verifies the file; `seal` also renames it.
 
     The same records in the same order give the same file: the map size and the transactions depend only on the records,
-    and unused bytes are zero. Leaving the context before `finish` removes the temporary file.
+    and unused bytes are zero. Leaving the context before `finish` removes the file.
     """
 
     def __init__(self, aside: Path) -> None:
@@ -114,7 +111,6 @@ class ShardWriter:
         return ShardInfo(size, sha256, self._records.hexdigest(), rows)
 
     def seal(self, target: Path) -> ShardInfo:
-        """Finish the file, sync it and rename it to `target`."""
         sealed = self.finish()
         try:
             place_shard(self._path, target)
@@ -123,7 +119,6 @@ class ShardWriter:
         return sealed
 
     def discard(self) -> None:
-        """Close the file, and remove it if it is not finished."""
         if self._env is not None:
             self._env.close()
             self._env = None

@@ -16,8 +16,8 @@ import torch
 from patience import PATIENCE
 
 from tpucache.errors import UsageError
-from tpucache.loading.reading import buffers as buffers_module
-from tpucache.loading.reading.buffers import Buffer, BufferPool
+from tpucache.loading.reading import memory as buffers_module
+from tpucache.loading.reading.memory import Buffer, BufferPool
 from tpucache.store.fields import Field
 
 FIELDS = (Field("image", "raw", "|u1", (4, 4, 3)), Field("mask", "raw", "|u1", (4, 4)))

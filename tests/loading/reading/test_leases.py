@@ -22,7 +22,7 @@ from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache, stage_cache
 from tpucache import machine as system_module
-from tpucache.loading.reading import leases
+from tpucache.loading.reading import maps as leases
 from tpucache.loading.reading import record_reader as reader_module
 from tpucache.loading.reading.maps import TEXTS, ShardMaps
 from tpucache.store.reader import ShardReader

@@ -1,9 +1,9 @@
 """Random resized crops and flips of 8-bit images, straight from their records: raw pixels, or the planes of yuv420.
 
 A side that grows is interpolated linearly, with the same result as `tpucache.ondevice`. A side that shrinks is filtered
-with a wider triangle, as in Pillow and torchvision, to avoid aliasing. If llvmlite is installed, it compiles the loop,
-which reads only the rows and columns that a crop needs; otherwise numpy makes the same bytes, more slowly. Both use
-integers, so every processor makes the same bytes.
+with a wider triangle, as in Pillow and torchvision, to avoid aliasing. llvmlite, if installed, compiles the loop, which
+reads only the rows and columns that a crop needs; otherwise numpy makes the same bytes, more slowly. Both use integers,
+so every processor makes the same bytes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class Boxes(NamedTuple):
-    """The crop box of each image, and whether the result is mirrored.
+    """The crop box of each image, in whole pixels of the mirrored image, and whether the result is mirrored (1, else
+    0).
 
-    All arrays are float32 (n,). `top` and `left` are the first row and column of the box, `height` and `width` the
-    numbers of its rows and columns, in whole pixels of the mirrored image. `rows_reversed` and `columns_reversed` are 1
-    if the order of rows or columns is reversed, else 0.
+    All arrays are float32 (n,).
     """
 
     top: Array
@@ -54,15 +53,14 @@ class Boxes(NamedTuple):
     columns_reversed: Array
 
     def at(self, images: Numbers | slice) -> Boxes:
-        """Return the boxes of some of the images."""
         return Boxes(*(each[images] for each in self))
 
 
 class Taps(NamedTuple):
     """The filter along one side of n images: the source pixels of each result pixel, and their weights.
 
-    `firsts` is the first source pixel of each result pixel, int64 (n, size). `counts` is the number of source pixels
-    per result pixel in each image, int64 (n,). `weights` is int32 (n, size, largest count), 0 beyond an image's count.
+    `firsts` is the first source pixel of each result pixel, int64 (n, size), `counts` the number of source pixels per
+    result pixel in each image, int64 (n,). `weights` is int32 (n, size, largest count), 0 beyond an image's count.
     """
 
     firsts: Numbers
@@ -80,7 +78,6 @@ class Form(NamedTuple):
 
     @property
     def half(self) -> tuple[int, int]:
-        """The height and width of the chroma planes."""
         return -(-self.height // 2), -(-self.width // 2)
 
 
@@ -134,8 +131,8 @@ def crop(
 ) -> None:  # fmt: skip
     """Write the crop of each image to its target, (height, width, channels): uint8, or, given `normal`, float32.
 
-    `sources` and `targets` are the addresses of records and results, int64 (n,), contiguous. The caller keeps the
-    memory alive and checks that it is large enough.
+    `sources` and `targets` are addresses, int64 (n,), contiguous, of memory that the caller keeps alive and has found
+    large enough.
     """
     if not len(sources):
         return
@@ -217,9 +214,8 @@ def _reducing_taps(
 
 
 def half_taps(taps: Taps, half: int) -> Taps:
-    """Return the filter for a side of a chroma plane, which has `half` samples.
-
-    Its weights sum to 4 times the sum of the weights in `taps`.
+    """Return the filter for a side of a chroma plane, which has `half` samples; its weights sum to 4 times those in
+    `taps`.
     """
     most = taps.weights.shape[2]
     counts = np.minimum(taps.counts // 2 + 3, half)
@@ -421,8 +417,7 @@ def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
 def _write_blend(ir: Any, module: Any) -> Any:
     """Emit the function blend(first, row_bytes, length, weights, count, target), and return it.
 
-    The emitted function writes the weighted sum of `count` rows, of `length` bytes each, as int32 to the address
-    `target`.
+    It writes the weighted sum of `count` rows, of `length` bytes each, as int32 to the address `target`.
     """
     code = FunctionWriter(ir, module, "blend", 6, returns=False)
     build, word = code.build, code.word
@@ -453,7 +448,7 @@ def _write_blend(ir: Any, module: Any) -> Any:
 def _write_colour(ir: Any, module: Any) -> Any:
     """Emit the function colour(luma, blue, red, left, width, half_left, half_width, last, target), and return it.
 
-    The emitted function converts a row of luma and chroma to RGB, int32 each.
+    It converts a row of luma and chroma to RGB, int32 each.
     """
     code = FunctionWriter(ir, module, "colour", 9, returns=False)
     build, word = code.build, code.word
@@ -500,9 +495,8 @@ def _write_colour(ir: Any, module: Any) -> Any:
 def _write_resize(ir: Any, module: Any, is_normalised: bool) -> Any:
     """Emit the function resize(row, firsts, weights, step, count, width, channels, target, scale, shift); return it.
 
-    The emitted function resizes the int32 row at the address `row`, which `blend` wrote, to `width` pixels. It writes
-    them to the address `target`: as bytes, or, if `is_normalised`, as float32, times the numbers at `scale`, plus those
-    at `shift`.
+    It resizes the int32 row at the address `row`, which `blend` wrote, to `width` pixels, and writes them to `target`:
+    as bytes, or, if `is_normalised`, as float32, times the numbers at `scale`, plus those at `shift`.
     """
     code = FunctionWriter(ir, module, "normalised" if is_normalised else "resize", 10, returns=False)
     build, half, word = code.build, code.half, code.word

@@ -1,23 +1,35 @@
-"""Maps shards into memory if no program can truncate them.
+"""Maps shards into memory where no program can truncate them.
 
 Copying records from a map is as fast as from private memory, and the page cache is the only copy. But reading a mapped
-page of a file that was truncated kills the process. So a shard is mapped only if that cannot happen: on a file system
-that is mounted read-only, as a sealed memory file, or under a read lease (`leases.py`). All other shards are read with
-`pread`.
+page of a file that was truncated kills the process. So a shard is mapped only on a file system that is mounted
+read-only, as a sealed memory file, or under a read lease. All other shards are read with `pread`.
+
+Linux lets the owner of a file take a read lease on it (`man 2 fcntl`, "Leases"). A program that then truncates the file
+or opens it for writing waits until the lease is released, or for /proc/sys/fs/lease-break-time seconds, 45 by default.
+One thread of this process asks the kernel a few times per second whether a program waits. If so, no new read of that
+map begins; when the running reads are done, the file is unmapped and the lease released. Unlinking or renaming a file
+needs no lease and does not harm its map.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import functools
 import mmap
+import os
+import queue
+import resource
+import signal
 import threading
 import time
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -25,12 +37,283 @@ import numpy.typing as npt
 
 from tpucache import machine
 from tpucache.errors import DamageError
-from tpucache.loading.reading.leases import REASONS, LeasedMap, MapUse, NoLeaseError, Reason, look_if_needed, refusal
 from tpucache.machine import available_memory
-from tpucache.native import Addresses, can_populate, libc, map_file, populate
-from tpucache.store.files import ThreadLock
+from tpucache.native import Addresses, can_populate, file_system, libc, map_file, populate
+from tpucache.store.files import ThreadLock, open_regular
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import ShardReader
+
+#: The reasons why a file is not mapped under a lease.
+Reason = Literal["other_owner", "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back"]
+
+#: The reasons in words.
+REASONS: Final[dict[Reason, str]] = {
+    "other_owner": "another user owns the files",
+    "open_for_writing": "a program has the files open for writing",
+    "not_local": "other machines may be able to change files on this file system",
+    "too_many_files": "this process may open too few files",
+    "no_leases": "this system gives no read leases",
+    "given_back": "a program wanted to change the files",
+}
+
+_EVERY: Final = 0.2  # seconds between two checks of all leases
+_SOON: Final = 0.005  # the same, while a map waits for its last read to end
+_FRESH: Final = 5.0  # seconds; if the last check is older, a thread checks the leases itself before it reads a map
+_LEAST_BREAK_SECONDS: Final = 4 * _FRESH  # the kernel must wait this long, so that a batch can be copied after a check
+_SHARE: Final = (
+    2  # leases use at most half of the files that may be open; maps beyond half of the free memory are evicted
+)
+#: File systems that no other machine can change, by `struct statfs.f_type` (`man 2 statfs`).
+_LOCAL: Final = {
+    0xEF53,  # ext2, ext3, ext4
+    0x58465342,  # XFS
+    0x9123683E,  # Btrfs
+    0xF2F52010,  # F2FS
+    0x01021994,  # tmpfs
+    0x794C7630,  # overlayfs
+}
+_BREAK_TIME: Final = Path("/proc/sys/fs/lease-break-time")
+_DONT_FORK: Final = 10  # MADV_DONTFORK
+
+_REASON_OF: Final[dict[int, Reason]] = {
+    errno.EACCES: "other_owner",
+    errno.EPERM: "other_owner",
+    errno.EAGAIN: "open_for_writing",
+    errno.EMFILE: "too_many_files",
+    errno.ENFILE: "too_many_files",
+}
+
+
+class NoLeaseError(Exception):
+    """A file cannot be mapped under a lease. This error is handled internally."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(REASONS[reason])
+        self.reason = reason
+
+
+class MapUse:
+    """Marks a part of the code in which a thread reads memory maps: `with MapUse(uses): ...`.
+
+    Meanwhile the MapUse is a key of `uses`. A map is unmapped only when no MapUse is left that may read it.
+    """
+
+    __slots__ = ("_uses",)
+
+    def __init__(self, uses: dict[MapUse, None]) -> None:
+        self._uses = uses
+
+    def __enter__(self) -> None:
+        self._uses[self] = None
+
+    def __exit__(self, *_: object) -> None:
+        self._uses.pop(self, None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the `with` block has ended. This is also True before the block has begun."""
+        return self not in self._uses
+
+
+class LeasedMap:
+    """A map of a whole file, the lease that protects it, and the descriptor to which the lease belongs.
+
+    All three end when the owner is freed, or when another program wants to change the file. Any thread may call the
+    owner's `stop_reading(shard)`, which returns the uses that may still read the map, and `forget_maps()`, in a forked
+    process, which does not inherit the map. It closes the inherited descriptor, which does not affect its parent's
+    lease, and maps files itself.
+    """
+
+    def __init__(self, path: Path, original: int, owner: Any, shard: int) -> None:
+        if not _has_leases() or file_system(original) not in _LOCAL:
+            raise NoLeaseError("not_local" if _has_leases() else "no_leases")
+        if len(_WATCH.maps) >= _most_files() // _SHARE:
+            raise NoLeaseError("too_many_files")
+        self.owner, self.shard = weakref.ref(owner), shard
+        self.base = self.size = 0
+        self.is_taken = False
+        try:
+            # A new descriptor, because a lease belongs to an open file, which forked processes share.
+            self.number = open_regular(path)
+            _WATCH.add(self)
+            try:
+                self._take(os.fstat(original))
+            except BaseException:
+                self.end()
+                raise
+        except OSError as error:
+            raise NoLeaseError(_REASON_OF.get(error.errno or 0, "no_leases")) from error
+        # Not at exit: a thread may still be copying. The kernel cleans up.
+        weakref.finalize(owner, self.end).atexit = False
+
+    def _take(self, original: os.stat_result) -> None:
+        fcntl = machine.fcntl
+        # By default the kernel would send a signal that ends the process. SIGURG is ignored by default, and without an
+        # owner no signal is sent. Taking the lease sets the owner, so it is unset afterwards.
+        fcntl.fcntl(self.number, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(self.number, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(self.number, fcntl.F_SETOWN, 0)
+        found = os.fstat(self.number)
+        if (found.st_dev, found.st_ino, found.st_size) != (original.st_dev, original.st_ino, original.st_size):
+            raise NoLeaseError("given_back")  # replaced or truncated meanwhile
+        self.size = found.st_size
+        self.base = map_file(self.number, self.size)
+        if not self.base:
+            raise NoLeaseError("no_leases")
+        if libc.madvise(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size), _DONT_FORK):
+            raise NoLeaseError("no_leases")
+        self.is_taken = True  # from now on, the watching thread may end it
+        if not self.is_held():
+            raise NoLeaseError("given_back")
+
+    def is_held(self) -> bool:
+        """Return whether the lease is intact: no program waits to change the file."""
+        return bool(_quick_fcntl()(self.number, machine.fcntl.F_GETLEASE) == machine.fcntl.F_RDLCK)
+
+    def end(self) -> None:
+        """Unmap the file and release the lease, unless that was done before. No lock is taken: finalizers call this."""
+        if not _WATCH.remove(self):
+            return
+        if self.base:
+            libc.munmap(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size))
+        # Closing alone does not release the lease if another process, such as a forked one, has the descriptor open.
+        with contextlib.suppress(OSError):  # the lease may not have been granted
+            machine.fcntl.fcntl(self.number, machine.fcntl.F_SETLEASE, machine.fcntl.F_UNLCK)
+        with contextlib.suppress(OSError):
+            os.close(self.number)
+
+
+class _Watch:
+    """Checks all leases of the process in one thread. The thread ends when no lease is left."""
+
+    def __init__(self) -> None:
+        self.maps: dict[LeasedMap, None] = {}
+        self.seen = 0.0  # the `time.monotonic()` at which the last check of all leases began
+        self._ending: dict[LeasedMap, list[MapUse]] = {}  # maps to be ended, with the uses that may still read them
+        self._thread: threading.Thread | None = None
+        self._is_paused = False
+        self._lock = ThreadLock()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # reentrant, because finalizers put into it
+
+    def add(self, leased: LeasedMap) -> None:
+        self.maps[leased] = None
+        self._start()
+
+    def remove(self, leased: LeasedMap) -> bool:
+        was_watched = self.maps.pop(leased, self) is None
+        self._ending.pop(leased, None)
+        if was_watched and not self.maps:
+            self._wake.put(None)
+        return was_watched
+
+    def look(self) -> None:
+        now = time.monotonic()
+        for leased in list(self.maps):
+            if leased.is_taken and leased not in self._ending and not leased.is_held():
+                owner = leased.owner()
+                self._ending[leased] = [] if owner is None else list(owner.stop_reading(leased.shard))
+        self.seen = now
+
+    def pause(self) -> None:
+        self._is_paused = True
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._wake.put(None)
+            thread.join()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self.maps:
+            self._start()
+
+    def forget(self) -> None:
+        """Close the descriptors that this forked process inherited."""
+        maps = list(self.maps)
+        self.__init__()  # type: ignore[misc]  # a new lock, and no thread
+        for leased in maps:
+            with contextlib.suppress(OSError):
+                os.close(leased.number)
+            owner = leased.owner()
+            if owner is not None:
+                owner.forget_maps()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_paused:
+                self.seen = time.monotonic()
+                self._thread = threading.Thread(target=self._run, name="tpucache-leases", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=_SOON if self._ending else _EVERY)
+            self.look()
+            for leased, uses in list(self._ending.items()):
+                if all(use.is_over for use in uses):
+                    leased.end()
+            with self._lock:
+                if self._is_paused or not self.maps:
+                    self._thread = None
+                    return
+
+
+_WATCH: Final = _Watch()
+os.register_at_fork(before=_WATCH.pause, after_in_parent=_WATCH.resume, after_in_child=_WATCH.forget)
+
+
+def look_if_needed() -> None:
+    """Check all leases if the watching thread has not done so for a while, because it did not get to run.
+
+    The kernel breaks a lease only some time after a program wanted the file. Until then the map is safe to read.
+    """
+    if time.monotonic() - _WATCH.seen > _FRESH:
+        _WATCH.look()
+
+
+def refusal(path: Path, original: int) -> Reason | None:
+    """Return why the file at `path`, which the descriptor `original` has open, cannot be leased; None if it can."""
+    nobody = _Nobody()
+    try:
+        LeasedMap(path, original, nobody, 0).end()
+    except NoLeaseError as error:
+        return error.reason
+    return None
+
+
+class _Nobody:
+    def stop_reading(self, shard: int) -> Iterable[MapUse]:
+        return ()
+
+    def forget_maps(self) -> None:
+        """Do nothing, as the map is never read."""
+
+
+@functools.cache
+def _quick_fcntl() -> Callable[[int, int], int]:
+    """Return C's fcntl as a function that does not release the interpreter's lock.
+
+    While other threads compute, getting the lock back takes 5 ms, and one check of all leases may make a thousand
+    calls.
+    """
+    found: Callable[[int, int], int] = ctypes.PyDLL(None).fcntl
+    return found
+
+
+@functools.cache
+def _has_leases() -> bool:
+    if not hasattr(machine.fcntl, "F_SETLEASE"):
+        return False
+    try:
+        return int(_BREAK_TIME.read_text()) >= _LEAST_BREAK_SECONDS
+    except (OSError, ValueError):
+        return False
+
+
+def _most_files() -> int:
+    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
 
 _UNKNOWN: Final = 0
 _NOT_MAPPED: Final = -1
@@ -39,7 +322,6 @@ _F_SEAL_SHRINK: Final = 2
 _PIECE_BITS: Final = 21  # pages are entered in the page table 2 MiB at a time: a third of the cost of single records
 _PIECE: Final = 1 << _PIECE_BITS
 _PROBES: Final = 4
-_SHARE: Final = 2  # maps beyond half of the free memory are expected to be evicted from the page cache
 PREPARE_SECONDS: Final = 0.5  # in this time two threads map 7 GB of pages, or copy 2 GB into allocated memory
 
 #: How a shard is mapped, or why it is not. "no_maps": the kernel cannot read mapped pages ahead. "being_fetched": the
@@ -68,14 +350,13 @@ class ShardMaps:
     """Maps of a cache's shards. A shard is mapped when one of its records is first needed.
 
     Maps take no memory from the budget, because they are the page cache. The pages of a record are read before they are
-    touched, so that an unreadable page raises an error. If the neighbouring pages are in the page cache, too, all of
-    them are entered in the page table together. Threads may share one object. Pickled and forked copies start empty.
+    touched, so that an unreadable page raises an error. If the neighbouring pages are in the page cache, all of them
+    are entered in the page table together. Threads may share one object. Pickled and forked copies start empty.
 
     Addresses and blocks are valid only inside the block in which they were returned: `with MapUse(maps.uses): ...`.
     """
 
     def __init__(self, reader: ShardReader, records: int) -> None:
-        """Map nothing yet. `records` is the number of records in the index."""
         self._reader = reader
         self._present = np.zeros(records, np.bool_)  # records whose pages were read and are expected to stay in memory
         self._asked = np.zeros(records, np.bool_)  # records that the kernel was asked for, and that were not read since
@@ -203,7 +484,7 @@ class ShardMaps:
     def stop_reading(self, shard: int) -> Iterable[MapUse]:
         """Stop using a shard's map in new reads. Returns the uses that may still read it.
 
-        So from now on, each record of the shard is compared with its checksum.
+        From now on, each record of the shard is compared with its checksum.
         """
         self._reader.distrust(shard)
         with self._bases_lock:
@@ -223,10 +504,7 @@ class ShardMaps:
         self.uses.clear()
 
     def _map(self, rows: Rows) -> None:
-        """Map shards if that is safe.
-
-        This record is compared with its checksum before the map is used.
-        """
+        """Map shards if that is safe, and compare these records with their checksums before the maps are used."""
         with self._lock:
             rows = rows[self._bases[rows["shard"]] == _UNKNOWN]
             if not len(rows):
@@ -248,7 +526,6 @@ class ShardMaps:
             self._may_map = bool((self._bases != _NOT_MAPPED).any())
 
     def _map_shard(self, shard: int) -> tuple[int, How]:
-        """Map a shard if that is safe."""
         how: How
         if self._reader.arriving is not None:
             return 0, "being_fetched"

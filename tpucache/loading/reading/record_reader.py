@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
-from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
-from tpucache.loading.reading.leases import MapUse
-from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, ShardMaps
-from tpucache.loading.reading.memory import BUDGET, RecordMemory
+from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, MapUse, ShardMaps
+from tpucache.loading.reading.memory import BUDGET, Buffer, BufferPool, BufferPools, RecordMemory
 from tpucache.loading.reading.views import decode_view
 from tpucache.native import Addresses, Array, FileRecords, address, copy_rows, native
 from tpucache.store.cache import Cache
@@ -54,8 +52,7 @@ _PER_PROCESS: Final = ("_scratch", "pools", "_packed")
 class ReadingPlan(NamedTuple):
     """How records are read: "keep" in memory after the first read, "map" the shards, or "stream" from files each time.
 
-    `planned_bytes` is the memory that the process will use for records. It is 0 for maps, because their memory belongs
-    to the system's page cache.
+    `planned_bytes` is the memory that the process will use for records: 0 for maps, which are the system's page cache.
     """
 
     way: Literal["keep", "map", "stream"]
@@ -63,7 +60,6 @@ class ReadingPlan(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The plan in words."""
         size = size_text(self.planned_bytes)
         if self.way == "keep":
             return f"kept in memory, {size}"
@@ -91,8 +87,7 @@ class WaysRead(NamedTuple):
 class RecordReader:
     """Reads records of a cache by their index row numbers. Threads may share one reader.
 
-    A dataset and all datasets selected from it share one reader, with its files, maps, buffers and records in memory. A
-    pickled copy opens files and keeps records in the process that uses it.
+    A dataset and all datasets selected from it share one reader, with its files, maps, buffers and records in memory.
     """
 
     def __init__(
@@ -147,19 +142,16 @@ class RecordReader:
 
     @property
     def maps(self) -> dict[str, int]:
-        """The number of shards that this process mapped, by method, and of those that it could not map, by reason."""
         return self._maps.how
 
     @property
     def network(self) -> NetworkUse | None:
-        """This process's network traffic so far; None for a cache in a folder."""
         arriving = self.cache.reader.arriving
         return None if arriving is None else arriving.network()
 
     def packing(self) -> RecordReader:
-        """Return a reader that leaves fields packed: this reader if no field changes, otherwise a second reader.
-
-        The second reader keeps records in memory of its own.
+        """Return a reader that leaves fields packed, with records in memory of its own: this one if no field
+        changes.
         """
         if all(field.packed == form for field, form in zip(self._shown, self.fields, strict=True)):
             return self
@@ -168,7 +160,6 @@ class RecordReader:
         return self._packed
 
     def plan(self, records: int, shards: Sequence[ShardEntry]) -> ReadingPlan:
-        """Return how `records` records of the shards `shards` will probably be read."""
         needed = records * self._record_bytes
         first = self.cache.manifest.shards.index(shards[0]) if shards else 0
         if self.in_memory is True:
@@ -180,9 +171,8 @@ class RecordReader:
 
     @property
     def most_to_prepare(self) -> int:
-        """The number of records that `prepare` may keep.
-
-        It is 0 if no records are kept in memory, and if records are decoded on the host, because that takes too long.
+        """The number of records that `prepare` may keep: none if records are decoded on the host, which takes too
+        long.
         """
         return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
 
@@ -217,10 +207,9 @@ class RecordReader:
             deque(executor.map(keep, (rows[at : at + batch] for at in range(0, len(rows), batch))), 0)
 
     def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> WaysRead:
-        """Read records into the first rows of a buffer. `rows` are their index row numbers.
+        """Read records, by their index row numbers, into the first rows of a buffer.
 
         With `keep`, the records are also kept in memory, as far as there is room; `in_memory=True` always keeps them.
-        Returns how many records were read from memory, maps and files.
         """
         if (arriving := self.cache.reader.arriving) is not None:
             keep = self._may_keep(arriving, keep)
@@ -232,9 +221,8 @@ class RecordReader:
     def visit(self, rows: Numbers, use: UseRecords, parts: Numbers, *, divide: Divide = undivided) -> WaysRead:
         """Call `use` with the addresses of plain records. Records that are only in files are read into memory first.
 
-        `parts`, int64 (n, any, 2), has the byte ranges of each record that are used, as offsets and lengths. If a
-        record is read from a file and not kept, only these are read. Returns how many records were read from memory,
-        maps and files.
+        `parts`, int64 (n, any, 2), has the byte ranges of each record that are used, as offsets and lengths. Of a
+        record that is read from a file and not kept, only these are read.
         """
         arriving = self.cache.reader.arriving
         keep = arriving is None or self._may_keep(arriving, keep=True)
@@ -249,10 +237,9 @@ class RecordReader:
         return self._is_plain
 
     def _may_keep(self, arriving: Arriving, keep: bool) -> bool:
-        """Return whether to keep records in memory: False if `keep` is.
+        """Return whether to keep records in memory: unless in_memory is True, not while others are being fetched.
 
-        Unless in_memory is True, it is also False while records are being fetched: to save CPU time, such records are
-        only kept in a later epoch.
+        To save CPU time, such records are only kept in a later epoch.
         """
         return keep and (self.in_memory is True or not arriving.is_busy)
 
@@ -322,7 +309,6 @@ class RecordReader:
         return WaysRead(memory, mapped, files, memory * self._record_bytes, of_maps, of_files)
 
     def hint(self, rows: Numbers) -> None:
-        """Ask the kernel to read these records from the disk ahead."""
         if self.cache.reader.arriving is not None:
             return  # `Arriving.expect` was called instead
         missing = self.not_in_memory(rows[~self._maps.is_present(rows)])
@@ -331,7 +317,6 @@ class RecordReader:
             self._maps.note_asked(missing)
 
     def not_in_memory(self, rows: Numbers) -> Numbers:
-        """Return those of the index row numbers `rows` whose records are not kept in memory."""
         return rows[self._memory.addresses(rows) == 0] if self.in_memory else rows
 
     def _promise_memory(self) -> None:
@@ -414,7 +399,6 @@ class RecordReader:
         self._read_encoded(targets, found, mapped, buffer.is_large)
 
     def _read_encoded(self, targets: list[_Target], found: Rows, mapped: Addresses, is_large: bool) -> None:
-        """Read encoded records, and decode them into rows of arrays."""
         unmapped = mapped == 0
         chosen = np.flatnonzero(~unmapped)
         if len(chosen):
@@ -481,7 +465,6 @@ class _Target(NamedTuple):
 
 
 def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: Numbers, lengths: Numbers) -> None:
-    """Decode or unpack records into the rows of `targets`, one target for each field."""
     spans = layout.spans_of(block, starts, lengths)
     for at, (stored, target) in enumerate(zip(layout.fields, targets, strict=True)):
         to = block, spans[:, at], target.array, target.rows

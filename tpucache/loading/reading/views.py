@@ -1,7 +1,4 @@
-"""Decodes records at another size than the stored one.
-
-Images are made from their low frequencies; masks, boxes and keypoints are changed to fit them.
-"""
+"""Decodes records at another size than the stored one: images from their low frequencies, and what lies on them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from tpucache.geometry import Placement, clip_boxes, fill_boxes, margins, mark_p
 from tpucache.native import Array
 from tpucache.ondevice.decode import CoefficientDecoder, Resize, packed_or_pixels, to_resize
 from tpucache.store.codecs import CODECS, FREQUENCY_CODECS, decode_into, unpack_rows
-from tpucache.store.codecs.dct.coefficients import BLOCK
+from tpucache.store.codecs.coefficients import BLOCK
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, ResizedView
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
@@ -109,10 +106,6 @@ def moved(array: Array, field: Field) -> Array:
 
 
 def _shown(field: Field, resize: Resize, frequencies: int, image: Field) -> Field:
-    """Return a field with the shape and view that it has when images are decoded at the size of `resize`.
-
-    `frequencies` is how many frequencies of each block are decoded.
-    """
     if field.name == IMAGE:
         shape: tuple[int, ...] = (resize.height, resize.width, field.shape[2])
     elif field.name == MASK:

@@ -1,8 +1,7 @@
 """Codecs encode the array of a field as bytes, and decode it. CODECS lists all of them.
 
-To add a codec, write a subclass of Codec in a file of its own and add an instance to CODECS; its class attributes say
-what the codec can do. Another package adds a codec by an entry point of the group `tpucache.codecs`: see
-docs/extending.md.
+To add one, write a subclass of Codec and add an instance to CODECS. Another package adds one by an entry point of the
+group `tpucache.codecs`: see docs/extending.md.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tpucache.errors import UsageError
 from tpucache.native import Array, FileRecords
 from tpucache.plugins import Names, PartTable
 from tpucache.store.codecs.codec import Codec, FieldSpec, Numbers, PackedCodec
-from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
+from tpucache.store.codecs.dct import DctLz4, DctZstd
 from tpucache.store.codecs.pictures import Jpeg, Png
 from tpucache.store.codecs.plain import Bytes, Raw, Zstd
 from tpucache.store.codecs.yuv420 import Yuv420
@@ -39,7 +38,6 @@ __all__ = [
 
 
 def _make_codec(name: str, part: Any) -> Codec:
-    """Return an instance of the class `part`, which another package registered as the entry point `name`."""
     if not (isinstance(part, type) and issubclass(part, Codec)):
         raise TypeError(f"{part!r} is no subclass of tpucache.store.codecs.Codec")
     codec = part()
@@ -78,8 +76,8 @@ def decode_luma(field: FieldSpec, records: Sequence[memoryview], out: npt.NDArra
 def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
     """Decode a field of n records from a block of bytes into rows of `out`.
 
-    The bytes of the field in record i are block[start:end] with (start, end) = spans[i]. They are decoded into
-    out[rows[i]]. `block` is uint8 of any length, `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,).
+    Record i has the field in block[start:end] with (start, end) = spans[i]; it is decoded into out[rows[i]]. `block` is
+    uint8, `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,).
     """
     codec, data = CODECS[field.codec], block.data
     for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
@@ -87,7 +85,6 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
 
 def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """See `PackedCodec.unpack_rows`."""
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
         raise UsageError(f"field {field.name!r} is stored as {field.codec}, which has no packed form")

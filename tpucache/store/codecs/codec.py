@@ -1,4 +1,4 @@
-"""The interface of a codec, and functions that several codecs share: image checks, Zstandard frames, JFIF's colours."""
+"""The interface of a codec, and what several codecs share: checks of images, Zstandard frames, JFIF's colours."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ class Codec(ABC):
         return field.nbytes if self.is_plain else None
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return an upper limit for the length of an encoded array of the field. Longer records are refused unread.
+        """Return an upper limit for the length of an encoded array; longer records are refused unread.
 
-        The limit need not be tight: apart from file headers, no codec makes an array twice as long, not even noise.
+        It need not be tight: apart from file headers, no codec makes an array twice as long, not even noise.
         """
         stored = self.stored_bytes(field)
         return 2 * field.nbytes + _HEADERS if stored is None else stored
@@ -137,7 +137,6 @@ class Codec(ABC):
         return data
 
     def _calling_library(self) -> AbstractContextManager[None]:
-        """Return a context that turns each exception of the encoding library, except MemoryError, into BuildError."""
         return calling(f"the codec {self.name}", BuildError, "Use another codec, or another version of its library")
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
@@ -149,10 +148,9 @@ class Codec(ABC):
             raise _not_decoded(field, error) from error
 
     def decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
-        """Decode only the luma (brightness, ITU-R BT.601, 0 to 255) of n colour images into `out`.
+        """Decode only the luma (ITU-R BT.601, 0 to 255) of n colour images into `out`, uint8 (n, height, width).
 
-        `out` is uint8 (n, height, width), or (n, height / 2, width / 2) if `has_half_luma` is true and both sides are
-        even. `records` has each image's encoded bytes.
+        `out` may be (n, height / 2, width / 2) if `has_half_luma` and both sides are even.
         """
         if not self.has_luma:
             raise UsageError(f"{self.name} does not decode luma alone: decode whole images")
@@ -191,8 +189,8 @@ class PackedCodec(Codec):
     def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Decode n records from a block of bytes into their packed form, in rows of `out`.
 
-        Record i is block[start:end] with (start, end) = spans[i], and is decoded into out[rows[i]]. `block` is uint8 of
-        any length, `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous.
+        Record i is block[start:end] with (start, end) = spans[i], and goes to out[rows[i]]. `block` is uint8, `spans`
+        (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous.
         """
         try:
             self._unpack_rows(field, block, spans, out, rows)
@@ -202,11 +200,10 @@ class PackedCodec(Codec):
             ) from error
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Read n records that have only this field from open files, and decode them into their packed form.
+        """Read n records that have only this field from open files, and decode record i into its packed form in
+        out[rows[i]].
 
-        Each record is decoded right after it was read, while it is in the CPU's cache. Record i is decoded into
-        out[rows[i]]; `out` is uint8 (m, packed_bytes), `rows` (n,). Returns the number of records before the first that
-        failed; the caller reads the other records in another way.
+        Returns the number of records before the first that failed; the caller reads the others in another way.
         """
         return 0
 
@@ -237,7 +234,6 @@ def check_picture(codec: str, field: FieldSpec) -> None:
 
 
 def check_image(field: FieldSpec) -> None:
-    """Raise FormatError unless a field has the shape of an image and is not too large."""
     shape = field.shape
     if len(shape) != 3 or not all(shape) or field.nbytes > MAX_IMAGE_BYTES:
         raise FormatError(
@@ -283,9 +279,8 @@ def doubled(plane: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 def to_rgb(
     luma: npt.NDArray[np.float32], blue: npt.NDArray[np.float32], red: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.uint8]:
-    """Return the RGB image, uint8 (height, width, 3), of the planes Y (`luma`), Cb (`blue`) and Cr (`red`).
-
-    Y is from 0 to 255, Cb and Cr are centred at 0. The matrix is JFIF's.
+    """Return the RGB image, uint8 (height, width, 3), of Y (0 to 255), Cb and Cr (both centred at 0), by JFIF's
+    matrix.
     """
     green = luma - np.float32(0.344136) * blue - np.float32(0.714136) * red
     colours = (luma + np.float32(1.402) * red, green, luma + np.float32(1.772) * blue)
@@ -293,5 +288,4 @@ def to_rgb(
 
 
 def to_uint8(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return numbers rounded and clipped to 0..255."""
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)

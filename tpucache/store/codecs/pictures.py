@@ -46,7 +46,6 @@ class PictureCodec(Codec):
     mask_codec = "png"
 
     def check(self, field: FieldSpec) -> None:
-        """Raise FormatError for anything but uint8 (height, width, 1 or 3)."""
         check_picture(self.name, field)
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
@@ -60,16 +59,15 @@ class PictureCodec(Codec):
 
     @abstractmethod
     def _save_options(self, quality: int | None) -> dict[str, Any]:
-        """Return Pillow's options for writing the file."""
+        pass
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         self._check_file(field, data)
         out[...] = self._opened(field, data, _MODES[field.shape[2]]).reshape(field.shape)
 
     def _opened(self, field: FieldSpec, data: memoryview, mode: str) -> Array:
-        """Decode a file by Pillow, and return the pixels in Pillow's `mode`, such as "RGB".
-
-        `_check_file` must have accepted the file.
+        """Decode a file, which `_check_file` has accepted, by Pillow, and return pixels in Pillow's `mode`, such as
+        "RGB".
         """
         try:
             from PIL import Image
@@ -94,14 +92,11 @@ class PictureCodec(Codec):
 
 
 def check_header(field: FieldSpec, height: int, width: int, channels: int) -> None:
-    """Raise ValueError if the image in a file does not have the field's shape."""
     if (height, width, channels) != field.shape:
         raise ValueError(f"an image of {(height, width, channels)}, not of {field.shape}")
 
 
 class Png(PictureCodec):
-    """A PNG file, written and read by Pillow."""
-
     name = "png"
     quality_range = (0, 9)
     typical_ratio = 0.65
@@ -133,7 +128,6 @@ class Jpeg(PictureCodec):
     has_luma = True
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return an upper limit for the size of a file in bytes: a coefficient takes up to 26 bits."""
         blocks = math.prod(-(-side // 16) * 16 for side in field.shape[:2]) * field.shape[2]
         return 4 * blocks + super().largest_bytes(field)
 

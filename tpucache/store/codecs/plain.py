@@ -38,7 +38,6 @@ class Bytes(Codec):
     has_any_length = True
 
     def check(self, field: FieldSpec) -> None:
-        """Raise FormatError unless the field is uint8 with an empty shape."""
         if field.dtype != "|u1" or field.shape:
             raise FormatError(f"the codec bytes is for uint8 with the shape (), not {field.dtype} {field.shape}")
 
@@ -52,7 +51,6 @@ class Bytes(Codec):
         return np.ascontiguousarray(array, np.uint8).tobytes()
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Raise UsageError: arrays of this codec have no fixed shape, so there is no `out` to decode into."""
         self._decode_into(field, data, out)
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:

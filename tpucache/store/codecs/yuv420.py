@@ -27,17 +27,14 @@ class Yuv420(PackedCodec):
     has_luma = True
 
     def check(self, field: FieldSpec) -> None:
-        """Raise FormatError for anything but uint8 (height, width, 3)."""
         check_picture(self.name, field)
         if field.shape[2] != 3:
             raise FormatError("yuv420 is for colour images: use the codec raw, which is as small for grey images")
 
     def stored_bytes(self, field: FieldSpec) -> int:
-        """Return the size in bytes of an image's three planes."""
         return nbytes(*field.shape[:2])
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the size in bytes of an image's three planes."""
         return nbytes(*field.shape[:2])
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
@@ -64,7 +61,6 @@ def plane_shapes(height: int, width: int) -> tuple[tuple[int, int], tuple[int, i
 
 
 def nbytes(height: int, width: int) -> int:
-    """Return the size in bytes of an image's three planes."""
     luma, chroma = plane_shapes(height, width)
     return luma[0] * luma[1] + 2 * chroma[0] * chroma[1]
 

@@ -1,8 +1,8 @@
 """RemoteCache: an open cache at a URL, and copies of whole files at a URL, in folders of this machine.
 
 A cache's tables are copied, its records are fetched when needed. Other files are copied whole, for formats that cannot
-be read in parts. A copy's name is its SHA-256; a note has the version that the store stated (such as an ETag), and the
-copy is used again as long as the store states it. Nothing is removed while a process uses a folder.
+be read in parts. A copy's name is its SHA-256; a note has the version that the store stated (such as an ETag), as long
+as which the copy is used again. Nothing is removed while a process uses a folder.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RemoteCache(Cache):
     """A cache at a URL. Each machine reads the manifest and copies the tables once, and fetches records when needed.
 
     `directory` is the local folder with the copies. Its name is the manifest's identity, so a cache that is rebuilt at
-    the same URL gets another folder. Pickled and forked copies do not read the manifest and the tables again.
+    the same URL gets another folder.
     """
 
     def __init__(self, url: str, directory: Path, manifest: Manifest, most_bytes: int | None) -> None:
@@ -104,11 +104,10 @@ class RemoteCache(Cache):
     ) -> RemoteCache:
         """Read a cache's manifest and tables from its URL by three requests, or fewer if this machine has copies.
 
-        Local copies are kept below `cache_dir` (default: `default_directory()`), with at most `cache_bytes` of shards
-        (default: all of them, but at most 80 % of the free disk). If this machine read the manifest less than `max_age`
-        seconds ago (default: 30), the manifest is not read again. If the URL cannot be reached, an older local copy is
-        used, with a warning. `version` is the number of the version to open, by default the newest; "@2" after the URL
-        names version 2, too.
+        Copies are kept below `cache_dir` (default: `default_directory()`), with at most `cache_bytes` of shards
+        (default: 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago (default:
+        30) is not read again. If the URL cannot be reached, an older copy is used, with a warning. `version` is the
+        version to open, by default the newest; "@2" after the URL names version 2, too.
         """
         check_locks("streaming a cache from a URL")
         url, named = split_version(url)
@@ -142,17 +141,14 @@ class RemoteCache(Cache):
 
     @property
     def place(self) -> str:
-        """The URL without its secrets, with the version that the user asked for."""
         return shown(self.url) if self._asked is None else f"{shown(self.url)}@{self._asked}"
 
     @property
     def index(self) -> RecordIndex:
-        """The index: in which shard each record is, and at which bytes."""
         return self._tables.index
 
     @property
     def reader(self) -> RemoteReader:
-        """The reader, which reads records by their index rows, and waits until these records are fetched."""
         if self._remote_reader is None:
             make = functools.partial(_make_fetcher, self._tables, self.url, self.most_bytes)
             self._remote_reader = RemoteReader(self._tables, make)
@@ -167,7 +163,6 @@ class _Tables(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index, whose SHA-256 was compared with the manifest."""
         if self._index is None:
             index = RecordIndex(self.directory, self.manifest)
             if not index.is_right():
@@ -185,7 +180,7 @@ class _Tables(Cache):
 class KeptCopy(NamedTuple):
     """A local copy of a cache at a URL, or of whole files at a URL that are the source of a build.
 
-    `directory` is the folder with the copy, `bytes` its size on disk, and `total_bytes` the size at the URL.
+    The copy takes `bytes` on disk, of `total_bytes` at the URL.
     """
 
     url: str
@@ -220,7 +215,6 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
 
 
 def clear_kept(kept: KeptCopy) -> None:
-    """Remove a local copy."""
     below = kept.directory.parent
     try:
         folder = OpenFolder(kept.directory)
@@ -246,7 +240,7 @@ def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Piec
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
     """Return the local folder and the manifest, read from the URL if no local copy is younger than `max_age` seconds.
 
-    If the URL cannot be read, an older copy is used. Only one process of this machine at a time reads from the URL.
+    If the URL cannot be read, an older copy is used. One process of this machine at a time reads from the URL.
     """
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     own_folder(note.parent, below)
@@ -306,10 +300,9 @@ def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
 
 
 def _read_note(note: Path) -> tuple[str | None, float]:
-    """Return the identity of the cache that this machine last saw at a URL, and how many seconds ago that was.
+    """Return the identity of the cache that this machine last saw at a URL, and how many seconds ago.
 
-    Both are in the file `note`. Returns (None, 0.0) if the file is missing or invalid, or if another user owns it or
-    may write it.
+    Returns (None, 0.0) if the file is missing or invalid, or another user owns it or may write it.
     """
     try:
         found, below = note.lstat(), note.parent.parent.stat()
@@ -351,14 +344,9 @@ class _Note:
 
 
 class Copies(Mapping[str, Path]):
-    """The local paths of copied files by their names at the URL.
-
-    While this object exists, the folder with the copies is not removed. A pickled copy of the object does not protect
-    it.
-    """
+    """The local paths of copied files by their names at the URL. While this object exists, they are not removed."""
 
     def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:
-        """Store the URL without secrets (`place`), the local paths by name, and the open file that locks the folder."""
         self.place, self._files, self._use = place, dict(files), use
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -418,7 +406,6 @@ def _remove_old(below: Path) -> None:
 
 
 def _copy(remote: Remote, name: str, below: Path) -> Path:
-    """Return the local copy of the file that the URL has now."""
     key, suffix = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32], Path(name).suffix
     with only_one(below / f"{key}.lock", patience=math.inf):
         size, tag = remote.version(name)

@@ -2,8 +2,8 @@
 
 A piece is about 8 MiB of whole records of a shard. Threads take the pieces that readers wait for first, then those that
 loaders have announced. One process of a machine fetches a piece: the one with its lock in the local copy. A piece is
-kept on the disk if there is room for it, otherwise in memory until the announced records in it were read. Pieces on
-the disk stay: if all are needed equally often, others in their place would be no better.
+kept on the disk if there is room, otherwise in memory until the announced records in it were read. Pieces on the disk
+stay: if all are needed equally often, others in their place would be no better.
 
 One lock guards what is asked for. Threads do not hold it while they read from the URL, write to the disk, or run a
 loader's iterator.
@@ -178,7 +178,6 @@ class LinkStatistics:
         return not self.needed or self.waited <= _WAITING_SHARE * (time.monotonic() - self.began)
 
     def use(self, kept: int, total: int) -> NetworkUse:
-        """Return the network traffic so far. `kept` of the cache's `total` bytes are on this machine's disk."""
         with self._lock:
             rate = self.bytes / max(1e-6, self._busy)
             best = max(self._best, rate)
@@ -207,8 +206,8 @@ class _Fetch:
 class _Plan:
     """What one owner, such as a loader, will read: the pieces that are not fetched yet, in the order of reading.
 
-    The owner's iterator gives the order a window of a few thousand records at a time. `left` has, for each piece, how
-    many records of the windows so far are still to be read.
+    The owner's iterator gives the order a window at a time. `left` has, for each piece, how many records of the windows
+    so far are still to be read.
     """
 
     def __init__(self, owner: object, windows: Iterator[Rows], pieces: Pieces) -> None:
@@ -280,7 +279,7 @@ class Fetcher:
                 self._wake()
 
     def get(self, pieces: Numbers, needed: int) -> dict[int, Held]:
-        """Wait until the pieces of some records are on this machine."""
+        """Wait until the pieces of some records are on this machine, and return those in memory."""
         wanted = np.array([*dict.fromkeys(pieces.tolist())], np.int64)  # in the order in which they are needed
         found: dict[int, Held] = {}
         own: dict[int, _Fetch] = {}

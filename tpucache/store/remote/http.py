@@ -1,7 +1,7 @@
 """HttpFolder: reads files of a folder on a web server, whole or in ranges, with the standard library alone.
 
-Answers are not trusted. An unexpected status, range, length or encoding is an error. An answer that is much longer than
-what was requested is not read to its end, and a request that is too slow is stopped.
+Answers are not trusted. An unexpected status, range, length or encoding is an error, an answer that is longer than what
+was requested is not read to its end, and a request that is too slow is stopped.
 """
 
 from __future__ import annotations
@@ -60,10 +60,7 @@ class ChangedError(HttpError):
 
 
 class Origin(NamedTuple):
-    """A server: its scheme, host and port. Each connection belongs to one server.
-
-    A password in the user's URL is sent only to the server in that URL, not to the targets of redirects.
-    """
+    """A server: its scheme, host and port. A password in the user's URL is sent only to the server in that URL."""
 
     scheme: str
     host: str
@@ -73,8 +70,8 @@ class Origin(NamedTuple):
 class HttpFolder:
     """A folder at `http://` or `https://`. Each request for a file has the user, password and query of the URL.
 
-    Threads may share an HttpFolder. Redirects are followed, also to other web servers, which do not get the user and
-    the password, but never from https to http. The errors of requests do not show URLs.
+    Threads may share an HttpFolder. Redirects are followed, also to other servers, which do not get user and password,
+    but never from https to http. The errors of requests do not show URLs.
     """
 
     def __init__(self, url: str, block: int = _BLOCK, silence: float | None = None) -> None:
@@ -111,8 +108,8 @@ class HttpFolder:
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
         """Fill `target` with a file's bytes from `start` on, by one request. The file must have `size` bytes.
 
-        All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
-        and the size in the answer are compared. Weak ETags are ignored, because they may differ for equal bytes.
+        All parts of a file must come from one version: each request asks for the ETag of the first part. Weak ETags are
+        ignored, because they may differ for equal bytes.
         """
         stop = start + len(target)
         with self._answer(name, len(target), (start, stop), self._tags.get(name)) as answer:
@@ -144,7 +141,6 @@ class HttpFolder:
             raise
 
     def close(self) -> None:
-        """Close the idle connections. The next request opens a new one."""
         with self._lock:
             idle = [connection for connections in self._idle.values() for connection in connections]
             self._idle.clear()
@@ -155,10 +151,11 @@ class HttpFolder:
     def _answer(
         self, name: str, asked: int, span: tuple[int, int] | None = None, tag: str | None = None
     ) -> Iterator[_Answer]:
-        """Request a file or its byte range `span`. The context returns the answer with its headers read.
+        """Request a file or its byte range `span`, of `asked` bytes. The context returns the answer with its headers
+        read.
 
-        `asked` is the number of bytes that the answer should have. `tag` is the ETag that the file must have. If the
-        `with` block reads the whole answer, the connection is used again.
+        `tag` is the ETag that the file must have. If the `with` block reads the whole answer, the connection is used
+        again.
         """
         url = self._url._replace(path=f"{self._url.path.rstrip('/')}/{name}", fragment="")
         headers = {"Accept-Encoding": "identity", "User-Agent": f"tpucache/{__version__}"}
@@ -219,8 +216,6 @@ class HttpFolder:
 
 
 class _Connection:
-    """An open connection to a server. Reading fails after `silence` seconds without a byte, or if it is too slow."""
-
     def __init__(self, origin: Origin, silence: float) -> None:
         self.origin = origin
         if origin.scheme == "https":
@@ -293,8 +288,6 @@ class _WatchedFile(io.RawIOBase):
 
 
 class _Answer:
-    """An HTTP response whose headers have arrived."""
-
     def __init__(self, response: http.client.HTTPResponse, block: int) -> None:
         self._response = response
         self._block = block
@@ -334,7 +327,6 @@ class _Answer:
 
     @property
     def tag(self) -> str:
-        """The file's ETag; "" if the server states none."""
         return str(self._response.headers.get("ETag", "")).strip()
 
     def check_version(self, name: str, size: int, tag: str | None) -> None:
@@ -399,7 +391,6 @@ def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult
 
 
 def _origin_of(url: SplitResult) -> Origin:
-    """Return scheme, host and port."""
     scheme = url.scheme.lower()
     if scheme not in SCHEMES or not url.hostname:
         raise ValueError("it has no server")

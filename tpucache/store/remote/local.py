@@ -1,14 +1,14 @@
 """LocalCopy: the local copy of a cache at a URL: sparse files with the shards' names, filled piece by piece.
 
 An unwritten part of a sparse file reads as zeros without an error, and other programs may remove, replace or truncate a
-file at any time. So each process compares each record with its checksum before its first use. It need not repeat that
-as long as the shard's file keeps its inode, size and times. While a file changes, on a network file system, and if
-other users may write to the file, records are compared at every read.
+file at any time. So each process compares each record with its checksum before its first use, and again unless the
+shard's file keeps its inode, size and times. While a file changes, on a network file system, and if other users may
+write to the file, records are compared at every read.
 
 The file `state` has one byte per piece. A piece with a wrong record is fetched again. Processes of one machine share
-the folder: the process that holds the lock of a piece fetches it, and locks end with their process. No piece is
-removed. If the file `state` is missing or does not fit, the shards' files are removed when the folder is opened. Links
-in the folder are not followed.
+the folder: the one that holds the lock of a piece fetches it, and locks end with their process. No piece is removed. If
+`state` is missing or does not fit, the shards' files are removed when the folder is opened. Links in the folder are not
+followed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _MOST_TABLES: Final = 256
 
 
 class Piece(NamedTuple):
-    """Whole records of a shard, in its bytes from `start` to `stop`.
+    """Whole records of a shard, in its bytes from `start` to `stop`, in the order of their offsets.
 
-    `numbers` has the index row numbers of the records, and `rows` their index rows, in the order of their offsets.
+    `numbers` has the index row numbers of the records, and `rows` their index rows.
     """
 
     shard: int
@@ -185,11 +185,10 @@ class Moment(NamedTuple):
 
     @property
     def is_settled(self) -> bool:
-        """Whether every later change of the file is certain to alter this status.
+        """Whether every later change of the file is certain to alter this status, on a local file system.
 
-        It is so if only this user may write the file, the file has a single name (no other hard links), and its last
-        change is more than two seconds old: two changes within one tick of the file system's clock get the same time.
-        The caller must check that the file system is local; others may show a change late.
+        It is so if only this user may write the file, it has a single name, and its last change is more than two
+        seconds old: two changes within one tick of the file system's clock get the same time.
         """
         is_own = self.owner == os.geteuid() and not self.mode & (stat.S_IWGRP | stat.S_IWOTH)
         return is_own and self.links == 1 and self.changed_ns + _TICK_NS < time.time_ns()
@@ -236,10 +235,10 @@ class LocalCopy:
         return found
 
     def are_proven(self, shard: int, numbers: Numbers, now: Moment) -> Bools:
-        """Return which records of a shard this process has compared with their checksums: bool (n,).
+        """Return which records of a shard this process has compared with their checksums, if its file still has the
+        status `now`.
 
-        Only if the file has not changed since: `now` is its present status. The caller must compare this status again
-        after it has read the records: if it differs, they may be wrong.
+        The caller must compare this status again after it has read the records: if it differs, they may be wrong.
         """
         with self._files_lock:
             if self._moments.get(shard) == now:
@@ -344,7 +343,6 @@ class LocalCopy:
         self._forget(pieces[self._state[pieces] == _WRITTEN])
 
     def _look(self) -> None:
-        """Read the state of the pieces, which other processes may have changed."""
         data = os.pread(self._file.number, len(self._state), _HEADER)
         self._state = np.frombuffer(data.ljust(len(self._state), b"\0"), np.uint8).copy()
 

@@ -1,8 +1,7 @@
 """ObjectFolder: the files of a folder in S3 or Google Cloud Storage, by obstore.
 
-Access keys come from the places that the clouds' own tools use: environment variables, files, or the machine's own
-account. Keys may expire while a cache is read. So after a refused request, the keys are looked up again and the request
-is sent once more.
+Access keys come from the places that the clouds' own tools use. They may expire while a cache is read: so after a
+refused request, the keys are looked up again and the request is sent once more.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class ObjectFolder:
     """A folder at `s3://BUCKET/…` or `gs://BUCKET/…`. Threads may share an ObjectFolder.
 
     The methods raise FileNotFoundError, PermissionError if the store refuses access, ChangedError if a file was
-    replaced since it was first read, and OSError for other errors of the store. They raise UsageError in a process that
-    was forked after its parent process sent a request.
+    replaced since it was first read, OSError for other errors of the store, and UsageError in a process that was forked
+    after its parent process sent a request.
     """
 
     local = None
@@ -106,11 +105,9 @@ class ObjectFolder:
         yield bytes(data)
 
     def read_into(self, name: str, start: int, target: memoryview, size: int | None) -> None:
-        """Fill `target` with a file's bytes from `start` on, by one request. `size` is the file's size, if it is
-        known.
+        """Fill `target` with a file's bytes from `start` on, by one request. `size` is the file's size, if it is known.
 
-        All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
-        and the size in the answer are compared.
+        All parts of a file must come from one version: each request asks for the ETag of the first part.
         """
         import obstore
 
@@ -250,7 +247,6 @@ class _Use:
 
     @classmethod
     def check(cls) -> None:
-        """Raise UsageError if this process was forked after the first request: its requests would wait forever."""
         if cls.process is None:
             cls.process = os.getpid()
         if cls.process != os.getpid():
@@ -281,7 +277,6 @@ def _interruptible(call: Callable[[], Any]) -> Any:
 
 
 def _profile_keys() -> Any:
-    """Return obstore's reader of keys from a profile of AWS's tools."""
     files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
     is_wanted = "AWS_PROFILE" in os.environ or any(Path(name).expanduser().exists() for name in files)
     if "AWS_ACCESS_KEY_ID" in os.environ or not is_wanted or importlib.util.find_spec("boto3") is None:

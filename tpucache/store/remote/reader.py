@@ -30,7 +30,7 @@ class RemoteReader(ShardReader):
     """Reads records from sparse files after they were fetched and compared with their checksums.
 
     No other code may read these files: missing records read as zeros, and other programs may change the files. Threads
-    may share a RemoteReader. Forked and pickled copies have a fetcher of their own.
+    may share it. Forked and pickled copies have a fetcher of their own.
     """
 
     def __init__(self, cache: Cache, make: Callable[[Pieces], Fetcher]) -> None:
@@ -62,7 +62,6 @@ class RemoteReader(ShardReader):
             return self._fetcher
 
     def network(self) -> NetworkUse:
-        """Return this process's network traffic so far, and how much is on the disk."""
         is_here, sizes = self.fetcher.local.has(np.arange(len(self._pieces))), self._pieces.bytes
         return self.fetcher.statistics.use(int(sizes[is_here].sum()), int(sizes.sum()))
 
@@ -72,11 +71,9 @@ class RemoteReader(ShardReader):
 
     @property
     def is_busy(self) -> bool:
-        """Whether records are being fetched to the disk while readers wait less than half of the time."""
         return self._fetcher is not None and self._fetcher.is_busy
 
     def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
-        """Fetch records ahead, in the order in which `owner` will read them; see `Arriving.expect`."""
         shards = np.flatnonzero(np.isin(self._variants, variants))
         fetcher, index = self.fetcher, self._cache.index
         if fetcher.local.has(self._pieces.of_shards(shards)).all():
@@ -85,7 +82,6 @@ class RemoteReader(ShardReader):
             fetcher.expect(owner, (index[window] for window in windows()))
 
     def close(self) -> None:
-        """Close the files, and end the fetcher."""
         super().close()
         self._end()
 

@@ -31,7 +31,7 @@ _FINAL: Final = (
 class Tries:
     """The attempts of one request: at most seven. The pauses begin with half a second and double.
 
-    The pauses vary randomly, so that threads that failed together do not try again together.
+    They vary randomly, so that threads that failed together do not try again together.
     """
 
     def __init__(self, patience: float = math.inf) -> None:
@@ -51,7 +51,6 @@ class Tries:
 
 
 def _is_final(error: Exception) -> bool:
-    """Return whether trying again would fail in the same way."""
     status = getattr(error, "status", None)
     refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
     is_full = isinstance(error, OSError) and error.errno in _FULL

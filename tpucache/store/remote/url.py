@@ -199,8 +199,8 @@ class FsspecFolder:
     def _opened(self, name: str) -> Iterator[Any]:
         """Open a file for writing.
 
-        A local file is written under a temporary name first, so the old file stays intact meanwhile: it may be a link
-        to the very file whose bytes are copied.
+        A local file is written under a temporary name first: the old one may be a link to the very file whose bytes are
+        copied.
         """
         local = self.local
         if local is None:
@@ -249,9 +249,9 @@ OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
 class Remote:
     """The folder at a URL: `gs://`, `s3://`, `hf://`, `https://`, `memory://`, `file://`, or a path.
 
-    `HttpFolder` reads web servers and limits each answer. `ObjectFolder` reads S3 and Google Cloud Storage if obstore
-    is installed. fsspec and its libraries read all other storage. After an error, a request is tried again at growing
-    intervals, and raises StoreError in the end. A web server can only be read: listing or writing raises UsageError.
+    `HttpFolder` reads web servers, `ObjectFolder` S3 and Google Cloud Storage if obstore is installed, fsspec all other
+    storage. After an error, a request is tried again at growing intervals, and raises StoreError in the end. A web
+    server can only be read: listing or writing raises UsageError.
     """
 
     def __init__(self, url: str, silence: float | None = None) -> None:
@@ -286,12 +286,10 @@ class Remote:
 
     @property
     def is_http(self) -> bool:
-        """Whether the folder is on a web server, so that it cannot be written."""
         return self._web is not None
 
     @property
     def local(self) -> Path | None:
-        """The local folder to which the URL leads, also through fsspec's wrappers; None if it is not local."""
         return self._files.local if isinstance(self._files, FsspecFolder) else None
 
     def names(self) -> set[str]:
@@ -303,7 +301,6 @@ class Remote:
         return self._retry("", self._writable.files)
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes."""
         found = self._retry(name, lambda: self._files.read(name, limit))
         if found is None:
             most = "any manifest: give the URL of a cache" if name == MANIFEST_NAME else f"{limit:,} bytes, its limit"
@@ -350,7 +347,6 @@ class Remote:
             self._pause(name, failure, tries)
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None if there is no file or the size is not stated."""
         return self.version(name)[0]
 
     def version(self, name: str) -> tuple[int | None, str | None]:
@@ -362,14 +358,13 @@ class Remote:
         self._retry(name, lambda: self._writable.write(name, source, advance))
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small file."""
         self._retry(name, lambda: self._writable.put(name, data))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
 
-        On a local disk, and in S3 and Google Cloud Storage, only one of several processes that write the file at the
-        same time gets True. Other stores are only asked first whether the file exists.
+        On a local disk, and in S3 and Google Cloud Storage, only one of several processes gets True. Other stores are
+        only asked first whether the file exists.
         """
         return self._retry(name, lambda: self._writable.create(name, data))
 
@@ -381,10 +376,9 @@ class Remote:
         return isinstance(self._files, FsspecFolder) and self._files.has_commits
 
     def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
-        """Write `files` in their order, then remove the files named in `remove`.
+        """Write `files`, bytes or paths by name, in their order, then remove the files named in `remove`.
 
-        `files` has the bytes of each file, or the path of a local file, by name. If `is_atomic`, all changes are one
-        commit.
+        If `is_atomic`, all changes are one commit.
         """
         if isinstance(self._files, FsspecFolder) and self._files.has_commits:
             if files or remove:
@@ -403,7 +397,6 @@ class Remote:
         self._retry("", self._writable.make_folder)
 
     def close(self) -> None:
-        """Close all connections. The next request opens a new one."""
         self._files.close()
 
     @property
@@ -452,7 +445,6 @@ class Remote:
             self._pause(name, failure, tries)
 
     def _pause(self, name: str, failure: Exception, tries: Tries) -> None:
-        """Wait before the next attempt to read or write `name`."""
         where = f"{self.shown}/{name}".rstrip("/")
         if any(words in str(failure) for words in _NO_BUCKET):
             raise StoreError(f"{self.shown}: there is no such bucket. Check its name, and whose keys are used")

@@ -37,8 +37,7 @@ from tpucache.store.history import load_earlier, read_times, refuse_version, to_
 from tpucache.store.lock import hold
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache
-from tpucache.store.remote.draft import JOURNAL_NAME, Content, Draft, in_memory, of_file
-from tpucache.store.remote.kaggle import KaggleDataset
+from tpucache.store.remote.kaggle import JOURNAL_NAME, Content, Draft, KaggleDataset, in_memory, of_file
 from tpucache.store.remote.url import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
 from tpucache.text import shown

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from tpucache import FormatError
-from tpucache.store.codecs import CODECS, encode
-from tpucache.store.codecs.dct import coefficients, sparse
-from tpucache.store.codecs.dct.coefficients import layout_of
+from tpucache.store.codecs import CODECS, coefficients, encode, sparse
+from tpucache.store.codecs.coefficients import layout_of
 from tpucache.store.fields import Field, check_field
 
 PACKINGS = {"dct-zstd": "sparse", "dct-lz4": "nibbles"}

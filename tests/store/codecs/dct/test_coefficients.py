@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from tpucache import DamageError
-from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, pack, unpack
+from tpucache.store.codecs.coefficients import BLOCK, CoefficientLayout, pack, unpack
 
 Pixels = npt.NDArray[np.uint8]
 

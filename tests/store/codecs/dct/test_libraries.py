@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache import DamageError, DependencyError
-from tpucache.store.codecs import encode, unpack_rows
-from tpucache.store.codecs.dct import libraries
+from tpucache.store.codecs import dct, encode, unpack_rows
 from tpucache.store.fields import Field
 
 CODECS = ["dct-zstd", "dct-lz4"]
-LIBRARIES = (libraries.unpack_zstd, libraries.unpack_lz4)
+LIBRARIES = (dct.unpack_zstd, dct.unpack_lz4)
 SIDE = 24
 
 
@@ -52,7 +51,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     for find in LIBRARIES:
         find.cache_clear()
     if request.param == "package":
-        monkeypatch.setattr(libraries.ctypes, "CDLL", missing)
+        monkeypatch.setattr(dct.ctypes, "CDLL", missing)
     elif None in [find() for find in LIBRARIES]:
         pytest.skip("this system has no libzstd.so.1 or no liblz4.so.1")
     yield
@@ -70,7 +69,7 @@ def test_both_ways_give_the_same_bytes(codec: str, monkeypatch: pytest.MonkeyPat
     records = records_of(field)
     found = unpack(field, records)
     for name in ("unpack_zstd", "unpack_lz4"):
-        monkeypatch.setattr(f"tpucache.store.codecs.dct.codec.{name}", lambda: None)
+        monkeypatch.setattr(f"tpucache.store.codecs.dct.{name}", lambda: None)
     assert (unpack(field, records) == found).all()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.store.codecs.dct.sparse import narrow, widen
+from tpucache.store.codecs.sparse import narrow, widen
 
 #: Values without 0, mostly small ones and those just too large for a nibble.
 VALUES = st.lists(st.sampled_from([1, 2, 7, 8, 255, 249, 248, 247]) | st.integers(1, 255), max_size=40).map(bytes)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.store.codecs.dct.sparse import NIBBLES, SPARSE, most_bytes, scratch_for, spread, squeeze
+from tpucache.store.codecs.sparse import NIBBLES, SPARSE, most_bytes, scratch_for, spread, squeeze
 
 PACKINGS = [SPARSE, NIBBLES]
 

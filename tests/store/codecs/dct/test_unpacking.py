@@ -16,14 +16,13 @@ import torch
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.native import FileRecords, LoopWork, Native, compile_loops
-from tpucache.store.codecs import encode, unpack_files, unpack_rows
-from tpucache.store.codecs.dct import libraries
+from tpucache.store.codecs import dct, encode, unpack_files, unpack_rows
 from tpucache.store.fields import Field
 
 pytest.importorskip("llvmlite", reason="the compiled loop needs it")
 pytest.importorskip("lz4.block")
 pytestmark = pytest.mark.skipif(
-    None in (libraries.unpack_zstd(), libraries.unpack_lz4()), reason="this system has no libzstd.so.1 or liblz4.so.1"
+    None in (dct.unpack_zstd(), dct.unpack_lz4()), reason="this system has no libzstd.so.1 or liblz4.so.1"
 )
 
 CODECS = ["dct-zstd", "dct-lz4"]
@@ -91,7 +90,7 @@ def test_records_of_files_unpack_into_their_rows(tmp_path: Path, codec: str, way
     records = records_of(field, 7)
     rows = np.array([5, 0, 8, 3, 1, 7, 4])
     out = empty(field, 9)
-    with Files(tmp_path, records) as files, patch.object(libraries, "native", lambda: loops(way)):
+    with Files(tmp_path, records) as files, patch.object(dct, "native", lambda: loops(way)):
         assert unpack_files(field, files.records, out, rows) == 7
     assert (out[rows] == expected_of(field, records)).all()
     assert (out[[2, 6]] == UNTOUCHED).all()
@@ -216,10 +215,10 @@ def test_the_loop_reads_packed_batches_of_files_that_were_compared_with_their_ch
         return loops().unpack(work)
 
     with monkeypatch.context() as patch:
-        patch.setattr(libraries, "native", lambda: None)
+        patch.setattr(dct, "native", lambda: None)
         expected = batches.images()
         batches.dataset._reader.cache.reader.close()
-    monkeypatch.setattr(libraries, "native", lambda: loops()._replace(unpack=unpack))
+    monkeypatch.setattr(dct, "native", lambda: loops()._replace(unpack=unpack))
     for _ in range(2):
         assert torch.equal(batches.images(), expected)
     assert [(work.records, work.descriptors > 0) for work in works] == [(4, False), (2, True), (4, True), (2, True)]

@@ -1,12 +1,12 @@
 """JPEG's quantised coefficients, laid out so that an accelerator decodes a plane by two matrix multiplications.
 
-An image becomes one plane (grey) or three (Y, Cb, Cr). The coefficients of a plane are one matrix: row `(u, i)`,
-column `(v, j)` holds the coefficient of vertical frequency `u` and horizontal frequency `v` in block `(i, j)`. So the
-pixels of the plane are `F @ (C * Q) @ E` with two constant matrices, and nothing is transposed or shuffled.
+An image becomes one plane (grey) or three (Y, Cb, Cr). The coefficients of a plane are one matrix: row `(u, i)`, column
+`(v, j)` holds the coefficient of vertical frequency `u` and horizontal frequency `v` in block `(i, j)`. So the pixels
+are `F @ (C * Q) @ E` with two constant matrices, and nothing is transposed or shuffled.
 
-The packed bytes are the low 8 bits of all coefficients, then bits 8 to 11 of the coefficients that can be that large.
-docs/format.md describes the bytes exactly. Transform and quantisation follow JPEG (ITU-T T.81). All sums are integers
-below 2^53, which float64 holds exactly, so every processor makes the same bytes.
+The packed bytes are the low 8 bits of all coefficients, then bits 8 to 11 of those that can be that large;
+docs/format.md describes them exactly. Transform and quantisation follow JPEG (ITU-T T.81). All sums are integers below
+2^53, which float64 holds exactly, so every processor makes the same bytes.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ Matrices = list[tuple[Array, Array]]
 class Plane(NamedTuple):
     """One plane's matrix of coefficients, (8 * block_rows, 8 * block_columns), and how it is quantised.
 
-    `step` is the image's size divided by the plane's size: 1, or 2 for halved chroma. `table` has the quantisers (8,
-    8). For each vertical frequency, `widths` has the number of horizontal frequencies whose coefficients are stored
-    with more than 8 bits.
+    `step` is the image's size divided by the plane's: 1, or 2 for halved chroma. `table` has the quantisers (8, 8).
+    `widths` has, for each vertical frequency, the number of horizontal frequencies stored with more than 8 bits.
     """
 
     block_rows: int
@@ -79,11 +78,10 @@ class Plane(NamedTuple):
     widths: tuple[int, ...]
 
     def shape(self, frequencies: int = BLOCK) -> tuple[int, int]:
-        """Return how many rows and how many columns of the plane's matrix hold the lowest `frequencies` frequencies."""
         return frequencies * self.block_rows, frequencies * self.block_columns
 
     def high(self, frequencies: int) -> list[Submatrix]:
-        """Return where the matrix of the lowest `frequencies` has coefficients that are stored with more than 8 bits.
+        """Return where the matrix of the lowest `frequencies` has coefficients stored with more than 8 bits.
 
         There is at most one submatrix for each vertical frequency, the lowest frequency first.
         """
@@ -103,7 +101,6 @@ class Submatrix(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of coefficients."""
         return self.rows * self.columns
 
     @property
@@ -114,9 +111,9 @@ class Submatrix(NamedTuple):
 
 @dataclass(frozen=True)
 class CoefficientLayout:
-    """How an image (height, width, channels) is stored in packed bytes. `quality` is JPEG's, 1 to 100.
+    """How an image (height, width, channels) of a JPEG quality, 1 to 100, is stored in packed bytes.
 
-    Of each block, the coefficients of the lowest `frequencies` vertical and horizontal frequencies are stored.
+    Of each block, the lowest `frequencies` vertical and horizontal frequencies are stored.
     """
 
     height: int
@@ -128,7 +125,6 @@ class CoefficientLayout:
 
     @functools.cached_property
     def planes(self) -> tuple[Plane, ...]:
-        """The planes: Y alone for a grey image, otherwise Y, Cb, Cr."""
         step = 2 if self.channels == 3 and self.chroma == "420" else 1
         rows, columns = (-(-side // (BLOCK * step)) for side in (self.height, self.width))
         luma, chroma = (quantisers(table, self.quality) for table in (_LUMA_TABLE, _CHROMA_TABLE))
@@ -151,21 +147,16 @@ class CoefficientLayout:
 
     @functools.cached_property
     def high_bytes(self) -> int:
-        """Bytes for the bits 8 to 11 of all planes' coefficients: two coefficients per byte."""
         return (sum(part.size for parts in self.high for part in parts) + 1) // 2
 
     @property
     def nbytes(self) -> int:
-        """Packed bytes of an image."""
         return self.low_bytes + self.high_bytes
 
 
 @functools.lru_cache(64)
 def layout_of(shape: tuple[int, ...], quality: int, chroma: str | None, frequencies: int = BLOCK) -> CoefficientLayout:
-    """Return the layout of images with the shape (height, width, channels). A `chroma` of None means "420".
-
-    `quality` and `frequencies` are those of CoefficientLayout.
-    """
+    """Return the layout of images with the shape (height, width, channels). A `chroma` of None means "420"."""
     height, width, channels = shape
     return CoefficientLayout(height, width, channels, quality, chroma or "420", frequencies)
 
@@ -201,10 +192,10 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
 
 
 def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: int = 1) -> npt.NDArray[np.uint8]:
-    """Return the luma (brightness), uint8 (n, height / step, width / step), of packed images, uint8 (n, bytes).
+    """Return the luma, uint8 (n, height / step, width / step), of packed images, uint8 (n, bytes).
 
-    With a `step` of 2, each value is the mean of 2x2 pixels. Then only the lower half of the frequencies is used: the
-    higher half adds little to a mean.
+    With a `step` of 2, each value is the mean of 2x2 pixels, of the lower half of the frequencies: the higher half adds
+    little to a mean.
     """
     (parts,), plane = _split(packed, layout, 1), layout.planes[0]
     count = BLOCK // step
@@ -219,11 +210,7 @@ def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, frequencies
 
 
 def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Join the matrices of each plane into packed bytes, uint8 (n, bytes).
-
-    `matrices` has a pair for each plane: the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows,
-    columns).
-    """
+    """Join, for each plane, the low 8 bits and the bits 8 to 11 of its coefficients, both uint8 (n, rows, columns)."""
     images, half = len(matrices[0][0]), layout.high_bytes
     found = [
         low[:, :rows, :columns].reshape(images, -1)
@@ -238,11 +225,7 @@ def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uin
 
 
 def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int | None = None) -> Matrices:
-    """Split packed bytes, uint8 (n, bytes), into a pair of matrices for each of the first `planes` planes (None: all).
-
-    A pair has the low 8 bits of the coefficients and their bits 8 to 11, both as uint8 (n, rows, columns), up to the
-    layout's highest frequency.
-    """
+    """Return what `_joined` joined, for the first `planes` planes (None: all), from packed bytes, uint8 (n, bytes)."""
     images, at, place = len(packed), 0, 0
     pairs = packed[:, layout.low_bytes :]
     nibbles = np.concatenate([pairs & 15, pairs >> 4], 1)
@@ -261,8 +244,8 @@ def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int
 def quantisers(table: tuple[tuple[int, ...], ...], quality: int) -> Array:
     """Return a table of quantisers, int64 (8, 8), scaled to a JPEG quality from 1 to 100.
 
-    The scaling is that of the Independent JPEG Group's software, with one difference: the quantiser of frequency 0 is
-    at least 2, so that the difference of two coefficients of frequency 0 fits into 12 bits.
+    The scaling is that of the Independent JPEG Group's software, but the quantiser of frequency 0 is at least 2, so
+    that the difference of two coefficients of frequency 0 fits into 12 bits.
     """
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     scaled: Array = np.clip((np.array(table) * scale + 50) // 100, 1, 255)
@@ -328,10 +311,9 @@ def _quantise(transformed: Floats, plane: Plane) -> npt.NDArray[np.int32]:
 
 
 def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32]:
-    """Return the coefficients (n, u, i, v, j) of the frequencies u, v in the blocks i, j.
+    """Return the coefficients (n, u, i, v, j) of the frequencies u, v in the blocks i, j, from their low and high bits.
 
-    `low` has their low 8 bits, `high` their bits 8 to 11. Coefficients of frequency 0 are stored as differences from
-    the block to the left, which are summed here.
+    Those of frequency 0 are stored as differences from the block to the left, which are summed here.
     """
     count = low.shape[1] // plane.block_rows
     matrix = low.view(np.int8).astype(np.int32)

@@ -1,20 +1,31 @@
 """dct-zstd and dct-lz4: JPEG's coefficients, compressed so that they unpack fast. The device computes the pixels.
 
-The packed coefficients have the same length for all images of a size, so a device takes batches of them. Four in five
-of these bytes are 0, so they are first brought into a sparse form without zeros (`sparse.py`), which is then
-compressed. There are two sparse forms; the codec's `packing` names the one that it uses.
+Packed coefficients have the same length for all images of a size, so a device takes batches of them. Four in five of
+these bytes are 0, so they are first brought into a sparse form without zeros (`sparse.py`), which is then compressed.
+The codec's `packing` names its sparse form.
+
+The Python packages zstandard and lz4 return new objects, whose memory is allocated and then copied. The system's
+libzstd and liblz4, which nearly every Linux has for dpkg, apt and systemd, write to any address, and ctypes calls them
+without the interpreter's lock, a compiled loop without Python. Their file names contain the version of their binary
+interface. Both ways unpack an intact frame to the same bytes, but perhaps not a corrupt one, so a process uses one for
+all records.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import logging
+import threading
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from tpucache.errors import FormatError
-from tpucache.native import Array, FileRecords
+from tpucache.native import Array, FileRecords, LoopWork, Native, native
+from tpucache.store.codecs import coefficients, sparse
 from tpucache.store.codecs.codec import (
     FieldSpec,
     Numbers,
@@ -24,10 +35,166 @@ from tpucache.store.codecs.codec import (
     missing_package,
     unpack_frame,
 )
-from tpucache.store.codecs.dct import coefficients, sparse
-from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA, CoefficientLayout, layout_of, repack
-from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
-from tpucache.store.codecs.dct.sparse import Sparse
+from tpucache.store.codecs.coefficients import BLOCK, CHROMA, CoefficientLayout, layout_of, repack
+from tpucache.store.codecs.sparse import Sparse, scratch_for, spread
+
+_ZSTD: Final = "libzstd.so.1"
+_LZ4: Final = "liblz4.so.1"
+_SHORT: Final = 64  # bytes that compression may add to a short record
+_INT_MAX: Final = (1 << 31) - 1
+
+_log: Final = logging.getLogger("tpucache")
+
+
+class Unpacker(NamedTuple):
+    """A C library's function that decompresses a record, for calls from Python and from compiled code."""
+
+    #: (source, length, target, room): addresses, and sizes in bytes. Returns the bytes written, -1 for damaged input.
+    unpack: Callable[[int, int, int, int], int]
+    #: The address of the C function.
+    function: int
+    #: Returns the address of the calling thread's decompression context; 0 if the function needs none.
+    context: Callable[[], int]
+
+    def unpack_one(self, source: int, length: int, out: Array, packing: str) -> bool:
+        """Unpack one record into `out`, uint8 (size,). Returns whether it unpacks to exactly `size` bytes."""
+        scratch = scratch_for(len(out), packing)
+        found = self.unpack(source, length, scratch.memory.ctypes.data, scratch.room)
+        return found >= 0 and _spreads(scratch.memory[:found], out, packing)
+
+    def unpack_all(self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str) -> int:
+        """Unpack n records, given by addresses and lengths, into rows of `out`, uint8 (m, size) with contiguous rows.
+
+        Returns the number of records before the first damaged one, or n.
+        """
+        loops = native()
+        if loops is not None:
+            return self._run(loops, None, sources, lengths, out, rows, packing)
+        records = zip(sources.tolist(), lengths.tolist(), rows.tolist(), strict=True)
+        for done, (source, length, row) in enumerate(records):
+            if not self.unpack_one(source, length, out[row], packing):
+                return done
+        return len(sources)
+
+    def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str) -> int:
+        loops = native()
+        if loops is None:
+            return 0
+        return self._run(loops, records.descriptors, records.offsets, records.lengths, out, rows, packing)
+
+    def _run(
+        self,
+        loops: Native,
+        descriptors: Numbers | None,
+        sources: Numbers,
+        lengths: Numbers,
+        out: Array,
+        rows: Numbers,
+        packing: str,
+    ) -> int:
+        size = out.shape[1]
+        numbers = [descriptors, sources, lengths, out.ctypes.data + out.strides[0] * rows]
+        arrays = [None if each is None else np.ascontiguousarray(each, np.int64) for each in numbers]
+        scratch = scratch_for(size, packing)
+        record = np.empty(0 if descriptors is None else longest_record(size, scratch.room), np.uint8)
+        files, first, second, third = (0 if each is None else each.ctypes.data for each in arrays)
+        start = scratch.memory.ctypes.data
+        work = LoopWork(
+            function=self.function,
+            context=self.context(),
+            descriptors=files,
+            sources=first,
+            lengths=second,
+            targets=third,
+            records=len(rows),
+            size=size,
+            sparse=start,
+            sparse_bytes=scratch.room,
+            values=scratch.values and start + scratch.values,
+            record=record.ctypes.data,
+            record_bytes=len(record),
+        )
+        return loops.unpack(work)
+
+
+def longest_record(size: int, sparse_bytes: int) -> int:
+    """Return an upper limit for the length of a compressed record: compression never makes its input much longer."""
+    return 2 * max(size, sparse_bytes) + _SHORT
+
+
+def _spreads(found: Array, out: Array, packing: str) -> bool:
+    try:
+        spread(found, out, packing)
+    except ValueError:
+        return False
+    return True
+
+
+@functools.cache
+def unpack_zstd() -> Unpacker | None:
+    """Return the function that decompresses Zstandard frames. Without the library, return None and log that once."""
+    library = _load(_ZSTD, "zstandard")
+    if library is None:
+        return None
+    library.ZSTD_createDCtx.restype = ctypes.c_void_p
+    library.ZSTD_freeDCtx.argtypes = [ctypes.c_void_p]
+    decompress = library.ZSTD_decompressDCtx
+    decompress.argtypes = [*[ctypes.c_void_p] * 2, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]
+    decompress.restype = ctypes.c_size_t  # error codes are close to the largest number
+    contexts = _Contexts(library)
+
+    def unpack(source: int, length: int, target: int, room: int) -> int:
+        found = int(decompress(contexts.own.address, target, room, source, length))
+        return found if found <= room else -1
+
+    return Unpacker(unpack, _address(decompress), lambda: contexts.own.address)
+
+
+@functools.cache
+def unpack_lz4() -> Unpacker | None:
+    library = _load(_LZ4, "lz4")
+    if library is None:
+        return None
+    decompress = library.LZ4_decompress_safe
+    decompress.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2]
+
+    def unpack(source: int, length: int, target: int, room: int) -> int:
+        # ctypes would truncate a larger number to 32 bits.
+        return int(decompress(source, target, length, room)) if max(length, room) <= _INT_MAX else -1
+
+    return Unpacker(unpack, _address(decompress), lambda: 0)
+
+
+class _Context:
+    def __init__(self, library: Any) -> None:
+        self._free = library.ZSTD_freeDCtx
+        self.address: int = library.ZSTD_createDCtx()
+        if not self.address:
+            raise MemoryError("there is no memory to unpack Zstandard frames")
+
+    def __del__(self) -> None:
+        self._free(self.address)
+
+
+class _Contexts(threading.local):
+    """One decompression context per thread, which is freed when the thread ends."""
+
+    def __init__(self, library: Any) -> None:
+        self.own = _Context(library)
+
+
+def _address(function: Any) -> int:
+    pointer: Any = ctypes.cast(function, ctypes.c_void_p)
+    return int(pointer.value)
+
+
+def _load(name: str, package: str) -> Any:
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        _log.warning("records are unpacked by the package %s: the system's library %s would be faster", package, name)
+        return None
+
 
 # Only long matches: short ones make the frame of a sparse form larger, and slower to unpack.
 _ZSTD_PARAMETERS: Final = {
@@ -58,7 +225,6 @@ class DctCodec(PackedCodec):
     packing: ClassVar[str]
 
     def check(self, field: FieldSpec) -> None:
-        """Raise FormatError unless the field is uint8 (height, width, 1 or 3) with a valid quality and chroma."""
         check_picture(self.name, field)
         if field.quality is None or not 1 <= field.quality <= 100 or field.chroma not in CHROMA:
             raise FormatError(
@@ -70,7 +236,6 @@ class DctCodec(PackedCodec):
         return packed_layout(field).nbytes
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return an upper limit for the length of an encoded array of the field."""
         size = self.packed_bytes(field)
         return longest_record(size, sparse.most_bytes(size, self.packing))
 
@@ -129,11 +294,6 @@ class DctCodec(PackedCodec):
             raise ValueError(f"{lengths[done]:,} bytes do not unpack to {size:,} bytes")
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Read n records from open files, and decode record i into its packed form in out[rows[i]].
-
-        Returns the number of records before the first that failed. Returns 0 without the system's library, and for a
-        field that is decoded from fewer frequencies than are stored.
-        """
         library = self._library()
         if library is None or (field.view is not None and field.view.frequencies < BLOCK):
             return 0
@@ -146,7 +306,7 @@ class DctCodec(PackedCodec):
 
     @abstractmethod
     def _compress(self, form: Sparse) -> bytes:
-        """Compress a sparse form's masks and values, and return both as one piece of bytes."""
+        pass
 
     @abstractmethod
     def _decompress(self, data: memoryview, most: int) -> bytes:
@@ -222,9 +382,8 @@ def _check_rows(out: Array, rows: Numbers, records: int) -> None:
 
 
 def packed_layout(field: FieldSpec) -> CoefficientLayout:
-    """Return the layout of a field's packed bytes.
-
-    If the field is decoded at another size (`field.view`), the layout has only the frequencies that this size needs.
+    """Return the layout of a field's packed bytes: at another size (`field.view`), only the frequencies that it
+    needs.
     """
     shape, most = (field.shape, BLOCK) if field.view is None else (field.view.shape, field.view.frequencies)
     return layout_of(shape, field.quality or 0, field.chroma, most)

@@ -1,13 +1,13 @@
 """The sparse form of bytes: masks and the non-zero bytes. Four in five bytes of packed coefficients are 0.
 
-The mask has one bit per byte of the data, which is set if the byte is not 0. Most bytes of the mask are 0, too, so a
-second mask has one bit per byte of the first mask. The sparse form is the second mask, then the non-zero bytes of the
-first mask, then the non-zero bytes of the data. So zstd or lz4 has to process only a quarter of the bytes, and a
-processor with a byte shuffle instruction writes eight bytes of the data at once.
+The mask has one bit per byte of the data, set if the byte is not 0. Most of its bytes are 0, too, so a second mask has
+one bit per byte of the first. The sparse form is the second mask, then the non-zero bytes of the first mask, then those
+of the data. So zstd or lz4 has to process only a quarter of the bytes, and a processor with a byte shuffle writes eight
+bytes at once.
 
-The packing "sparse" stores the non-zero bytes as they are. The packing "nibbles" stores each in 4 bits if it is from
--8 to 7, which four in five are. The nibble 0 means that the value is larger; all larger values follow as whole bytes,
-in order. docs/format.md describes both packings exactly.
+The packing "sparse" stores the non-zero bytes as they are; "nibbles" stores each in 4 bits if it is from -8 to 7, which
+four in five are. The nibble 0 means that the value is larger; larger values follow as whole bytes, in order.
+docs/format.md describes both exactly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAIRS: Final = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1)
 
 
 class Sparse(NamedTuple):
-    """A sparse form in two parts, which are stored one after the other: the masks, and the non-zero bytes.
+    """The masks, and the non-zero bytes, which are stored one after the other.
 
     Their bytes are distributed so differently that dct-zstd puts them into separate zstd blocks.
     """
@@ -41,10 +41,7 @@ class Sparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for unpacking: an array, `memory`, that begins with space for the sparse form.
-
-    With the packing "nibbles", space for the values as whole bytes follows.
-    """
+    """Working memory for unpacking: space for the sparse form, then, with nibbles, for the values as whole bytes."""
 
     memory: Array
     #: The number of bytes for the sparse form, at the start of `memory`.
@@ -85,7 +82,6 @@ def most_bytes(size: int, packing: str) -> int:
 
 
 def scratch_for(size: int, packing: str) -> Scratch:
-    """Return working memory for unpacking the sparse form of `size` bytes."""
     room = most_bytes(size, packing)
     if packing != NIBBLES:
         return Scratch(np.zeros(room + _AHEAD, np.uint8), room, 0)

@@ -1,1 +1,0 @@
-"""Codecs that store JPEG's coefficients: quantise, leave out the zeros, compress. A device computes the pixels."""
