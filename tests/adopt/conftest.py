@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,16 +25,3 @@ def root(tmp_path: Path) -> Path:
     for number, name in enumerate(("9/b.png", "9/a.png", "10/a.png", "10/c.png", "cat/x.png", "cat/y.png")):
         write_picture(tmp_path / "photos" / name, number)
     return tmp_path / "photos"
-
-
-@pytest.fixture
-def no_build(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Have every build from now on fail."""
-
-    def forbid() -> None:
-        def fail(*_: Any, **__: Any) -> None:
-            pytest.fail("a cache is built")
-
-        monkeypatch.setattr("tpucache.warmup.build.build_cache", fail)
-
-    return forbid

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from writing import write_picture
+from writing import BUILDS, changing, write_picture
 
 import tpucache
 from tpucache import PictureDataset, SourceError, UsageError
@@ -52,12 +52,12 @@ def test_pictures_have_the_mode_that_the_set_states(mode: str) -> None:
     assert np.array_equal(np.asarray(opened(dataset)[0][0]), expected)
 
 
-def test_a_saved_folder_is_found_again_and_shares_the_cache(photos: Any, tmp_path: Path, no_build: Any) -> None:
+def test_a_saved_folder_is_found_again_and_shares_the_cache(photos: Any, tmp_path: Path, capsys: Any) -> None:
     photos.save_to_disk(tmp_path / "saved")
     first = opened(tmp_path / "saved")
-    no_build()
     assert opened(str(tmp_path / "saved")).directory == first.directory
     assert opened(datasets.load_from_disk(tmp_path / "saved")).directory == first.directory
+    assert capsys.readouterr().err.count(BUILDS) == 1
 
 
 def test_what_changes_the_set_makes_another_cache(photos: Any) -> None:
@@ -86,20 +86,17 @@ def test_files_that_the_set_names_are_watched(root: Path) -> None:
         opened(dataset)
 
 
-def test_files_that_change_while_the_cache_is_made_end_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_change_while_the_cache_is_made_end_it(root: Path) -> None:
     paths = sorted(map(str, root.rglob("*.png")))
     dataset = datasets.Dataset.from_dict({"image": paths, "label": [0] * 6}).cast_column("image", datasets.Image())
-
-    def build(*arguments: Any, check: Any, **options: Any) -> Any:
-        def change() -> None:
-            write_picture(Path(paths[1]), 31)
-            check()
-
-        return tpucache.build_cache(*arguments, check=change, **options)
-
-    monkeypatch.setattr("tpucache.warmup.build.build_cache", build)
-    with pytest.raises(SourceError, match="were changed while its cache was made"):
+    with changing(paths), pytest.raises(SourceError, match="were changed while its cache was made"):
         opened(dataset)
+
+
+def test_a_set_that_is_drawn_anew_in_each_run_is_told_how_not_to_be(photos: Any, capsys: Any) -> None:
+    for seed, advised in (1, 0), (1, 0), (2, 1):
+        opened(photos.train_test_split(0.5, seed=seed)["train"])
+        assert capsys.readouterr().err.count("give train_test_split and shuffle a seed=") == advised
 
 
 def test_what_is_no_single_data_set_of_pictures_is_refused(photos: Any, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import pwd
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tpucache import ImageFolder
+from tpucache import ImageFolder, UsageError
 from tpucache.adopt.kept import list_folders
 from tpucache.cli import main
 from tpucache.store.lock import hold
@@ -63,15 +66,68 @@ def test_a_cache_that_a_process_builds_is_not_removed(root: Path, capsys: pytest
     assert directory.exists()
 
 
-def test_an_unfinished_cache_is_listed_as_such_and_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = ImageFolder(root, size=8, jobs=1).directory
-    gc.collect()
+def unfinished(directory: Path) -> Path:
     (directory / "manifest.json").unlink()
     (directory / ".warmup").mkdir()
-    assert main(["cached"]) == 0
-    assert ", unfinished, in " in capsys.readouterr().out
+    return directory
+
+
+def without_manifest(directory: Path) -> Path:
+    (directory / "manifest.json").unlink()
+    return directory
+
+
+def cut(directory: Path) -> Path:
+    os.truncate(directory / "v00-00000.lmdb", 4096)
+    return directory
+
+
+def half_removed(directory: Path) -> Path:
+    (directory / "index.npy").unlink()
+    directory.with_name(f"{directory.name}.use").unlink()
+    return directory.rename(directory.with_name(f".removed-{'0' * 16}"))
+
+
+BROKEN: dict[str, Callable[[Path], Path]] = {
+    "unfinished": unfinished,
+    "without its manifest": without_manifest,
+    "damaged": cut,
+    "half removed": half_removed,
+}
+
+
+@pytest.mark.parametrize("problem", BROKEN)
+def test_what_cannot_be_read_is_listed_with_its_reason_and_removed_when_asked(
+    problem: str, root: Path, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = BROKEN[problem](ImageFolder(root, size=8, jobs=1).directory)
+    gc.collect()
+    (found,) = listed(capsys)
+    assert (found["directory"], found["is_finished"]) == (str(directory), False)
+    assert found["problem"].startswith(problem)
     assert main(["cached", "--clear", "all"]) == 0
-    assert not directory.exists()
+    assert f", {problem}" in capsys.readouterr().out
+    assert [*kept.iterdir()] == []
+
+
+@pytest.mark.parametrize("problem", [each for each in BROKEN if each != "unfinished"])
+def test_what_cannot_be_read_is_removed_when_the_cache_is_built_anew(problem: str, root: Path, capsys: Any) -> None:
+    before = ImageFolder(root, size=8, jobs=1).directory
+    gc.collect()
+    broken = BROKEN[problem](before)
+    capsys.readouterr()
+    assert len(ImageFolder(root, size=8, jobs=1)) == 6
+    assert broken == before or not broken.exists()
+    assert (f"photos: its cache was {problem}" in capsys.readouterr().err) == (broken == before)
+    assert [each.problem for each in list_folders()] == [""]
+
+
+def test_where_no_folder_is_known_the_user_is_told_what_to_set(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "HOME", "TPUCACHE_DIR", "XDG_CACHE_HOME":
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # this user has no account
+    with pytest.raises(UsageError, match="set TPUCACHE_DIR to a folder"):
+        ImageFolder(root, size=8, jobs=1)
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "thesis.tmp", ".thesis.tmp", ".thesis.7.tmp"])

@@ -3,6 +3,7 @@
 FOLDER/datasets/train-1f0c…/       one data set and recipe; the name ends with a digest of their identity
     7b52…/                         the cache for one state of the data set's pictures, named by the state's digest
     7b52….use                      locked by each process that reads or builds the cache
+    .removed-9d41…/                a cache that is being removed, or whose removal was interrupted
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tpucache.adopt.builder import start_building
-from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, SampleError, StoreError
-from tpucache.progress import note
+from tpucache.adopt.growing import start_building
+from tpucache.errors import BuildError, DamageError, FormatError, SampleError, StoreError
+from tpucache.progress import LateProgress, note
 from tpucache.store.cache import Cache
-from tpucache.store.files import OpenFile
-from tpucache.store.format import MANIFEST_NAME, WORK_NAME, is_cache_file
+from tpucache.store.files import OpenFile, check_is_local
+from tpucache.store.format import WORK_NAME, is_cache_file
 from tpucache.store.growing import LOCK_NAME
 from tpucache.store.lock import flock, is_held
 from tpucache.store.remote.cache import check_own, default_directory
 from tpucache.text import duration_text, size_text
+from tpucache.warmup.run.folder import HeldError, finished_cache
 
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
@@ -42,9 +44,10 @@ if TYPE_CHECKING:
 FOLDER: Final = "datasets"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_NAME: Final = 40
-_STATE: Final = re.compile(r"[0-9a-f]{1,32}")
 _PLACE: Final = re.compile(r".+-[0-9a-f]{16}")  # the folder of a data set and recipe
-_REMOVED: Final = ".removed-"  # prefix of a folder that is being removed
+_STATE: Final = re.compile(r"[0-9a-f]{1,32}")
+_REMOVED: Final = ".removed-"
+_ANY: Final = re.compile(rf"{_STATE.pattern}|{re.escape(_REMOVED)}[0-9a-f]{{16}}")
 
 
 @dataclass(frozen=True)
@@ -59,33 +62,31 @@ class BuildChoices:
 class KeptFolder(NamedTuple):
     """The folder of the cache of a data set.
 
-    `name` is the data set's name, `directory` the folder, and `bytes` the size of its files on disk. `is_finished` is
-    whether the whole cache was built.
+    `name` is the data set's name, `directory` the folder, and `bytes` the size of its files on disk. `problem` says why
+    the cache cannot be read, "" if it can: for example, its build has not ended.
     """
 
     name: str
     directory: Path
     bytes: int
-    is_finished: bool
+    problem: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the folder as JSON values."""
-        return {**self._asdict(), "directory": str(self.directory)}
+        """Return the folder as JSON values; `is_finished` is whether the cache can be read."""
+        return {**self._asdict(), "directory": str(self.directory), "is_finished": not self.problem}
 
 
 def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
     """Return the caches of data sets below a folder (by default `default_directory()`), the largest first.
 
-    Unfinished caches are in the list, too. Other folders are left out, and links are not followed.
+    Caches that cannot be read are in the list, too. Other folders are left out, and links are not followed.
     """
-    base = (Path(below) if below is not None else default_directory()).expanduser().absolute()
     found = []
-    for place in _folders(base / FOLDER, _PLACE):
-        for directory in _folders(place, _STATE):
-            is_finished = (directory / MANIFEST_NAME).is_file()
-            if is_finished or (directory / WORK_NAME).is_dir():
+    for place in _folders(_base(below) / FOLDER, _PLACE):
+        for directory in _folders(place, _ANY):
+            if any(map(_is_ours, _names(directory))):
                 name = place.name.rpartition("-")[0]
-                found.append(KeptFolder(name, directory, _size(directory), is_finished))
+                found.append(KeptFolder(name, directory, _size(directory), _problem(directory)))
     return sorted(found, key=lambda each: -each.bytes)
 
 
@@ -94,8 +95,7 @@ def clear_folder(kept: KeptFolder) -> None:
     directory = kept.directory
     try:
         check_own(directory, directory.parents[2])
-        names = sorted(path.name for path in directory.iterdir())
-        if foreign := [name for name in names if name != WORK_NAME and not is_cache_file(name)]:
+        if foreign := [name for name in _names(directory) if not _is_ours(name)]:
             raise StoreError(
                 f"{directory}, the cache of {kept.name}, has files that are not of a cache, such as {foreign[0]}: "
                 "move these files away"
@@ -112,6 +112,12 @@ def clear_folder(kept: KeptFolder) -> None:
         directory.parent.rmdir()
 
 
+def _base(below: str | Path | None) -> Path:
+    folder = default_directory() if below is None else below
+    check_is_local(folder)
+    return Path(folder).expanduser().absolute()
+
+
 def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
@@ -120,6 +126,28 @@ def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
             )
     except OSError:
         return []
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in directory.iterdir())
+    except OSError:
+        return []
+
+
+def _is_ours(name: str) -> bool:
+    return name == WORK_NAME or is_cache_file(name)
+
+
+def _problem(directory: Path) -> str:
+    if directory.name.startswith(_REMOVED):
+        return "half removed"
+    try:
+        if finished_cache(directory) is not None:
+            return ""
+    except (StoreError, OSError) as error:
+        return f"damaged ({error})"
+    return "unfinished" if (directory / WORK_NAME).is_dir() else "without its manifest"
 
 
 def _size(directory: Path) -> int:
@@ -131,15 +159,10 @@ def _size(directory: Path) -> int:
 
 
 class KeptCache(NamedTuple):
-    """A cache that was found or built. As long as the lock `use` exists, no other process removes the cache.
-
-    `is_new` is whether this call has built the whole cache. It is False if an earlier process began the cache, or if
-    another process built it meanwhile.
-    """
+    """A cache that was found or built. As long as the lock `use` exists, no other process removes the cache."""
 
     cache: Cache
     use: Use
-    is_new: bool = False
 
 
 class Kept:
@@ -151,15 +174,19 @@ class Kept:
         `name` is the data set's name, for the folder's name and for messages. `identity` (JSON values) differs for each
         data set and recipe. `below` is the folder for all data sets, by default `default_directory()`.
         """
-        base = Path(below) if below is not None else default_directory()
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         plain = _UNSAFE.sub("_", name).strip("._")[:_LONGEST_NAME] or "set"
         self.name = name
-        self.folder = base.expanduser().absolute() / FOLDER / f"{plain}-{digest}"
+        self.folder = _base(below) / FOLDER / f"{plain}-{digest}"
 
     def states(self) -> list[str]:
         """Return the states that have a cache, finished or not."""
         return [path.name for path in _folders(self.folder, _STATE)]
+
+    def namesakes(self) -> int:
+        """Return the number of folders for other data sets and recipes of the same name."""
+        name = self.folder.name.rpartition("-")[0]
+        return len({*_folders(self.folder.parent, re.compile(rf"{re.escape(name)}-[0-9a-f]{{16}}"))} - {self.folder})
 
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
         """Return the finished cache for a state of the pictures, or None if there is none that can be read.
@@ -168,18 +195,19 @@ class Kept:
         """
         directory = self.folder / state
         try:
-            if not (directory / MANIFEST_NAME).is_file():
+            if not directory.is_dir():
                 return None
             check_own(directory, self.folder.parents[1])
             use = Use(directory)  # before the cache is opened, so that no other process removes it
-            cache = Cache.open(directory)
-            _check_sizes(cache)
-        except (NotACacheError, FileNotFoundError, PermissionError):  # without permission, `build` raises the error
+            cache = finished_cache(directory)
+        except (DamageError, FileNotFoundError, PermissionError):  # building repairs it, or raises the error
             return None
-        except (DamageError, FormatError) as error:
-            raise type(error)(
+        except FormatError as error:
+            raise FormatError(
                 f"{error}. This is the cache of {self.name}: remove {directory}, and it will be built again"
             ) from error
+        if cache is None:
+            return None
         if cache.manifest.skipped and on_error == "fail":
             skipped = cache.manifest.skipped[0]
             raise SampleError(skipped.path, f"{skipped.reason}; or leave such samples out with on_error='skip'")
@@ -194,24 +222,17 @@ class Kept:
         changed, it raises an error, and the cache stays unfinished. After a build, caches of other states are removed
         unless a process reads them.
         """
-        from tpucache.warmup.run.folder import HeldError
-
-        directory, has_noted, is_new = self.folder / state, False, False
-        with self._writing():
-            use = Use(directory)
+        with self._writing(state) as directory:
+            use, has_noted = Use(directory), False
             while (found := self.open(state, choices.on_error)) is None:
-                if is_new:
-                    raise BuildError(f"{directory} was removed while it was built: run this again")
-                is_begun = directory.exists()
                 try:
                     self._make(directory, source, choices, check)
-                    is_new = not is_begun
                     self.remove_others(state)
                 except HeldError as error:
                     if not has_noted:
                         note(f"{self.name}: waiting for the process that builds its cache: {error}")
                     has_noted = True
-            return found._replace(use=use, is_new=is_new)
+            return found._replace(use=use)
 
     def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
         """Let another process build the cache for a state of the pictures; return the cache once `source` is listed.
@@ -220,32 +241,37 @@ class Kept:
         `functools.partial` that makes one. `check` is called at the end of the build, as by `build`. Both are pickled.
         An error of the build is raised by this call, or in a reader that waits for a record.
         """
-        with self._writing():
-            use = Use(self.folder / state)
-            others = {
-                "recipe": choices.recipe,
-                "jobs": choices.jobs,
-                "check": check,
-                "announce": functools.partial(_announce, self.name, self.folder / state),
-                "done": functools.partial(self.remove_others, state),
-            }
-            return KeptCache(start_building(source, self.folder / state, others)(), use, is_new=True)
+        with self._writing(state) as directory:
+            use, done = Use(directory), functools.partial(self.remove_others, state)
+            others = self._arguments(directory, choices, check)
+            return KeptCache(start_building(source, directory, {**others, "done": done})(), use)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Make the folder of the caches. An OSError here or in the `with` block becomes a BuildError."""
+    def _writing(self, state: str) -> Iterator[Path]:
+        """Yield the folder of a cache that is built in it. An OSError here or in the `with` block becomes a BuildError.
+
+        What cannot be read there, and is no unfinished build, is removed.
+        """
+        directory = self.folder / state
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_own(self.folder, self.folder.parents[1])
-            yield
+            if (problem := _problem(directory)) != "unfinished" and problem and directory.is_dir():
+                _remove(directory)
+                if not directory.exists():
+                    note(f"{self.name}: its cache was {problem}, and is built again")
+            yield directory
         except OSError as error:
             raise BuildError(
                 f"the cache of {self.name} cannot be kept in {self.folder}: {error}. Give another folder as cache=, or "
                 "set TPUCACHE_DIR"
             ) from error
 
+    def _arguments(self, directory: Path, choices: BuildChoices, check: Callable[[], None]) -> dict[str, Any]:
+        announce = functools.partial(_announce, self.name, directory)
+        return {**vars(choices), "check": check, "announce": announce}
+
     def _make(self, directory: Path, source: Source, choices: BuildChoices, check: Callable[[], None]) -> None:
-        from tpucache.progress import LateProgress
         from tpucache.warmup.build import build_cache
 
         if directory.exists():
@@ -254,19 +280,11 @@ class Kept:
             note(f"{self.name} has changed since its cache was made")
         began = time.monotonic()
         with LateProgress("build") as bar:
-            manifest = build_cache(
-                source,
-                directory,
-                choices.recipe,
-                jobs=choices.jobs,
-                on_error=choices.on_error,
-                on_progress=bar.show_build,
-                announce=functools.partial(_announce, self.name, directory),
-                check=check,
-            )
+            others = self._arguments(directory, choices, check)
+            manifest = build_cache(source, directory, on_progress=bar.show_build, **others)
         note(
             f"{self.name}: {manifest.samples:,} pictures, {size_text(manifest.total_bytes)}, "
-            f"{duration_text(time.monotonic() - began)}; later runs will use this cache"
+            f"{duration_text(time.monotonic() - began)}; later runs with the same pictures will use this cache"
         )
 
     def remove(self, state: str) -> None:
@@ -274,10 +292,10 @@ class Kept:
         _remove(self.folder / state)
 
     def remove_others(self, state: str) -> None:
-        """Remove the caches for all other states of the pictures, as by `remove`."""
-        for other in self.states():
-            if other != state:
-                self.remove(other)
+        """Remove the caches for all other states of the pictures, as by `remove`, and half removed ones."""
+        for other in _folders(self.folder, _ANY):
+            if other.name != state:
+                _remove(other)
 
 
 def _announce(name: str, directory: Path, expected: Estimate) -> None:
@@ -333,23 +351,16 @@ def _open_lock(path: Path) -> OpenFile:
 
 def _remove(directory: Path) -> None:
     """Remove a cache, finished or not, unless a process reads or builds it, or the system has no file locks."""
-    path = _use_path(directory)
-    file = _open_lock(path)
-    if is_held(directory / WORK_NAME / LOCK_NAME):
-        return
-    with contextlib.suppress(OSError):  # the file system has no locks
-        if flock(file.number):
-            directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))  # it disappears in one step
+    if not directory.name.startswith(_REMOVED):
+        path = _use_path(directory)
+        file = _open_lock(path)
+        try:
+            is_used = is_held(directory / WORK_NAME / LOCK_NAME) or not flock(file.number)
+            if is_used or not all(map(_is_ours, _names(directory))):
+                return
+            # It disappears in one step.
+            directory = directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))
             path.unlink()
-            for each in directory.parent.glob(f"{_REMOVED}*"):
-                shutil.rmtree(each, ignore_errors=True)
-
-
-def _check_sizes(cache: Cache) -> None:
-    """Raise DamageError if a file of a cache is missing or has the wrong size: somebody may have removed old files."""
-    for entry in cache.manifest.files:
-        path = cache.directory / entry.name
-        if not path.exists():
-            raise DamageError(f"{path} is missing")
-        if (found := path.stat().st_size) != entry.bytes:
-            raise DamageError(f"{path} has {found:,} bytes, but the manifest says {entry.bytes:,}")
+        except OSError:  # the file system has no locks
+            return
+    shutil.rmtree(directory, ignore_errors=True)

@@ -8,8 +8,6 @@ with the cache, or the caller passes an `identity` and thereby states that the p
 from __future__ import annotations
 
 import functools
-import hashlib
-import operator
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tpucache.adopt.builder import LEAST_GROWING
+from tpucache.adopt.growing import LEAST_GROWING
 from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
 from tpucache.adopt.states import (
+    CONTENT,
     MapStyleSource,
     PictureFolderSource,
     at_rest,
     check_unchanged,
+    compared,
     folder_state,
     hugging_face_state,
     list_pictures,
@@ -34,6 +34,7 @@ from tpucache.loading.tensors import Dataset
 from tpucache.progress import note
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.fields import IMAGE
+from tpucache.store.files import check_is_local
 from tpucache.warmup.sources.datasets import DatasetSource, is_saved, is_stream, load_saved
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class PictureDataset(Dataset[Any]):
                 f"labels of this {type(self).__name__} were changed, and the cache in {self.directory} has the old "
                 "labels: change the cache by `tpucache relabel`, or read this dataset with DataLoader"
             )
-        return self._cached if chosen == range(len(before)) else self._cached.select(list(chosen))
+        return self._cached if [*chosen] == [*range(len(before))] else self._cached.select([*chosen])
 
     def _entry(self, index: int) -> tuple[int, Any]:
         position = range(len(self))[index]
@@ -202,11 +203,8 @@ class ImageFolder(PictureDataset):
         return self._position(path, index), label
 
     def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
-        labels = [label for _, label in self.samples]
-        originals = self._original_samples
-        if len(self.samples) == len(originals) and all(map(operator.is_, self.samples, originals)):
-            return range(len(labels)), labels
-        return [self._position(path, at) for at, (path, _) in enumerate(self.samples)], labels
+        positions = [self._position(path, at) for at, (path, _) in enumerate(self.samples)]
+        return positions, [label for _, label in self.samples]
 
     def _position(self, path: str, guess: int) -> int:
         if 0 <= guess < len(self._original_samples) and self._original_samples[guess][0] == path:
@@ -238,8 +236,7 @@ def cached(
 
     With `identity`, a text such as "birds, third release", you state that the pictures are the same as in earlier calls
     with this text. Then only the length and 33 pictures and labels, evenly spread, are compared. Without `identity`,
-    each call compares all pictures, which takes as long as reading the data set once. If a picture or label differs, a
-    new cache is built.
+    each call reads and compares all pictures. If a picture or label differs, a new cache is built.
 
     `size`, `recipe`, `cache`, `on_error` and `jobs` are those of ImageFolder. The data set is pickled for the workers.
 
@@ -247,40 +244,28 @@ def cached(
     """
     choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
     source = MapStyleSource(dataset)
-    first = source.few_contents()
-    made_by = fingerprint(choices.recipe.to_dict())
+    numbers: Sequence[int] = compared(len(source))
+    few, made_by = source.state(numbers, 1), fingerprint(choices.recipe.to_dict())
     if identity is not None:
         kept = Kept(identity, ["cached", identity, made_by], cache)
-        found = _opened(kept, hashlib.sha256(repr(first).encode()).hexdigest()[:32], source, choices)
     else:
-        kept = Kept(source.name, ["cached", source.kind, first, made_by], cache)
-        found = _compared(kept, source, choices)
+        numbers = range(len(source))
+        kept = Kept(source.name, ["cached", source.kind, few, made_by], cache)
+        if kept.states():
+            note(
+                f"{kept.name}: comparing all {len(source):,} pictures with its cache. To compare only a few, pass an "
+                "identity=, a text by which you state that the pictures are the same"
+            )
+    state = source.state(numbers, jobs)  # the few are read again, so that items that differ each time are found early
+    found = _opened(kept, state, source, choices)
+    table = found.cache.samples
+    try:
+        source.check(dict(zip(table.numbers.tolist(), map(str, table[CONTENT]), strict=True)))
+    except UsageError:
+        del found
+        kept.remove(state)
+        raise
     return PictureDataset(found, transform, target_transform)
-
-
-def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
-    """Return the newest cache if all its pictures and labels equal those of the data set. Otherwise build a new cache.
-
-    An unfinished cache may hold pictures that have changed since: it is removed and built from the beginning.
-    """
-    numbers = [int(state, 16) for state in kept.states()]
-    latest = max(numbers, default=0)
-    found = kept.open(f"{latest:x}", choices.on_error)
-    if found is not None:
-        note(
-            f"{kept.name}: comparing all {len(source):,} pictures with its cache. To compare only a few, pass an "
-            "identity=, a text by which you state that the pictures are the same"
-        )
-        if (changed := source.difference(found.cache, choices.jobs)) is None:
-            return found
-        note(f"{kept.name}: {changed}")
-        latest, found = latest + 1, None  # `build` removes the old cache only if nothing refers to it
-    elif numbers:
-        kept.remove(f"{latest:x}")
-    found = kept.build(f"{latest:x}", source, choices)
-    if not found.is_new and (changed := source.difference(found.cache, choices.jobs)) is not None:
-        raise SourceError(f"{kept.name}: another process has built its cache, and {changed}. Run this again")
-    return found
 
 
 def from_hf(
@@ -308,6 +293,7 @@ def from_hf(
     """
     choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
     if isinstance(dataset, (str, Path)):
+        check_is_local(dataset)
         if not is_saved(dataset):
             raise SourceError(
                 f"{dataset} is not a folder that save_to_disk wrote: give such a folder, or the data set that "
@@ -321,6 +307,12 @@ def from_hf(
         raise UsageError(f"{error}; or call dataset.save_to_disk(FOLDER), and from_hf(FOLDER)") from error
     name = f"{dataset.info.dataset_name or 'dataset'}-{dataset.split or 'all'}"
     kept = Kept(name, ["from_hf", dataset._fingerprint, fingerprint(choices.recipe.to_dict())], cache)
+    if not kept.states() and (others := kept.namesakes()):
+        note(
+            f"{name}: caches of {others:,} other data sets or recipes of this name are kept. If each run adds one, the "
+            "data set is drawn anew each time: give train_test_split and shuffle a seed=. `tpucache cached --clear "
+            f"{name}` removes these caches"
+        )
     find = functools.partial(hugging_face_state, dataset, source)
     return PictureDataset(_opened(kept, find(), source, choices, len(dataset), find), transform, target_transform)
 

@@ -13,9 +13,9 @@ import pickle
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.machine import FOLDER
@@ -24,15 +24,11 @@ from tpucache.progress import Progress
 from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE
 from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
-from tpucache.warmup.blocks import content_sha256
-from tpucache.warmup.listing import content_digests, name_some
+from tpucache.warmup.listing import name_some
 from tpucache.warmup.run.executors import Executor, Task
 from tpucache.warmup.sources.datasets import DatasetSource, class_names, is_stream, labelled_item
 from tpucache.warmup.sources.folder import FolderSource, walk
 from tpucache.warmup.sources.source import Item, Items, Listing, Sample
-
-if TYPE_CHECKING:
-    from tpucache.store.cache import Cache
 
 #: The suffixes of pictures in torchvision: `torchvision.datasets.folder.IMG_EXTENSIONS`.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -238,6 +234,7 @@ class MapStyleSource:
             raise UsageError(f"the {self.name} has no samples")
         self._classes = class_names(dataset, self.name)
         self._file = ""
+        self._contents: dict[int, str] = {}  # the digest of each item that was read
 
     def __len__(self) -> int:
         return self._length
@@ -247,7 +244,7 @@ class MapStyleSource:
 
     def __getstate__(self) -> dict[str, Any]:
         self._file = self._file or _pickled(self)
-        return {**self.__dict__, "_dataset": None}
+        return {**self.__dict__, "_dataset": None, "_contents": {}}
 
     def list(self) -> Listing:
         return Listing([Sample(number, str(number)) for number in range(self._length)], self._classes)
@@ -266,59 +263,40 @@ class MapStyleSource:
             raise SampleError(sample.path, f"has {names} instead of only a picture: build a cache by build_cache")
         return Item(item.fields, item.label, {CONTENT: item.sha256(item.label)})
 
-    def content(self, number: int) -> str:
-        """Return the SHA-256 of an item's picture and label in hexadecimal; the reason if the item cannot be used."""
-        try:
-            return str(self.load(Sample(number, str(number))).columns[CONTENT])
-        except SampleError as error:
-            return error.reason
+    def state(self, numbers: Sequence[int], jobs: int | None) -> str:
+        """Read the items with these numbers; return a digest of them, the data set's length and its class names.
 
-    def few_contents(self) -> tuple[Any, ...]:
-        """Return the length of the data set, its class names, and the digests (`content`) of up to 33 items.
-
-        Each item is read twice.
+        `jobs` processes read the items, by default one for each core. Raises UsageError for an item that differs from
+        what an earlier call has read.
         """
-        contents = {number: self.content(number) for number in compared(self._length)}
+        parts = [numbers[at : at + _SAMPLES_PER_TASK] for at in range(0, len(numbers), _SAMPLES_PER_TASK)]
+        tasks: list[Task] = [(_contents, (self, part)) for part in parts]
+        with Progress(len(numbers), "compare", "samples", is_brief=True) as progress:
+            for found in Executor(jobs=jobs).run(iter(tasks), few=True):
+                self.check(found)
+                progress.advance(len(found))
+        contents = [self._contents[number] for number in numbers]
+        return hashlib.sha256(repr((self._length, self._classes, contents)).encode()).hexdigest()[:32]
+
+    def check(self, contents: Mapping[int, str]) -> None:
+        """Raise UsageError if an item has not the digest with which it was read before."""
         for number, content in contents.items():
-            self._check_constant(number, content)
-        return (self._length, self._classes, *contents.values())
-
-    def difference(self, cache: Cache, jobs: int | None) -> str | None:
-        """Compare all items with a cache. Returns a text about the first difference, or None without a difference.
-
-        `jobs` processes read the items, by default one for each core.
-        """
-        table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
-        known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))
-        if sorted([*known, *skipped]) != [*range(self._length)]:
-            return f"it has other samples than its cache: {self._length:,}, not {len(known) + len(skipped):,}"
-        digests = content_digests(cache.manifest)
-        for number in sorted(skipped):  # none of them is used, but one may have become usable
-            if content_sha256(self, Sample(number, str(number))) != digests.get(number, ""):
-                return f"sample {number}, which could not be used, has changed since"
-        pairs = [(number, str(content)) for number, content in known.items()]
-        tasks: list[Task] = [
-            (_differing, (self, pairs[at : at + _SAMPLES_PER_TASK])) for at in range(0, len(pairs), _SAMPLES_PER_TASK)
-        ]
-        with Progress(len(pairs), "compare", "samples") as progress:
-            for done, wrong in Executor(jobs=jobs).run(iter(tasks), few=True):
-                if wrong is not None:
-                    self._check_constant(wrong, self.content(wrong))
-                    return f"sample {wrong} has another picture or label than in its cache"
-                progress.advance(done)
-        return None
-
-    def _check_constant(self, number: int, content: str) -> None:
-        if self.content(number) != content:
-            raise UsageError(
-                f"item {number} of {self!r} differs each time it is read, and a cache would keep one of these pictures "
-                "for ever: leave random changes out of the data set, and pass them as transform="
-            )
+            if self._contents.setdefault(number, content) != content:
+                raise UsageError(
+                    f"item {number} of {self!r} differs each time it is read, and a cache would keep one of these "
+                    "pictures for ever: leave random changes out of the data set, and pass them as transform="
+                )
 
 
-def _differing(source: MapStyleSource, pairs: Sequence[tuple[int, str]]) -> tuple[int, int | None]:
-    """Return how many items were compared, and the number of the first that differs from its digest, or None."""
-    return len(pairs), next((number for number, content in pairs if source.content(number) != content), None)
+def _contents(source: MapStyleSource, numbers: Sequence[int]) -> dict[int, str]:
+    """Return the SHA-256 of each item's picture and label by number; if the item cannot be used, the reason."""
+    found = {}
+    for number in numbers:
+        try:
+            found[number] = str(source.load(Sample(number, str(number))).columns[CONTENT])
+        except SampleError as error:
+            found[number] = error.reason
+    return found
 
 
 def _pickled(source: MapStyleSource) -> str:

@@ -147,7 +147,7 @@ def cached(options: argparse.Namespace) -> int:
         for each in copies
     ]
     lines += [
-        f"{each.name}: {verb}{size_text(each.bytes)}{'' if each.is_finished else ', unfinished'}, in {each.directory}"
+        f"{each.name}: {verb}{size_text(each.bytes)}{each.problem and f', {each.problem}'}, in {each.directory}"
         for each in sets
     ]
     report = {"kept": [each.to_dict() for each in copies], "datasets": [each.to_dict() for each in sets]}

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tpucache.recipe import Recipe
     from tpucache.store.index import Numbers
 
-#: The Python code of the new process.
-COMMAND: Final = "from tpucache.warmup.growing import main; main()"
+#: The Python code of the new process. Its arguments are the folders of modules, `sys.path`.
+COMMAND: Final = "import sys; sys.path[:] = sys.argv[1:]; from tpucache.warmup.growing import main; main()"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
             "locks, or build the cache first, with build_cache"
         ) from error
     workers = Executor(jobs=request.others.get("jobs")).workers if is_large and sys.platform == "linux" else 1
-    pickle.dump((sys.path, workers), target)
+    pickle.dump(workers, target)
     pickle.dump(data, target)
     target.flush()
 
@@ -75,10 +75,10 @@ def main() -> None:
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries that print must not write between the answers
-    sys.path[:], workers = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that has started this one
     is_over = threading.Event()
     engine = None
     try:
+        workers = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that has started this one
         if workers > 1:  # before this process has threads, and with the modules that workers need
             importlib.import_module("tpucache.warmup.run.tasks")
             engine = ForkedWorkers(workers, answers.close)

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tpucache.errors import DamageError, NotACacheError, SourceError, StoreError
+from tpucache.errors import DamageError, NotACacheError, SourceError, StoreError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.files import (
     OpenFile,
@@ -76,7 +76,12 @@ def default_directory() -> Path:
     """Return the folder for local copies of URLs: TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
     if named := os.environ.get(DIR_VARIABLE):
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpucache"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpucache"
+    except RuntimeError as error:  # in a container
+        raise UsageError(
+            f"this user has no home folder to keep caches in: set {DIR_VARIABLE} to a folder, or give one"
+        ) from error
 
 
 class RemoteCache(Cache):
