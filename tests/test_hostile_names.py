@@ -34,8 +34,8 @@ from tpucache.training.prediction import _Predictions, _write
 from tpucache.training.tasks.classes import Multilabel
 from tpucache.warmup.build_options import SoftOptions
 from tpucache.warmup.relabel import relabel_cache
-from tpucache.warmup.sources.columns import column_labels
-from tpucache.warmup.sources.table import TableOptions, read_table
+from tpucache.warmup.sources.columns import TableOptions, column_labels
+from tpucache.warmup.sources.table import read_table
 
 names = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)).filter(
     lambda name: "\0" not in name

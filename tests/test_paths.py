@@ -16,7 +16,7 @@ from tpucache import Recipe, build_cache
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.report.preview import contact_sheet, save_picture
 from tpucache.warmup.sources import FolderSource, TableSource, open_source
-from tpucache.warmup.sources.table import TableOptions
+from tpucache.warmup.sources.columns import TableOptions
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 

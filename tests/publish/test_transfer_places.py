@@ -31,7 +31,7 @@ from tpucache.store.remote import retry
 from tpucache.store.remote import url as remote
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.sources import open_source
-from tpucache.warmup.sources.table import TableOptions
+from tpucache.warmup.sources.columns import TableOptions
 
 
 def contents(folder):

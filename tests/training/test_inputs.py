@@ -18,7 +18,8 @@ from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train as run_training
 from tpucache.training.prediction import predict
-from tpucache.warmup.sources.table import TableOptions, TableSource
+from tpucache.warmup.sources.columns import TableOptions
+from tpucache.warmup.sources.table import TableSource
 
 QUICK = RunOptions(replay=False)
 SETTINGS = TrainSettings(

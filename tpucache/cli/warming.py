@@ -44,7 +44,7 @@ from tpucache.warmup.build_options import (
     SourceOptions,
     WorkerOptions,
 )
-from tpucache.warmup.sources.table import TableOptions
+from tpucache.warmup.sources.columns import TableOptions
 
 if TYPE_CHECKING:
     from tpucache.cli.comparing import CodecFigures, Listed

@@ -23,19 +23,11 @@ from tpucache.store.samples import Column, SampleTable, encode_columns
 from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
-from tpucache.warmup.sources.columns import to_number
+from tpucache.warmup.sources.columns import LABEL_NAMES, TableOptions, to_number
 from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, missing_texts
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Label, Listing, Sample, unique
-from tpucache.warmup.sources.table import (
-    LABEL_NAMES,
-    CsvTable,
-    TableOptions,
-    kept_columns,
-    path_column,
-    raw_labels,
-    read_table,
-)
+from tpucache.warmup.sources.table import CsvTable, path_column, read_table, table_listing
 from tpucache.warmup.tables import (
     class_counts,
     keep_table,
@@ -168,8 +160,9 @@ def _new_columns(
     columns: dict[str, Column] = dict(samples)
     changes: dict[str, Any] = {}
     own, places = _used_part(table, rows)
+    listing = table_listing(own, _line_samples(own), options)
     if options.label_cols:
-        found, classes = _table_labels(own, options, kind, names, missing)
+        found, classes = _read_labels(own, listing, kind, names, missing)
         used = [found[place] for place in places.tolist()]
         if None in used:
             line = own.lines[int(places[used.index(None)])]
@@ -190,7 +183,7 @@ def _new_columns(
             },
         }
     _tell_of_unused(table, options)
-    for name, column in kept_columns(own, options).items():
+    for name, column in listing.columns.items():
         columns[name] = taken(column, places)
     return columns, changes
 
@@ -217,19 +210,13 @@ def _tell_of_unused(table: CsvTable, options: TableOptions) -> None:
                 )  # fmt: skip
 
 
-def _table_labels(
-    table: CsvTable,
-    options: TableOptions,
-    kind: LabelKind,
-    classes: tuple[str, ...] = (),
-    missing: Sequence[str] = (),
+def _line_samples(table: CsvTable) -> list[Sample]:
+    return [Sample(row, f"line {line}") for row, line in enumerate(table.lines)]
+
+
+def _read_labels(
+    table: CsvTable, listing: Listing, kind: LabelKind, classes: tuple[str, ...] = (), missing: Sequence[str] = ()
 ) -> tuple[Sequence[Label], tuple[str, ...]]:
-    labels, faults = raw_labels(table, options)
-    samples = [
-        Sample(row, f"line {line}", label, fault=faults.get(row, ""))
-        for row, (line, label) in enumerate(zip(table.lines, labels, strict=True))
-    ]
-    listing = Listing(samples, value_names=options.label_cols)
     read = read_labels(listing, kind, classes, missing_texts(missing), where=str(table.path))
     for sample in read.samples:
         if sample.fault:
@@ -327,7 +314,8 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
     rows = _find_rows(cache, table, options, need_all=False)
     table, places_in_table = _used_part(table, rows[rows >= 0])
     labels, classes = samples.labels.copy(), manifest.classes
-    found, names = _table_labels(table, options, "auto" if classes else "numbers")
+    listing = table_listing(table, _line_samples(table), options)
+    found, names = _read_labels(table, listing, "auto" if classes else "numbers")
     if unknown := [name for name in names if name not in classes]:
         raise SourceError(
             f"{table.path} has the label {unknown[0]!r}, and the classes of {cache.directory} are "

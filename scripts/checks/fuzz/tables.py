@@ -32,7 +32,7 @@ def prepare(folder: Path) -> dict[str, bytes]:
         Image.fromarray(np.full((_SIDE, _SIDE, 3), number, np.uint8)).save(source / f"{number}.png")
         rows.append(f"{number}.png,{'abc'[number % 3]},{number % 2},{number / 2},n{number}")
     (source / "table.csv").write_text("\n".join(rows))
-    from tpucache.warmup.sources.table import TableOptions, TableSource
+    from tpucache.warmup.sources import TableOptions, TableSource
 
     table = TableSource(source / "table.csv", TableOptions(label_cols=("label",), fold_col="fold"))
     build_cache(table, folder / "cache", Recipe(size=_SIDE, variants=1), jobs=1)

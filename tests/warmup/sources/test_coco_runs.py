@@ -26,7 +26,8 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.records.masks import draw_runs
-from tpucache.warmup.sources.table import TableOptions, TableSource, read_runs
+from tpucache.warmup.sources.columns import TableOptions
+from tpucache.warmup.sources.table import TableSource, read_runs
 
 Mask = npt.NDArray[np.uint8]
 

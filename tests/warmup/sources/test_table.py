@@ -316,12 +316,12 @@ def test_whatever_csv_can_write_is_read_back(tmp_path_factory: pytest.TempPathFa
         ("path,species", {}, [0, 1]),
         ("path,age,label", {"keep": ("label",)}, None),
         ("path,age,label", {"drop": ("lab*",)}, None),
-        ("path,label,class", {}, None),  # which of them?
+        ("path,class,label", {}, [0, 1]),  # as in parquet, the first in the order of their names
         ("path,labelled", {}, None),
         ("label", {}, None),  # the paths themselves
     ],
 )
-def test_the_only_column_that_is_called_so_is_the_label_and_that_is_said(
+def test_a_column_that_is_called_so_is_the_label_and_that_is_said(
     header: str, options: dict[str, Any], labels: list[int] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = header.split(",")

@@ -18,6 +18,7 @@ from tpucache.warmup.sources import archive_samples as archives
 from tpucache.warmup.sources import cloud, datasets, folder, parquet, table, tfrecords
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.coco import box_source
+from tpucache.warmup.sources.columns import TableOptions
 from tpucache.warmup.sources.datasets import DatasetSource, pad_source
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
@@ -32,7 +33,7 @@ from tpucache.warmup.sources.source import (
     SourceKind,
     select_source,
 )
-from tpucache.warmup.sources.table import TableOptions, TableSource
+from tpucache.warmup.sources.table import TableSource
 from tpucache.warmup.sources.tfrecords import TFRecordSource
 
 __all__ = [

@@ -25,7 +25,7 @@ from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.text import parse_json
 from tpucache.warmup.sources.archives import find_archive
-from tpucache.warmup.sources.columns import LABEL_NAMES, are_names, tell_of_others, to_listing, to_number
+from tpucache.warmup.sources.columns import TableOptions, are_names, tell_of_others, to_listing, to_number
 from tpucache.warmup.sources.folder import (
     NO_SUFFIX,
     SUFFIXES,
@@ -36,7 +36,7 @@ from tpucache.warmup.sources.folder import (
     shared_folders,
 )
 from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, field_names
-from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
+from tpucache.warmup.sources.table import OPTIONS, TableSource
 
 #: Reads a member; the text names the sample in errors.
 Read = Callable[[Member, str], bytes]
@@ -195,17 +195,16 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
         columns[_CLASS] = _class_column(columns.get(_CLASS, [None] * len(samples)))
     if missing := [name for name in options.label_cols if name not in columns]:
         raise SourceError(f"{where} has no {missing[0]!r} in its JSON: its keys are {', '.join(map(repr, columns))}")
-    likely = [name for name in dict.fromkeys((_CLASS, *LABEL_NAMES)) if name in columns]
+    likely = list(dict.fromkeys(options.likely_labels(columns, _CLASS)))
     labels = options.label_cols or tuple(likely[:1])
-    if not options.label_cols and likely:
-        tell_of_others(where, likely[0], likely[1:])
+    if not options.label_cols:
+        tell_of_others(where, likely)
     free = [name for name in columns if name not in labels and options.is_kept(name)]
     kept = [name for name in free if all(isinstance(value, (str, int, float, NoneType)) for value in columns[name])]
     if unread := [name for name in free if name not in kept]:
         _log.warning("%s: leaving out keys of JSON that are neither numbers nor text: %s", where, ", ".join(unread))
-    must_have = bool(options.label_cols)
     left = dict(sorted(left_out.items()))
-    return to_listing(samples, columns, where, labels=labels, kept=kept, must_have=must_have, left_out=left)
+    return to_listing(samples, columns, where, options, labels=labels, kept=kept, left_out=left)
 
 
 def read_group(sample: Sample, read: Read) -> Item:

@@ -22,6 +22,7 @@ from tpucache.store.files import as_url, check_is_local
 from tpucache.text import shown
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, zip_file
+from tpucache.warmup.sources.columns import TableOptions
 from tpucache.warmup.sources.folder import FoundFile, is_ignored, list_images
 from tpucache.warmup.sources.kept import Files, kept_listings
 from tpucache.warmup.sources.parquet import ParquetSource
@@ -35,7 +36,7 @@ from tpucache.warmup.sources.source import (
     expand_braces,
     has_wildcard,
 )
-from tpucache.warmup.sources.table import OPTIONS, TableOptions
+from tpucache.warmup.sources.table import OPTIONS
 
 if TYPE_CHECKING:
     from tpucache.store.remote.cache import Copies

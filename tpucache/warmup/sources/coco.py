@@ -14,13 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
-from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
 from tpucache.text import parse_json
 from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.labels import named
-from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, source_name, taken
+from tpucache.warmup.sources.source import (
+    DerivedSource,
+    Item,
+    Listing,
+    Sample,
+    Source,
+    cached_until_changed,
+    repeated,
+    source_name,
+    taken,
+)
 
 #: The column of the samples table that counts the boxes which reach beyond a sample's image.
 OUTSIDE: Final = "boxes_outside"
@@ -183,17 +192,8 @@ def _are_apart(path: str, name: str) -> bool:
     return bool(folder and other) and folder != other
 
 
+@cached_until_changed(2)
 def _coco_of(path: Path) -> _Coco:
-    try:
-        status = path.stat()
-        return _read_coco(path, status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}") from error
-
-
-@cached_for_threads(2)
-def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
-    """Read a COCO JSON file; `_size` and `_changed` only make the cache read it again after a change."""
     try:
         return _parsed(parse_json(read_file(path)))
     except KeyError as error:
@@ -204,9 +204,9 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
 
 def _parsed(content: Any) -> _Coco:
     for part in ("images", "categories"):  # boxes would go to another image or class
-        if twice := _repeated(item["id"] for item in content[part]):
+        if twice := repeated(item["id"] for item in content[part]):
             raise ValueError(f"the id {twice!r} is there twice among the {part}")
-    if twice := _repeated(str(item["file_name"]) for item in content["images"]):
+    if twice := repeated(str(item["file_name"]) for item in content["images"]):
         raise ValueError(f"it has two images with the same file name, {twice!r:.60}: give each a name of its own")
     categories = _category_names(content["categories"])
     numbers = {key: number for number, key in enumerate(categories)}
@@ -245,10 +245,6 @@ def _parsed(content: Any) -> _Coco:
     counts = Counter(map(posixpath.basename, found))
     plain = {posixpath.basename(name): name for name in found if counts[posixpath.basename(name)] == 1}
     return _Coco(found, tuple(categories.values()), plain, len(strays), notes)
-
-
-def _repeated(values: Any) -> Any:
-    return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
 def _category_names(categories: Sequence[Mapping[str, Any]]) -> dict[Any, str]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import logging
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from tpucache.errors import SourceError
+from tpucache.errors import SourceError, UsageError
 from tpucache.native import Array
+from tpucache.options import option
 from tpucache.text import part_names
-from tpucache.warmup.sources.source import Column, Listing, Sample, column_names, spellings
+from tpucache.warmup.sources.source import Column, Listing, RunsOrder, Sample, column_names, spellings
 
 #: Names of labels; the first name that exists is used.
-LABEL_NAMES: Final = ("label", "target", "labels", "targets", "class", "cls")
+LABEL_NAMES: Final = ("label", "target", "labels", "targets", "class", "cls", "species")
 #: Texts that mean "no number" in a column of numbers, in lower case: those that pandas reads so.
 MISSING_WORDS: Final = frozenset(
     ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
@@ -67,33 +71,139 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(numbers, key=lambda name: (numbers[name], name)))
 
 
+@dataclass(frozen=True)
+class TableOptions:
+    """The meaning of a table's columns, or of a record's features. Raises UsageError for options that do not fit.
+
+    `path_col` has the paths of images, relative to `root` (default: the table's folder), without `suffix`. `label_cols`
+    is one column of class names or numbers, or several columns of numbers; with `label_sep`, one column with several
+    names in each row. `mask_col` has the paths of masks, relative to `root`. `fold_col` has whole numbers from 0, or -1
+    for a row on which every fold trains. `rle_cols` have masks as run lengths: a single column has the class 1, or the
+    class in `rle_class_col`, and several columns have the classes 1, 2, …. `rle_order` says how run lengths count
+    pixels; None: down the columns, and a mask that makes sense only along the rows is an error. Other columns are kept
+    if their name matches a pattern of `keep` (none: all), and none of `drop`.
+    """
+
+    path_col: str | None = option(
+        None, "the column with the paths of images; default: path, file, image, id …", metavar="NAME"
+    )
+    label_cols: tuple[str, ...] = option(
+        (),
+        "the column of labels; can be repeated; default: a column called label, target …",
+        metavar="NAME",
+        flag="label-col",
+    )
+    label_sep: str | None = option(None, "the separator between several names in the label column", metavar="TEXT")
+    suffix: str = option("", "the text to add to each path", metavar=".jpg")
+    root: str | Path | None = option(
+        None, "the folder that paths are relative to; default: the table's folder", metavar="DIR"
+    )
+    mask_col: str | None = option(None, "the column with the paths of masks", metavar="NAME")
+    fold_col: str | None = option(None, "the column of fold numbers, for train --valid fold=N", metavar="NAME")
+    rle_cols: tuple[str, ...] = option(
+        (),
+        "the column of masks as run lengths from pixel 1; one image may have several rows, or each class a column",
+        metavar="NAME",
+        flag="rle-col",
+    )
+    rle_class_col: str | None = option(None, "the column with the class of each row's run lengths", metavar="NAME")
+    rle_order: RunsOrder | None = option(
+        None, "count run lengths down the columns (default), or along the rows, as UW-Madison, Sartorius and Carvana do"
+    )
+    rle_relative: bool = option(False, "run lengths count from the end of the run before, from 0, as in SIIM-ACR")
+    keep: tuple[str, ...] = option((), "other columns to keep, such as 'age*'; default: all", metavar="PATTERN")
+    drop: tuple[str, ...] = option((), "columns to leave out", metavar="PATTERN")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.label_cols, str) or len(set(self.label_cols)) != len(self.label_cols):
+            raise UsageError(f"label_cols must be a list of different names, not {self.label_cols!r}")
+        for name in ("label_cols", "rle_cols", "keep", "drop"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if (self.rle_class_col or self.rle_relative or self.rle_order) and not self.rle_cols:
+            raise UsageError(
+                "rle_class_col, rle_order and rle_relative need a column of run lengths: give rle_cols, too"
+            )
+        if self.rle_class_col and len(self.rle_cols) > 1:
+            raise UsageError("each of several rle_cols is a class: leave rle_class_col out")
+        if self.rle_cols and self.mask_col:
+            raise UsageError("masks are either files or run lengths: give only one of mask_col and rle_cols")
+        if self.label_sep is not None and (not self.label_sep or len(self.label_cols) != 1):
+            raise UsageError(
+                f"label_sep must be the text between names in one label column, not {self.label_sep!r} "
+                f"with {len(self.label_cols)} label columns"
+            )
+
+    def is_kept(self, name: str) -> bool:
+        """Return whether `keep` and `drop` say that a column is kept, if no other option names the column."""
+        is_wanted = not self.keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
+        return is_wanted and not self.is_dropped(name)
+
+    def is_dropped(self, name: str) -> bool:
+        """Return whether a pattern of `drop` matches the name of a column."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.drop)
+
+    def likely_labels(self, names: Iterable[str], first: str = "") -> list[str]:
+        """Return the columns that are called like labels, the one that is the label by default first."""
+        free = [name for name in names if not self.is_dropped(name) and name not in self.keep]
+        return [name for known in (first, *LABEL_NAMES) for name in free if name.lower() == known]
+
+    def tell_of_unused(self, names: Sequence[str], where: str) -> None:
+        """Warn of patterns of `keep` and `drop` that match none of the columns; the warning begins with `where`."""
+        for flag, patterns in (("--keep", self.keep), ("--drop", self.drop)):
+            for pattern in patterns:
+                if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                    shown = ", ".join(map(repr, names))
+                    _log.warning("%s: %s %s matches no column: there are %s", where, flag, pattern, shown)
+
+
+def classes_of(feature: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the class names that a feature of Hugging Face states, () if none, and whether its values are lists.
+
+    The feature is an object of the package `datasets`, or the JSON that describes it.
+    """
+
+    def part(of: Any, name: str) -> Any:
+        return of.get(name) if isinstance(of, Mapping) else getattr(of, name, None)
+
+    is_list = isinstance(feature, list) and len(feature) == 1
+    inner = feature[0] if is_list else part(feature, "feature") or feature
+    names = part(inner, "names")
+    is_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return (tuple(names), inner is not feature) if is_named else ((), False)
+
+
 def to_listing(
     samples: Sequence[Sample],
     columns: Mapping[str, Sequence[Any]],
     where: str,
+    options: TableOptions,
     *,
     labels: Sequence[str],
     kept: Iterable[str],
-    separator: str | None = None,
-    must_have: bool = True,
-    more: Mapping[str, Column] | None = None,
+    lines: Sequence[int] = (),
+    is_own: bool = False,
     **facts: Any,
 ) -> Listing:
     """Return the listing of samples with these columns: some are `labels`, and others `kept` in the samples table.
 
-    `separator` and `must_have` are those of `column_labels`, whose errors are raised. `more` are columns of the samples
-    table, and `facts` fields of the Listing.
+    `lines` are the lines of the samples, which errors name; `is_own` is that of `column_labels`, whose errors are
+    raised; `facts` are fields of the Listing.
     """
     if labels:
         given = {name: columns[name] for name in labels}
-        found, faults = column_labels(given, where, separator=separator, must_have=must_have)
+        found, faults = column_labels(
+            given, where, separator=options.label_sep, is_own=is_own, must_have=bool(options.label_cols)
+        )
+        faults = {at: f"line {lines[at]}, {fault}" if lines else fault for at, fault in faults.items()}
         samples = [
-            dataclasses.replace(sample, label=label, fault=faults.get(at, ""))
+            dataclasses.replace(sample, label=label, fault=sample.fault or faults.get(at, ""))
             for at, (sample, label) in enumerate(zip(samples, found, strict=True))
         ]
-    own = {name: columns[name] for name in kept}
-    table = {**(more or {}), **sample_columns(own)}
-    return Listing(samples, columns=table, value_names=tuple(labels), spellings=spellings(own), **facts)
+    fold, own = options.fold_col, {name: columns[name] for name in kept}
+    table = {} if fold is None else {"fold": fold_numbers(columns[fold], f"{where}, column {fold!r}")}
+    return Listing(
+        samples, columns=table | sample_columns(own), value_names=tuple(labels), spellings=spellings(own), **facts
+    )
 
 
 def column_labels(
@@ -153,11 +263,11 @@ def _split(cells: Sequence[Any], separator: str, where: str, is_own: bool) -> li
     return [tuple(part.strip() for part in cell.split(separator) if part.strip()) for cell in texts]
 
 
-def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
-    """Warn that the columns `others` are named like labels, but `used` is the label."""
-    if others:
-        shown = ", ".join(map(repr, others))
-        _log.warning("%s: using the labels in %r, not in %s: --label-col names what to use", where, used, shown)
+def tell_of_others(where: str, likely: Sequence[str]) -> None:
+    """Warn that the first column is the label, and the others are named like labels, too."""
+    if likely[1:]:
+        shown = ", ".join(map(repr, likely[1:]))
+        _log.warning("%s: using the labels in %r, not in %s: --label-col names what to use", where, likely[0], shown)
 
 
 def sample_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Column]:

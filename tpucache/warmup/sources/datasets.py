@@ -9,11 +9,12 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import logging
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from tpucache.native import Array
 from tpucache.plugins import load_callable
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import BOXES, IMAGE, MASK
-from tpucache.warmup.sources.columns import LABEL_NAMES
+from tpucache.warmup.sources.columns import LABEL_NAMES, classes_of
 from tpucache.warmup.sources.folder import FolderSource, read_sample
 from tpucache.warmup.sources.kept import Copy
 from tpucache.warmup.sources.source import (
@@ -99,9 +100,10 @@ class DatasetSource:
         if self._stream is None:
             self._dataset = dataset if isinstance(dataset, str) else _pickled(dataset, self._name)
         self._copy: Copy | None = None
+        self._copied: Sequence[Sample] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None}
+        return {**self.__dict__, "_stream": None, "_copied": ()}
 
     def __repr__(self) -> str:
         return self._name
@@ -114,26 +116,28 @@ class DatasetSource:
         whose labels are listed.
         """
         dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
+        features = getattr(dataset, "features", None)
+        features = features if isinstance(features, Mapping) else {}
+        label = next((name for name in LABEL_NAMES if name in features), "")
+        own, has_lists = classes_of(features.get(label))
+        classes = class_names(dataset, self._name)
         if is_stream(dataset):
             if self._copy is None:
                 self._copy = Copy(self._name)
                 self._copied = self._copy.make(self._items(dataset))
-            names: Iterable[str] = map(str, range(self._copied))
+            samples = self._copied
         else:
             names = _numbers(self._dataset, self._name) or map(str, range(len(dataset)))
-        features = getattr(dataset, "features", None)
-        features = features if isinstance(features, Mapping) else {}
-        label = next((name for name in LABEL_NAMES if name in features), "")
-        own, has_lists = _classes_of(features.get(label))
-        labels = [None] * self._copied if self._copy is not None else _label_column(dataset, label)
-        samples = [Sample(number, name, labels[number] if labels else None) for number, name in enumerate(names)]
-        classes = class_names(dataset, self._name)
+            labels = _label_column(dataset, label) or itertools.repeat(None)
+            samples = [Sample(number, *found) for number, found in enumerate(zip(names, labels, strict=False))]
         return Listing(samples, classes or own, has_class_lists=has_lists and not classes)
 
     def load(self, sample: Sample) -> Item:
         """Return its content."""
+        if sample.fault:
+            raise SampleError(sample.path, sample.fault)
         if self._copy is not None:
-            return self._copy.load(int(sample.path), sample.path)
+            return self._copy.load(int(sample.path))
         dataset = _dataset(self._dataset, self._name)
         numbers = _numbers(self._dataset, self._name)
         try:
@@ -141,12 +145,6 @@ class DatasetSource:
         except Exception as error:  # a user's dataset raises anything
             raise SampleError(sample.path, f"{self._name} raised {type(error).__name__}: {error}") from error
         return labelled_item(value, sample.path)
-
-    def read_label(self, sample: Sample) -> Any:
-        """Return only the label of an item; of a copied stream, this does not read the rest of the item."""
-        if self._copy is not None:
-            return self._copy.label(int(sample.path), sample.path)
-        return self.load(sample).label
 
     def _items(self, stream: Any) -> Iterator[Item | SampleError]:
         done = 0
@@ -229,7 +227,7 @@ def _undecoded(dataset: Any) -> Any:
             dataset = dataset.cast_column(name, type(feature)(decode=False))
     if len(images) == 1 and IMAGE not in features:
         dataset = dataset.rename_column(*images, IMAGE)
-    classes = [name for name, feature in features.items() if _classes_of(feature)[0]]
+    classes = [name for name, feature in features.items() if classes_of(feature)[0]]
     if any(name in features for name in LABEL_NAMES) or not classes:
         return dataset
     if len(classes) > 1:
@@ -286,14 +284,6 @@ def class_names(dataset: Any, name: str) -> tuple[str, ...]:
             "class_to_idx: give both the same order"
         )
     return names or ordered
-
-
-def _classes_of(feature: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the class names of a Hugging Face feature, () if it has none, and whether it is a list of classes."""
-    is_list = isinstance(feature, list) and len(feature) == 1
-    inner = getattr(feature, "feature", None) or (feature[0] if is_list else feature)
-    names = tuple(getattr(inner, "names", None) or ())
-    return names, bool(names) and inner is not feature
 
 
 def _label_column(dataset: Any, name: str) -> list[Any]:

@@ -1,41 +1,37 @@
 """What is kept of URLs and streams until a build is finished, so that its next run can use it.
 
-These are listings of URLs, and copies of streams: workers need items in any order, and again after a kill. So all items
-of a stream are written into one file, and their offsets into another file. Reading these files never executes code.
+These are listings of URLs, and copies of streams: workers need items in any order, and again after a kill. All items of
+a stream are written into one file, and where they begin, with their labels, into another. Reading them executes no
+code.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import shutil
-import struct
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
-from tpucache.store.ahead import cached_for_threads
 from tpucache.store.files import OpenFile, read_file, write_atomically
 from tpucache.text import parse_json
-from tpucache.warmup.sources.source import Item, Label
+from tpucache.warmup.sources.source import Item, Sample, cached_until_changed
 
 Files = Mapping[str, int]
 
-_ITEMS, _STARTS = "items", "starts.npy"
-#: An item begins with the length of its head, and the CRC-32 of its head and of its fields.
-_START: Final = struct.Struct("<3I")
+_ITEMS, _INDEX = "items", "index.json"
 
 _kept: ContextVar[KeptListings | None] = ContextVar("kept", default=None)
 
@@ -44,16 +40,12 @@ class KeptListings:
     """Listings of sources in the work folder of a build, so that the next run of the build does not list them again."""
 
     def __init__(self, work: Path) -> None:
-        """Set the work folder. It need not exist yet."""
         self._work = work
         self._found: dict[str, Files] = {}
         self._copies: set[Path] = set()
 
     def get(self, name: str) -> Files | None:
-        """Return the files and sizes that an earlier run of this build found at a URL, or None.
-
-        For a stream, the size is the number of copied items.
-        """
+        """Return what an earlier run of this build found at a URL, files and sizes, or None."""
         try:
             content = parse_json(read_file(self._path(name)))
         except (OSError, ValueError):
@@ -72,7 +64,7 @@ class KeptListings:
 
     def copy_folder(self, name: str) -> Path:
         """Return this build's folder for the copy of the stream `name`. `discard` removes it."""
-        folder = sources_folder() / f"stream-{_digest(f'{name} {self._work}')}"
+        folder = _sources_folder() / f"stream-{_digest(f'{name} {self._work}')}"
         self._copies.add(folder)
         return folder
 
@@ -101,8 +93,7 @@ def kept_listings() -> KeptListings | None:
     return _kept.get()
 
 
-def sources_folder() -> Path:
-    """Make and return this machine's folder for copies of sources."""
+def _sources_folder() -> Path:
     from tpucache.store.remote.cache import COPIES, default_directory, own_folder
 
     below = default_directory().expanduser().absolute()
@@ -114,141 +105,103 @@ def _digest(name: str) -> str:
 
 
 class Copy:
-    """The copied items of a stream, numbered from 0. Unless a build keeps the copy, it is removed with this object."""
+    """The copied items of a stream. Unless a build keeps the copy, it is removed with this object."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._folder = Path()
 
-    def make(self, items: Iterable[Item | SampleError]) -> int:
-        """Copy all items, unless an earlier run of this build has done so. Return the number of items.
+    def make(self, items: Iterable[Item | SampleError]) -> list[Sample]:
+        """Copy all items, unless an earlier run of this build has done so, and return them as samples.
 
-        In place of an item that cannot be stored, its SampleError is stored. Errors that the stream raises are passed
-        on.
+        A SampleError in place of an item becomes the fault of its sample. Errors that the stream raises are passed on.
         """
         kept = kept_listings()
         try:
             if kept is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="stream-", dir=sources_folder()))
+                self._folder = Path(tempfile.mkdtemp(prefix="stream-", dir=_sources_folder()))
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-                return self._write(items)
+                self._write(items)
+                return self._samples()
             self._folder = kept.copy_folder(self._name)
-            count = _count(self._folder)
-            if count is None or kept.get(self._name) != {_ITEMS: count}:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder.mkdir(parents=True)
-                count = self._write(items)
-            kept.put(self._name, {_ITEMS: count})
-            return count
+            with contextlib.suppress(OSError):
+                if kept.get(self._name) == self._state():
+                    kept.put(self._name, self._state())
+                    return self._samples()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+            self._write(items)
+            kept.put(self._name, self._state())
+            return self._samples()
         except OSError as error:
             raise SourceError(
                 f"{self._name} cannot be copied: {error}. Set TPUCACHE_DIR to a folder with more room"
             ) from error
 
-    def load(self, number: int, path: str) -> Item:
-        """Return the item `number`; errors name it `path`."""
-        with self._reading(number) as read:
-            return decoded(read, path)
-
-    def label(self, number: int, path: str) -> Label:
-        """Return only the label of an item."""
-        with self._reading(number) as read:
-            return _label(_head(read, path)[0])
-
-    @contextmanager
-    def _reading(self, number: int) -> Iterator[Callable[[int, int | None], bytes]]:
-        """Give a function of an item's bytes from one place to another; None: to the end."""
+    def load(self, number: int) -> Item:
+        """Return the item `number`."""
+        index = self._folder / _INDEX
         try:
-            file, starts = _opened(self._folder, (self._folder / _STARTS).stat().st_mtime_ns)
-            start, stop = starts[number : number + 2].tolist()
-
-            def read(at: int, end: int | None) -> bytes:
-                last = stop if end is None else min(stop, start + end)
-                return os.pread(file.number, max(0, last - start - at), start + at)
-
-            yield read
-        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-            if not isinstance(error, OSError):  # the next run copies it again
-                (self._folder / _STARTS).unlink(missing_ok=True)
+            file, content = _opened(index)
+            start, stop = content["starts"][number : number + 2]
+            return decoded(os.pread(file.number, stop - start, start))
+        except (OSError, ValueError, SourceError) as error:
+            index.unlink(missing_ok=True)  # the next run copies it again
             raise SourceError(
                 f"the copy of {self._name} in {self._folder} cannot be read ({error}): run the same command again"
             ) from error
 
-    def _write(self, items: Iterable[Item | SampleError]) -> int:
-        folder = self._folder
-        starts = [0]
-        with (folder / _ITEMS).open("wb") as file, Progress(None, "copy", "items") as progress:
+    def _state(self) -> Files:
+        """Return what another run compares: the size of the items, and a checksum of what says where they are."""
+        items, index = self._folder / _ITEMS, self._folder / _INDEX
+        return {_ITEMS: items.stat().st_size, _INDEX: zlib.crc32(read_file(index))}
+
+    def _samples(self) -> list[Sample]:
+        labels, faults = (_opened(self._folder / _INDEX)[1][name] for name in ("labels", "faults"))
+        return [
+            Sample(number, str(number), tuple(label) if isinstance(label, list) else label, fault=fault)
+            for number, (label, fault) in enumerate(zip(labels, faults, strict=True))
+        ]
+
+    def _write(self, items: Iterable[Item | SampleError]) -> None:
+        starts, labels, faults = [0], list[Any](), list[str]()
+        with (self._folder / _ITEMS).open("wb") as file, Progress(None, "copy", "items") as progress:
             for item in items:
-                starts.append(starts[-1] + sum(map(file.write, encoded(item))))
+                faults.append(item.reason if isinstance(item, SampleError) else "")
+                kept = Item({}) if isinstance(item, SampleError) else item
+                starts.append(starts[-1] + file.write(encoded(kept)))
+                labels.append(kept.label)
                 progress.advance(1)
-        np.save(folder / f"new-{_STARTS}", np.array(starts, np.int64))
-        (folder / f"new-{_STARTS}").replace(folder / _STARTS)
-        return len(starts) - 1
+        index = {"starts": starts, "labels": labels, "faults": faults}
+        write_atomically(self._folder / _INDEX, json.dumps(index).encode())
 
 
-def _count(folder: Path) -> int | None:
-    """Return the number of items in a finished copy, or None if there is no finished copy."""
-    with contextlib.suppress(OSError, ValueError):
-        starts = np.load(folder / _STARTS, allow_pickle=False)
-        if starts.ndim == 1 and len(starts) and (folder / _ITEMS).stat().st_size == starts[-1]:
-            return len(starts) - 1
-    return None
+@cached_until_changed(4)
+def _opened(index: Path) -> tuple[OpenFile, Any]:
+    """Return the open file of a copy, and what its index says."""
+    return OpenFile(index.parent / _ITEMS), parse_json(read_file(index))
 
 
-@cached_for_threads(4)
-def _opened(folder: Path, _version: int) -> tuple[OpenFile, Any]:
-    """Return the open file of a copy, and the offsets of its items.
-
-    `_version`, the modification time of the offsets, only makes the cache open the files again after a new copy.
-    """
-    return OpenFile(folder / _ITEMS), np.load(folder / _STARTS, allow_pickle=False)
-
-
-def encoded(item: Item | SampleError) -> Iterator[bytes]:
-    """Yield the parts of an item's bytes in a copy."""
-    parts: list[bytes] = []
-    head: dict[str, Any] = {}
-    if isinstance(item, SampleError):
-        head["error"] = item.reason
-    else:
-        fields = []
-        for name, value in item.fields.items():
-            kind = () if isinstance(value, bytes) else (value.dtype.str, value.shape)
-            parts.append(value if isinstance(value, bytes) else np.ascontiguousarray(value).tobytes())
-            fields.append([name, len(parts[-1]), *kind])
-        head = {"fields": fields, "label": item.label, "columns": dict(item.columns)}
-    data = json.dumps(head).encode()
-    yield _START.pack(len(data), zlib.crc32(data), functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0))
-    yield data
-    yield from parts
+def encoded(item: Item) -> bytes:
+    """Return an item without its label as bytes: a checksum, the length of a head in JSON, the head, and the fields."""
+    parts, fields = [], []
+    for name, value in item.fields.items():
+        kind = () if isinstance(value, bytes) else (value.dtype.str, value.shape)
+        parts.append(value if isinstance(value, bytes) else np.ascontiguousarray(value).tobytes())
+        fields.append([name, len(parts[-1]), *kind])
+    head = json.dumps([fields, dict(item.columns)]).encode()
+    data = b"".join((len(head).to_bytes(4, "little"), head, *parts))
+    return zlib.crc32(data).to_bytes(4, "little") + data
 
 
-def _head(read: Callable[[int, int | None], bytes], path: str) -> tuple[Any, int, int]:
-    """Return the JSON head of an item, where the head ends, and the CRC-32 of the fields."""
-    length, crc, fields_crc = _START.unpack_from(read(0, _START.size))
-    end = _START.size + length
-    data = read(_START.size, end)
-    if zlib.crc32(data) != crc:
+def decoded(data: bytes) -> Item:
+    """Return the item of these bytes. Raises ValueError if they were changed."""
+    if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "little"):
         raise ValueError("the copy was changed after it was made")
-    head = parse_json(data)
-    if "error" in head:
-        raise SampleError(path, head["error"])
-    return head, end, fields_crc
-
-
-def _label(head: Any) -> Label:
-    return tuple(head["label"]) if isinstance(head["label"], list) else head["label"]
-
-
-def decoded(read: Callable[[int, int | None], bytes], path: str) -> Item:
-    """Return the item whose bytes from one place to another `read` returns."""
-    head, end, crc = _head(read, path)
-    data = read(end, None)
-    if zlib.crc32(data) != crc:
-        raise ValueError("the copy was changed after it was made")
+    at = 8 + int.from_bytes(data[4:8], "little")
+    stated, columns = parse_json(data[8:at])
     fields: dict[str, Any] = {}
-    at = 0
-    for name, size, *kind in head["fields"]:
+    for name, size, *kind in stated:
         part, at = data[at : at + size], at + size
         fields[name] = np.frombuffer(part, kind[0]).reshape(kind[1]).copy() if kind else part
-    return Item(fields, _label(head), head["columns"])
+    return Item(fields, columns=columns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -20,7 +19,7 @@ from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.warmup.build_options import LabelKind
 from tpucache.warmup.sources.labels import LabelFault, Reading, decide, plain, read_labels, shown
-from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source
+from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, repeated
 
 #: Why a sample without a label cannot be used where other samples have one.
 NO_LABEL_REASON: Final = (
@@ -107,9 +106,8 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     names = _read_names(Path(classes)) if isinstance(classes, (str, Path)) else tuple(classes)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise UsageError(f"{where} has no class names: give a text file with one on each line, or a cache with classes")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise UsageError(f"{where} has the class {twice[0]!r} more than once: name each class once")
+    if twice := repeated(names):
+        raise UsageError(f"{where} has the class {twice!r} more than once: name each class once")
     return names
 
 
@@ -288,15 +286,11 @@ class LabelledSource(DerivedSource):
         return reading
 
     def _labels_of(self, samples: Sequence[Sample]) -> Sequence[Any]:
-        source: Any = self.source
-        while not hasattr(source, "read_label") and hasattr(source, "source"):
-            source = source.source  # the other source's items have the same labels
-        read = getattr(source, "read_label", None) or (lambda sample: self.source.load(sample).label)
         values: list[Any] = []
         with Progress(len(samples), "read labels", "samples", is_brief=True) as progress:
             for sample in samples:
                 with contextlib.suppress(SampleError):
-                    values.append(plain(read(sample)))
+                    values.append(plain(self.source.load(sample).label))
                 progress.advance(1)
         return values
 

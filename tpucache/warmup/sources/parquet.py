@@ -18,21 +18,21 @@ import numpy as np
 from tpucache.errors import DependencyError, SampleError, SourceError, TpucacheError
 from tpucache.native import Array
 from tpucache.progress import Progress
-from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.columns import LABEL_NAMES, fold_numbers, tell_of_others, to_listing
+from tpucache.warmup.sources.columns import TableOptions, classes_of, tell_of_others, to_listing
 from tpucache.warmup.sources.folder import find_parts, read_below
 from tpucache.warmup.sources.source import (
     Item,
     Listing,
     Sample,
     SourceKind,
+    cached_until_changed,
     field_names,
     find_files,
     has_wildcard,
     split_pattern,
 )
-from tpucache.warmup.sources.table import PATH_NAMES, TableOptions
+from tpucache.warmup.sources.table import PATH_NAMES
 
 _SUFFIX: Final = ".parquet"
 #: `train-00000-of-00002.parquet`: Hugging Face's name for a part of a split.
@@ -85,39 +85,40 @@ class ParquetSource:
         else:
             names = sorted(self._copies, key=os.fsencode)
         self._check_names(names)
-        roles = self._roles(names[0])
-        options.tell_of_unused(open_rows(self._path(names[0])).schema.names, where)
-        light = (*roles.labels, *roles.kept, *([options.fold_col] if options.fold_col else []))
+        first = names[0]
+        roles = self._roles(first)
+        options.tell_of_unused(open_rows(self._path(first)).schema.names, where)
+        light = [name for name in dict.fromkeys((*roles.labels, *roles.kept, options.fold_col)) if name]
         values: dict[str, list[Any]] = {name: [] for name in light}
         samples: list[Sample] = []
         with Progress(None, "list", "rows", is_brief=True) as progress:
             for name in names:
-                rows = open_rows(self._path(name))
                 if self._roles(name) != roles:
-                    raise SourceError(f"{self._place}/{name} has other columns than {names[0]}: give files of one kind")
+                    raise SourceError(f"{self._place}/{name} has other columns than {first}: give files of one kind")
+                rows = open_rows(self._path(name))
                 for column, found in rows.read_columns(light).items():
                     values[column] += found
-                first, sizes = len(samples), rows.sizes(roles.heavy)
-                samples += [Sample(first + row, f"{name}#{row}", None, size) for row, size in enumerate(sizes)]
+                sizes = rows.sizes(roles.heavy)
+                samples += [
+                    Sample(number, f"{name}#{row}", None, size)
+                    for row, (number, size) in enumerate(enumerate(sizes, len(samples)))
+                ]
                 progress.advance(len(sizes))
         if not samples:
             raise SourceError(f"{where} holds no rows")
         if roles.unread:
             _log.warning("leaving out columns of %s that are neither numbers nor text: %s", where, roles.unread)
-        if roles.labels and not options.label_cols:
-            tell_of_others(where, roles.labels[0], [name for name in LABEL_NAMES if name in roles.kept])
-        folds = {"fold": fold_numbers(values[options.fold_col], where)} if options.fold_col else {}
+        if not options.label_cols:
+            tell_of_others(where, options.likely_labels([*roles.labels, *roles.kept]))
         return to_listing(
             samples,
             values,
             where,
+            options,
             labels=roles.labels,
             kept=roles.kept,
-            separator=options.label_sep,
-            must_have=bool(options.label_cols),
             classes=roles.classes,
             has_class_lists=roles.has_class_lists,
-            more=folds,
         )
 
     def load(self, sample: Sample) -> Item:
@@ -140,7 +141,7 @@ class ParquetSource:
         return Item(fields)
 
     def _roles(self, name: str) -> Roles:
-        return _roles_of(open_rows(self._path(name)), self._options, f"{self._place}/{name}")
+        return find_roles(open_rows(self._path(name)).schema, self._options, f"{self._place}/{name}")
 
     def _path(self, name: str) -> Path:
         return self._root / name if self._copies is None else self._copies[name]
@@ -176,11 +177,6 @@ class ParquetSource:
             return read_below(self._images, name, path)
         except SampleError as error:
             raise SampleError(path, f"{name!r} {error.reason}") from error
-
-
-@functools.lru_cache(maxsize=4)
-def _roles_of(rows: ParquetRows, options: TableOptions, where: str) -> Roles:
-    return find_roles(rows.schema, options, where)
 
 
 def _array(cell: Any, column: str, path: str) -> Array:
@@ -237,25 +233,28 @@ class Roles:
 
 def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
     """Return the meanings of the columns of an Arrow schema. `where` names the file in messages."""
-    types = {field.name: field.type for field in schema if not options.is_dropped(field.name)}
+    kinds = {field.name: _kind(field.type) for field in schema if not options.is_dropped(field.name)}
     stated = _features(schema)
-    features = {name: found for name in types if (found := _classes_of(stated.get(name)))[0]}
+    features = {name: found for name in kinds if (found := classes_of(stated.get(name)))[0]}
     for name in (options.path_col, options.mask_col, options.fold_col, *options.label_cols):
-        if name is not None and name not in types:
-            raise SourceError(f"{where} has no column {name!r}: there are {', '.join(map(repr, types))}")
-    images = [name for name in types if _is_image(types[name])]
+        if name is not None and name not in kinds:
+            raise SourceError(f"{where} has no column {name!r}: there are {', '.join(map(repr, kinds))}")
+    images = [name for name, kind in kinds.items() if kind == "image"]
     mask = options.mask_col or (MASK if MASK in images else "")
-    image = options.path_col or _image([name for name in images if name != mask], types, where)
-    free = [name for name in types if name not in {image, mask, options.fold_col}]
-    named, classes = [name for name in LABEL_NAMES if name in free], [name for name in free if name in features]
-    if len(classes) > 1 and not named and not options.label_cols:
-        raise SourceError(f"{where} has several columns of classes, {', '.join(classes)}: name one with --label-col")
-    labels = options.label_cols or tuple((named or classes)[:1])
+    image = options.path_col or _image([name for name in images if name != mask], kinds, where)
+    free = [name for name in kinds if name not in {image, mask, options.fold_col}]
+    labels = options.label_cols or tuple(options.likely_labels(free)[:1])
+    if not labels and (classes := [name for name in free if name in features]):
+        if len(classes) > 1:
+            raise SourceError(
+                f"{where} has several columns of classes, {', '.join(classes)}: name one with --label-col"
+            )
+        labels = tuple(classes)
     wanted = [name for name in free if name not in labels and options.is_kept(name)]
-    arrays = tuple(name for name in wanted if _is_numbers(types[name]))
-    kept = tuple(name for name in wanted if _is_plain(types[name]))
-    own, has_lists = features.get(labels[0], ((), False)) if len(labels) == 1 else ((), False)
+    arrays = tuple(name for name in wanted if kinds[name] == "numbers")
+    kept = tuple(name for name in wanted if kinds[name] in ("text", "number"))
     unread = tuple(name for name in wanted if name not in (*arrays, *kept))
+    own, has_lists = features.get(labels[0], ((), False)) if len(labels) == 1 else ((), False)
     return Roles(image, mask, labels, own, has_lists, arrays, kept, unread)
 
 
@@ -267,58 +266,32 @@ def _features(schema: Any) -> Mapping[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
-def _classes_of(feature: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the class names that a feature of Hugging Face states, and whether its values are lists of classes."""
-    is_list = isinstance(feature, list) and len(feature) == 1
-    inner = feature[0] if is_list else feature
-    if isinstance(inner, dict) and isinstance(inner.get("feature"), dict):
-        inner, is_list = inner["feature"], True
-    names = inner.get("names") if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" else None
-    is_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return tuple(names or ()) if is_named else (), is_list
-
-
-def _is_image(kind: Any) -> bool:
-    """Return whether an Arrow type is that of encoded images: bytes, or Hugging Face's struct of bytes and a path."""
-    from pyarrow import types
-
+def _kind(kind: Any) -> str:
+    """Return what an Arrow type holds: image (bytes, or a struct with them), text, number, numbers (lists), or ""."""
+    types = _pyarrow().types
+    kind = getattr(kind, "storage_type", kind)  # Hugging Face's arrays have an extension type
+    if types.is_dictionary(kind):
+        return _kind(kind.value_type)
     is_struct = types.is_struct(kind) and "bytes" in [kind.field(number).name for number in range(kind.num_fields)]
-    return bool(is_struct or types.is_binary(kind) or types.is_large_binary(kind))
+    if is_struct or types.is_binary(kind) or types.is_large_binary(kind):
+        return "image"
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "text"
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return "number"
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return "numbers" if _kind(kind.value_type) in ("number", "numbers") else ""
+    return ""
 
 
-def _image(images: Sequence[str], types: Mapping[str, Any], where: str) -> str:
+def _image(images: Sequence[str], kinds: Mapping[str, str], where: str) -> str:
     if IMAGE in images or len(images) == 1:
         return IMAGE if IMAGE in images else images[0]
     if images:
         raise SourceError(f"{where} has several columns of images, {', '.join(images)}: name one with --path-col")
-    paths = (name for known in PATH_NAMES for name in types if name.lower() == known and _is_text(types[name]))
-    has_numbers = any(map(_is_numbers, types.values()))
+    paths = [name for known in PATH_NAMES for name, kind in kinds.items() if name.lower() == known and kind == "text"]
+    has_numbers = "numbers" in kinds.values()
     return next((name for name in paths if not (has_numbers and name.lower() == "id")), "")
-
-
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
-def _is_plain(kind: Any) -> bool:
-    from pyarrow import types
-
-    if types.is_dictionary(kind):
-        return _is_plain(kind.value_type)
-    return _is_text(kind) or bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
-
-
-def _is_numbers(kind: Any) -> bool:
-    """Return whether an Arrow type is that of lists of numbers, or of lists of such lists."""
-    from pyarrow import types
-
-    kind = getattr(kind, "storage_type", kind)  # Hugging Face's arrays have an extension type
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        inner = kind.value_type
-        return _is_numbers(inner) or (_is_plain(inner) and not _is_text(inner))
-    return False
 
 
 class ParquetRows:
@@ -377,21 +350,9 @@ class ParquetRows:
         return _checked(self._path, lambda: {name: batch.column(name)[place - start] for name in names})
 
 
+@cached_until_changed(2)
 def open_rows(path: Path) -> ParquetRows:
-    """Return the open parquet file at `path`.
-
-    Each process keeps the last two files open, and opens a file again when it changes.
-    """
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}") from error
-    return _opened(path, status.st_size, status.st_mtime_ns)
-
-
-@cached_for_threads(2)
-def _opened(path: Path, size: int, changed: int) -> ParquetRows:
-    """Open a file. `size` and `changed`, its modification time, make the cache open it again after a change."""
+    """Return the open parquet file at `path`."""
     return ParquetRows(path)
 
 

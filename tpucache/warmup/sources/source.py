@@ -12,22 +12,23 @@ import hashlib
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from tpucache.errors import SourceError, TpucacheError, UsageError
 from tpucache.native import Array
-from tpucache.store.ahead import Lateness, ReadAhead, map_ahead
+from tpucache.store.ahead import Lateness, ReadAhead, cached_for_threads, map_ahead
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.samples import IMAGE_COLUMNS
 
 #: The number of a class; one number for each column (several labels, or values to regress); or None.
 Label = int | tuple[float, ...] | None
+Made = TypeVar("Made")
 #: How run lengths of masks count pixels.
 RunsOrder = Literal["columns", "rows"]
 #: Another column of the samples table: text, or numbers (n,).
@@ -108,9 +109,8 @@ class Listing:
     like: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        twice = [name for name, count in Counter(self.classes).items() if count > 1]
-        if twice:
-            raise SourceError(f"two classes are called {twice[0]!r}: give each a name of its own")
+        if twice := repeated(self.classes):
+            raise SourceError(f"two classes are called {twice!r}: give each a name of its own")
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,30 @@ def loads_in_threads(source: Source) -> bool:
     return bool(getattr(source, "loads_in_threads", False))
 
 
+def cached_until_changed(most: int) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+    """Return a decorator of functions that read a file. A process keeps `most` results, and reads changed files again.
+
+    The first argument of such a function is the file's path. Raises SourceError if there is no such file.
+    """
+
+    def decorate(read: Callable[..., Made]) -> Callable[..., Made]:
+        @cached_for_threads(most)
+        def kept(_version: tuple[int, ...], path: Path, *given: Any) -> Made:
+            return read(path, *given)
+
+        @functools.wraps(read)
+        def checked(path: Path, *given: Any) -> Made:
+            try:
+                status = path.stat()
+                return kept((status.st_size, status.st_mtime_ns, status.st_ino), path, *given)
+            except OSError as error:
+                raise SourceError(f"{path}: {error.strerror}") from error
+
+        return checked
+
+    return decorate
+
+
 class DerivedSource:
     """Base class of sources that change the samples of another source, `source`, and have its name."""
 
@@ -205,35 +229,34 @@ class CheckedSource(DerivedSource):
     source: Source
 
     def list(self) -> Listing:
-        try:
-            listing = self.source.list()
-        except TpucacheError:
-            raise
-        except Exception as error:
-            raise SourceError(f"{self!r} cannot be listed: {self._where('list')} raised {error!r}") from error
-        if not isinstance(listing, Listing):
-            raise SourceError(f"{self._where('list')} returned a {type(listing).__name__}, not a Listing")
+        listing = self._call("list", Listing, f"{self!r} cannot be listed")
         if any(sample.number != number for number, sample in enumerate(listing.samples)):
             raise SourceError(f"{self._where('list')} does not number the samples 0, 1, 2, … in their order")
-        paths = Counter(sample.path for sample in listing.samples)
-        if twice := next((path for path, count in paths.items() if count > 1), None):
+        if twice := repeated(sample.path for sample in listing.samples):
             raise SourceError(f"{self._where('list')} has two samples with the path {twice!r}: give each its own path")
         return listing
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample's content. Errors of tpucache, such as SampleError, are passed on."""
+        return self._call("load", Item, sample.path, sample)
+
+    def _call(self, method: str, kind: type[Made], what: str, *given: Any) -> Made:
         try:
-            item = self.source.load(sample)
+            made = getattr(self.source, method)(*given)
         except TpucacheError:
             raise
         except Exception as error:
-            raise SourceError(f"{sample.path}: {self._where('load')} raised {error!r}") from error
-        if not isinstance(item, Item):
-            raise SourceError(f"{sample.path}: {self._where('load')} returned a {type(item).__name__}, not an Item")
-        return item
+            raise SourceError(f"{what}: {self._where(method)} raised {error!r}") from error
+        if not isinstance(made, kind):
+            raise SourceError(f"{what}: {self._where(method)} returned a {type(made).__name__}, not {kind.__name__}")
+        return made
 
     def _where(self, method: str) -> str:
         return f"{type(self.source).__module__}.{type(self.source).__qualname__}.{method}"
+
+
+def repeated(values: Iterable[Any]) -> Any:
+    """Return the first of some values that is there more than once, None without any."""
+    return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
@@ -392,15 +415,11 @@ class SourceKind(NamedTuple):
 def column_names(names: Iterable[str]) -> dict[str, str]:
     """Return the name of each column in the samples table, by its name in the source.
 
-    A name in the samples table has only letters, digits, `_` and `-`, is unique, and is not one that tpucache itself
-    uses.
+    It has only letters, digits, `_` and `-`, is unique, and is not one that tpucache itself uses.
     """
     given: dict[str, str] = {}
     for name in names:
-        safe = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
-        while safe in _RESERVED or safe in given.values():
-            safe += "_"
-        given[name] = safe
+        given[name] = _unused(re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_", {*given.values()} | _RESERVED)
     return given
 
 
@@ -412,8 +431,8 @@ def spellings(names: Iterable[str]) -> dict[str, str]:
 def field_names(names: Iterable[str]) -> dict[str, str]:
     """Return the name of each array in a record, by its name in the source.
 
-    A name that no field can have is replaced by a similar, unique one of small letters, digits and `_`. The new name is
-    not one that has a meaning of its own, such as `image` and `mask`.
+    A name that no field can have is replaced by a similar, unique one of small letters, digits and `_`, which has no
+    meaning of its own, as `image` and `mask` have.
     """
     names = list(names)
     given = {name: name for name in names if FIELD_NAME.fullmatch(name)}
@@ -421,10 +440,14 @@ def field_names(names: Iterable[str]) -> dict[str, str]:
         if name not in given:
             safe = re.sub(r"[^a-z0-9_]", "_", name.lower())
             safe = (safe if safe[:1].isalpha() else f"f_{safe}")[:_LONGEST]
-            while safe in _IMAGE_FIELDS or safe in given.values():
-                safe += "_"
-            given[name] = safe
+            given[name] = _unused(safe, {*given.values()} | _IMAGE_FIELDS)
     return given
+
+
+def _unused(name: str, used: Collection[str]) -> str:
+    while name in used:
+        name += "_"
+    return name
 
 
 def unique(names: Iterable[str]) -> list[str]:
@@ -448,27 +471,20 @@ def has_wildcard(text: str) -> bool:
 
 def expand_braces(pattern: str) -> list[str]:
     """Return all patterns that a pattern with braces stands for, in order: `a{08..10}` for a08, a09 and a10."""
-    patterns, complete = [pattern], list[str]()
-    while patterns:
-        first = patterns.pop(0)
-        found = _BRACES.search(first)
-        if found is None:
-            complete.append(first)
-            continue
-        start, stop, names = found.groups()
-        count = 1 + int(stop) - int(start) if names is None else 1 + names.count(",")
-        if not 0 < count <= _MOST_PATTERNS - len(patterns) - len(complete):
+    complete = [""]
+    start = 0
+    for found in _BRACES.finditer(pattern):
+        first, last, names = found.groups()
+        numbers = range(0) if names else range(int(first), int(last) + 1)
+        parts = names.split(",") if names else [f"{number:0{len(first)}}" for number in numbers[:_MOST_PATTERNS]]
+        if not 0 < len(complete) * max(len(parts), len(numbers)) <= _MOST_PATTERNS:
             raise SourceError(
                 f"{pattern}: {found[0]} counts down, or the pattern stands for more than {_MOST_PATTERNS:,} names: "
                 "give a smaller range, from the lower number to the higher"
             )
-        parts = (
-            [f"{number:0{len(start)}}" for number in range(int(start), int(stop) + 1)]
-            if names is None
-            else names.split(",")
-        )
-        patterns = [first[: found.start()] + part + first[found.end() :] for part in parts] + patterns
-    return complete
+        complete = [before + pattern[start : found.start()] + part for before in complete for part in parts]
+        start = found.end()
+    return [before + pattern[start:] for before in complete]
 
 
 def split_pattern(pattern: str | Path) -> tuple[Path, str]:

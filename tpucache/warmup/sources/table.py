@@ -5,17 +5,15 @@ Masks may be run lengths in cells, in Kaggle's order: down the columns, and the 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
-import fnmatch
-import functools
 import io
 import logging
 import os
 import posixpath
 import re
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -24,32 +22,30 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.options import option
-from tpucache.store.ahead import cached_for_threads, map_ahead
+from tpucache.errors import SampleError, SourceError
+from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.store.files import read_file
 from tpucache.text import OWN_HEADING, PREDICTION_COLUMNS, SEPARATOR, from_cell, from_heading, part_names
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.columns import (
     MISSING_WORDS,
+    TableOptions,
     are_names,
-    column_labels,
-    fold_numbers,
     numbers_of_texts,
-    sample_columns,
+    tell_of_others,
+    to_listing,
     to_number,
 )
 from tpucache.warmup.sources.folder import SUFFIXES, read_sample
 from tpucache.warmup.sources.source import (
-    Column,
     Item,
     Listing,
     Member,
-    RunsOrder,
     Sample,
     SourceKind,
-    spellings,
+    cached_until_changed,
+    repeated,
     unique,
 )
 
@@ -58,9 +54,6 @@ PATH_NAMES: Final = (
     *("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img_path"),
     *("image_name", "img_name", "image_id", "id"),
 )
-#: If exactly one column has one of these names, it is used as the label by default.
-LABEL_NAMES: Final = ("label", "target", "class", "species")
-
 #: The name of a column of row numbers, as pandas writes it, or "Unnamed: 0" after it was read again.
 _INDEX: Final = re.compile(r"\s*|Unnamed: \d+")
 #: Cells that stand for an image with an empty mask.
@@ -82,7 +75,7 @@ class CsvTable:
     """
 
     path: Path
-    columns: Mapping[str, list[str]]
+    columns: dict[str, list[str]]
     lines: Sequence[int]
     is_own: bool = False
 
@@ -114,16 +107,12 @@ def read_table(path: str | Path) -> CsvTable:
     except UnicodeDecodeError as error:
         line = 1 + data.count(b"\n", 0, error.start)
         raise SourceError(f"{path} is not UTF-8, in line {line}: save it as UTF-8") from error
-    columns = plain_columns(text)
-    lines: Sequence[int] = range(1, 1 + len(columns[0])) if columns else []
-    if not columns:
-        columns, lines = _parsed_columns(text, path)
+    columns, lines = _split(text, path)
     if len(lines) < 2:
         raise SourceError(f"{path} has no rows: the first line names the columns, and each further line is a sample")
     names = [cells.pop(0) for cells in columns]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise SourceError(f"{path} has more than one column {twice[0]!r}: give each a name of its own")
+    if (twice := repeated(names)) is not None:
+        raise SourceError(f"{path} has more than one column {twice!r}: give each a name of its own")
     is_own = tuple(names[: len(OWN_HEADING)]) == OWN_HEADING
     if is_own:
         texts = {*PREDICTION_COLUMNS[1:], "predicted"}
@@ -133,24 +122,8 @@ def read_table(path: str | Path) -> CsvTable:
     return CsvTable(path, dict(zip(names, columns, strict=True)), lines[1:], is_own)
 
 
-def plain_columns(text: str) -> list[list[str]]:
-    """Split a text without quotes into its columns; return an empty list if the text needs a parser.
-
-    This takes a fifth of the parser's time, which matters for tables of millions of rows.
-    """
-    text = text.replace("\r\n", "\n").removesuffix("\n")
-    if any(part in text for part in ('"', "\r", "\0", "\n\n")) or not text.strip("\n") or text[0] == "\n":
-        return []
-    commas = {line.count(",") for line in text.split("\n")}
-    if len(commas) > 1:
-        return []
-    width = 1 + commas.pop()
-    cells = text.replace("\n", ",").split(",")
-    return [cells[column::width] for column in range(width)]
-
-
-def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
-    """Return the columns of any CSV text, and the line in which each row begins."""
+def _split(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
+    """Return the columns of a text, and the line in which each row begins."""
     rows: list[list[str]] = []
     lines: list[int] = []
     line = 1
@@ -183,86 +156,6 @@ def _content(path: Path) -> bytes:
     return folder.read(member, path.name)
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """The meaning of a table's columns, or of a record's features. Raises UsageError for options that do not fit.
-
-    `path_col` has the paths of images, relative to `root` (default: the table's folder), without `suffix`. `label_cols`
-    is one column of class names or numbers, or several columns of numbers; with `label_sep`, one column with several
-    names in each row. `mask_col` has the paths of masks, relative to `root`. `fold_col` has whole numbers from 0, or -1
-    for a row on which every fold trains. `rle_cols` have masks as run lengths: a single column has the class 1, or the
-    class in `rle_class_col`, and several columns have the classes 1, 2, …. `rle_order` says how run lengths count
-    pixels; None: down the columns, and a mask that makes sense only along the rows is an error. Other columns are kept
-    if their name matches a pattern of `keep` (none: all), and none of `drop`.
-    """
-
-    path_col: str | None = option(
-        None, "the column with the paths of images; default: path, file, image, id …", metavar="NAME"
-    )
-    label_cols: tuple[str, ...] = option(
-        (),
-        "the column of labels; can be repeated; default: a column called label, target …",
-        metavar="NAME",
-        flag="label-col",
-    )
-    label_sep: str | None = option(None, "the separator between several names in the label column", metavar="TEXT")
-    suffix: str = option("", "the text to add to each path", metavar=".jpg")
-    root: str | Path | None = option(
-        None, "the folder that paths are relative to; default: the table's folder", metavar="DIR"
-    )
-    mask_col: str | None = option(None, "the column with the paths of masks", metavar="NAME")
-    fold_col: str | None = option(None, "the column of fold numbers, for train --valid fold=N", metavar="NAME")
-    rle_cols: tuple[str, ...] = option(
-        (),
-        "the column of masks as run lengths from pixel 1; one image may have several rows, or each class a column",
-        metavar="NAME",
-        flag="rle-col",
-    )
-    rle_class_col: str | None = option(None, "the column with the class of each row's run lengths", metavar="NAME")
-    rle_order: RunsOrder | None = option(
-        None, "count run lengths down the columns (default), or along the rows, as UW-Madison, Sartorius and Carvana do"
-    )
-    rle_relative: bool = option(False, "run lengths count from the end of the run before, from 0, as in SIIM-ACR")
-    keep: tuple[str, ...] = option((), "other columns to keep, such as 'age*'; default: all", metavar="PATTERN")
-    drop: tuple[str, ...] = option((), "columns to leave out", metavar="PATTERN")
-
-    def __post_init__(self) -> None:
-        if isinstance(self.label_cols, str) or len(set(self.label_cols)) != len(self.label_cols):
-            raise UsageError(f"label_cols must be a list of different names, not {self.label_cols!r}")
-        for name in ("label_cols", "rle_cols", "keep", "drop"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if (self.rle_class_col or self.rle_relative or self.rle_order) and not self.rle_cols:
-            raise UsageError(
-                "rle_class_col, rle_order and rle_relative need a column of run lengths: give rle_cols, too"
-            )
-        if self.rle_class_col and len(self.rle_cols) > 1:
-            raise UsageError("each of several rle_cols is a class: leave rle_class_col out")
-        if self.rle_cols and self.mask_col:
-            raise UsageError("masks are either files or run lengths: give only one of mask_col and rle_cols")
-        if self.label_sep is not None and (not self.label_sep or len(self.label_cols) != 1):
-            raise UsageError(
-                f"label_sep must be the text between names in one label column, not {self.label_sep!r} "
-                f"with {len(self.label_cols)} label columns"
-            )
-
-    def is_kept(self, name: str) -> bool:
-        """Return whether `keep` and `drop` say that a column is kept, if no other option names the column."""
-        is_wanted = not self.keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
-        return is_wanted and not self.is_dropped(name)
-
-    def is_dropped(self, name: str) -> bool:
-        """Return whether a pattern of `drop` matches the name of a column."""
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.drop)
-
-    def tell_of_unused(self, names: Sequence[str], where: str) -> None:
-        """Warn of patterns of `keep` and `drop` that match none of the columns; the warning begins with `where`."""
-        for flag, patterns in (("--keep", self.keep), ("--drop", self.drop)):
-            for pattern in patterns:
-                if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                    shown = ", ".join(map(repr, names))
-                    _log.warning("%s: %s %s matches no column: there are %s", where, flag, pattern, shown)
-
-
 class TableSource:
     """The rows of a CSV file, in order.
 
@@ -290,50 +183,40 @@ class TableSource:
         return str(self._path)
 
     def list(self) -> Listing:
-        """Return all rows as samples, and the columns of `kept_columns`."""
+        """Return all rows as samples."""
         table, rows, options = _read(self._path, self._options)
         if options != self._options:
             _log.warning(
                 "%s: using the labels in column %r; --label-col chooses another, --keep %s makes it a plain column",
                 self._path, options.label_cols[0], options.label_cols[0],
             )  # fmt: skip
-        labels, faults = raw_labels(table, options)
+            tell_of_others(str(self._path), options.likely_labels(table.names))
         self._tell_of_repeated(table, rows.images)
         found = None if self._archive is None else self._archive.list()
         self._check_heading(path_column(table, options) + options.suffix, found)
-        members = [_members(found, rows.names(row)) if found is not None else () for row in rows.numbers.values()]
-        sizes = (
-            map_ahead(functools.partial(self._bytes, rows), rows.numbers.values())
-            if found is None
-            else (sum(member.bytes for member in each) for each in members)
-        )
+        names = [rows.names(row) for row in rows.numbers.values()]
+        members = [() if found is None else _members(found, each) for each in names]
+        sizes = map_ahead(self._size, names) if found is None else (sum(m.bytes for m in each) for each in members)
         samples = [
-            Sample(row, name, label, size + rows.run_bytes(row), own, faults.get(row, ""))
-            for (name, row), label, own, size in zip(rows.numbers.items(), labels, members, sizes, strict=True)
+            Sample(row, name, None, size + rows.run_bytes(row), own, rows.lacks.get(row, ""))
+            for (name, row), own, size in zip(rows.numbers.items(), members, sizes, strict=True)
         ]
-        return Listing(
-            samples,
-            columns=kept_columns(table, options),
-            value_names=options.label_cols,
-            mask_names=rows.mask_names,
-            spellings=spellings(_kept_names(table, options)),
-        )
+        return table_listing(table, samples, options, mask_names=rows.mask_names)
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a row's image, and its mask, if the table has masks: bytes or run lengths.
 
         Each process reads the table once, and again when it changes.
         """
+        if sample.fault:
+            raise SampleError(sample.path, sample.fault)
         try:
-            status = self._stored_in.stat()
-            rows = _rows_of(self._path, self._options, status.st_size, status.st_mtime_ns)
-        except (OSError, SourceError) as error:
+            rows = _rows_of(self._stored_in, self._path, self._options)
+        except SourceError as error:
             raise SampleError(sample.path, f"{self._path} cannot be read any more: {error}") from error
         row = rows.numbers.get(sample.path)
         if row is None:
             raise SampleError(sample.path, f"is no longer in {self._path}: put its row back")
-        if row in rows.lacks:
-            raise SampleError(sample.path, rows.lacks[row])
         image, *masks = rows.names(row)
         fields = {IMAGE: self._load(sample, 0, image)}
         for mask in masks:
@@ -354,14 +237,12 @@ class TableSource:
             raise SampleError(sample.path, f"is not in {self._archive}, or its mask is not")
         return self._archive.read(sample.members[place], sample.path)
 
-    def _bytes(self, rows: _Rows, row: int) -> int:
-        """Return the size of a row's files. A missing file counts as 0, and is an error when it is loaded."""
+    def _size(self, names: Sequence[str]) -> int:
+        """Return the size of files. A missing file counts as 0, and is an error when it is loaded."""
         total = 0
-        for name in rows.names(row):
-            try:
-                total += os.stat(self._root / name).st_size if name else 0
-            except (OSError, ValueError):  # ValueError: a name with a zero byte
-                continue
+        for name in filter(None, names):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a zero byte
+                total += os.stat(self._root / name).st_size
         return total
 
     def _tell_of_repeated(self, table: CsvTable, images: Sequence[str]) -> None:
@@ -415,19 +296,21 @@ def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member,
     return known if len(known) == len(names) else ()
 
 
-@cached_for_threads(2)
-def _rows_of(path: Path, options: TableOptions, size: int, changed: int) -> _Rows:
-    """Read a table. `size` and `changed` only make the cache read it again after a change."""
+@cached_until_changed(2)
+def _rows_of(_stored_in: Path, path: Path, options: TableOptions) -> _Rows:
     return _read(path, options)[1]
 
 
 def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Rows, TableOptions]:
     """Return a table with one row for each sample, what loading needs of it, and the options.
 
-    If `options` name no labels, the returned options name the label column that `with_found_labels` finds.
+    If `options` name neither labels nor masks, the returned options name the default label column if it is not empty.
     """
     table = read_table(path)
-    options = with_found_labels(table, options)
+    if not (options.label_cols or options.mask_col or options.rle_cols):
+        names = [name for name in table.names if name not in (path_column(table, options), options.fold_col)]
+        found = [name for name in options.likely_labels(names) if any(map(str.strip, table.column(name)))]
+        options = dataclasses.replace(options, label_cols=tuple(found[:1]))
     runs, mask_names = None, tuple[str, ...]()
     if options.rle_cols:
         table, runs, mask_names = join_rows(table, path_column(table, options), options)
@@ -449,31 +332,26 @@ def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Rows, TableOpti
     return table, rows, options
 
 
-def with_found_labels(table: CsvTable, options: TableOptions) -> TableOptions:
-    """Return options with a default label column, if the options name no labels, masks or run lengths.
-
-    The column must be the only one with a name in `LABEL_NAMES`, must not be empty, and must not be in `keep` or
-    `drop`.
-    """
-    if options.label_cols or options.mask_col or options.rle_cols or options.label_sep:
-        return options
-    others = (path_column(table, options), options.fold_col)
-    named = [name for name in table.names if name.lower() in LABEL_NAMES and name not in others]
-    found = [name for name in named if not options.is_dropped(name) and name not in options.keep]
-    if len(found) != 1 or not any(cell.strip() for cell in table.column(found[0])):
-        return options
-    return dataclasses.replace(options, label_cols=(found[0],))
-
-
-def raw_labels(table: CsvTable, options: TableOptions) -> tuple[Sequence[Any], Mapping[int, str]]:
-    """Return the raw label of each row, and the faults of rows."""
-    if not options.label_cols:
-        return [None] * len(table.lines), {}
+def table_listing(table: CsvTable, samples: Sequence[Sample], options: TableOptions, **facts: Any) -> Listing:
+    """Return the listing of samples, one for each row of a table, with raw labels, folds and kept columns."""
     if len(options.label_cols) == 1 and options.label_sep is None:
         _refuse_several(table, options.label_cols[0])
-    columns = {name: table.column(name) for name in options.label_cols}
-    labels, faults = column_labels(columns, str(table.path), separator=options.label_sep, is_own=table.is_own)
-    return labels, {row: f"line {table.lines[row]}, {fault}" for row, fault in faults.items()}
+    if not options.rle_cols:  # columns that differ within an image are left out of the table by now
+        options.tell_of_unused(table.names, str(table.path))
+    used = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
+    kept = [name for name in table.names if name not in used and options.is_kept(name)]
+    columns = {name: table.column(name) for name in (*options.label_cols, options.fold_col) if name is not None}
+    return to_listing(
+        samples,
+        columns | {name: numbers_of_texts(table.column(name)) for name in kept},
+        str(table.path),
+        options,
+        labels=options.label_cols,
+        kept=kept,
+        lines=table.lines,
+        is_own=table.is_own,
+        **facts,
+    )
 
 
 def _refuse_several(table: CsvTable, column: str) -> None:
@@ -504,23 +382,6 @@ def path_column(table: CsvTable, options: TableOptions) -> str:
         )
     named = [name for name in free if not _INDEX.fullmatch(name)] or free
     return next((name for known in PATH_NAMES for name in free if name.lower() == known), named[0])
-
-
-def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
-    """Return the columns that go into the samples table.
-
-    The columns are the fold, and those that `keep` and `drop` allow and no other option names.
-    """
-    if not options.rle_cols:  # columns that differ within an image are left out of the table by now
-        options.tell_of_unused(table.names, str(table.path))
-    fold = options.fold_col
-    folds = {} if fold is None else {"fold": fold_numbers(table.column(fold), f"{table.path}, column {fold!r}")}
-    return folds | sample_columns({name: numbers_of_texts(table.column(name)) for name in _kept_names(table, options)})
-
-
-def _kept_names(table: CsvTable, options: TableOptions) -> list[str]:
-    taken = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
-    return [name for name in table.names if name not in taken and options.is_kept(name)]
 
 
 def _is_table(source: str | Path) -> bool:

@@ -17,15 +17,16 @@ import numpy.typing as npt
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.native import Array
 from tpucache.progress import Progress
-from tpucache.store.ahead import cached_for_threads, open_scanned
+from tpucache.store.ahead import open_scanned
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.store.files import open_file
-from tpucache.warmup.sources.columns import tell_of_others
+from tpucache.warmup.sources.columns import TableOptions, tell_of_others
 from tpucache.warmup.sources.source import (
     Item,
     Listing,
     Sample,
     SourceKind,
+    cached_until_changed,
     column_names,
     field_names,
     find_files,
@@ -33,7 +34,6 @@ from tpucache.warmup.sources.source import (
     spellings,
     split_pattern,
 )
-from tpucache.warmup.sources.table import TableOptions
 
 #: The suffixes of TFRecord files; `-00000-of-00010` may follow.
 _NAMES: Final = re.compile(r"(\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?|-\d{5}-of-\d{5})$", re.IGNORECASE)
@@ -179,7 +179,7 @@ class TFRecordSource:
         used = sorted({name for features in few for name in _found_label(features)})
         if len(used) == 1 and not self._options.label_cols:
             named = {name for features in few for name in _LABELS if len(features.get(name, ()))}
-            tell_of_others(repr(self), used[0], sorted(named - {*used}))
+            tell_of_others(repr(self), [*used, *sorted(named - {*used})])
         elif used and not self._options.label_cols:
             _log.warning(
                 "%s: the label of some records is feature %r, of others %r: name the right one with --label-col",
@@ -204,17 +204,10 @@ class TFRecordSource:
         return data
 
 
+@cached_until_changed(64)
 def _bounds_of(path: Path) -> npt.NDArray[np.int64]:
-    """Return where the records of a file begin, and its end. Each process scans a file once, and after a change."""
-    try:
-        status = path.stat()
-        return _scanned(path, status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}") from error
-
-
-@cached_for_threads(64)
-def _scanned(path: Path, size: int, _changed: int) -> npt.NDArray[np.int64]:
+    """Return where the records of a file begin, and its end."""
+    size = path.stat().st_size
     bounds = [0]
     with open_scanned(path) as file:
         while (start := bounds[-1]) < size:
