@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from patience import PATIENCE
 
 from tpucache import DamageError
-from tpucache import native as native_module
-from tpucache.loading.reading import crops
-from tpucache.native import Native, compile_loops
+from tpucache.loading.reading.crops import compile_crop
+from tpucache.native import Native, compile_loops, compiled
 from tpucache.store.codecs import dct, encode, unpack_rows
 from tpucache.store.fields import Field
 
@@ -78,9 +77,9 @@ def test_whatever_llvmlite_raises_numpy_does_the_work(monkeypatch, caplog):
         raise AttributeError("another version")
 
     monkeypatch.setattr("llvmlite.binding.parse_assembly", fail)
-    for compiled in (native_module._compiled, crops._compiled):
-        assert compiled.__wrapped__() is None
-    assert caplog.text.count("another version") == 2
+    for compile_code in (compile_loops, compile_crop):
+        assert compiled(compile_code, "numpy does it") is None
+    assert caplog.text.count("numpy does it; compiled loops are faster: `pip install llvmlite` (another version)") == 2
 
 
 @pytest.mark.slow
@@ -217,38 +216,30 @@ def test_no_sparse_form_leads_the_loop_out_of_its_memory(way: str, codec: str, m
     assert 20 < sound < 100
 
 
-def test_threads_that_need_the_loops_at_once_compile_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = itertools.count()
+def test_threads_that_need_the_loops_at_once_compile_them_once() -> None:
+    count = itertools.count()
 
     def compile_slowly() -> int:
         time.sleep(0.02)
-        return next(compiled)
+        return next(count)
 
-    monkeypatch.setattr(native_module, "compile_loops", compile_slowly)
-    caches = native_module.native, native_module._compiled
-    for each in caches:
-        each.cache_clear()
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            assert [each.result() for each in [threads.submit(native_module.native) for _ in range(4)]] == [0] * 4
-    finally:
-        for each in caches:
-            each.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(compiled, compile_slowly, "") for _ in range(4)]
+        assert [each.result() for each in found] == [0] * 4
 
 
 FORK = """
 import os, threading, time
-from tpucache import native
+from tpucache.native import compiled
 begun = threading.Event()
 def compile_slowly():
     begun.set()
     time.sleep(0.1)
-native.compile_loops = compile_slowly
-thread = threading.Thread(target=native.native)
+thread = threading.Thread(target=compiled, args=(compile_slowly, ""))
 thread.start()
 begun.wait()
 if not (child := os.fork()):
-    native.native()
+    compiled(compile_slowly, "")
     os._exit(0)
 print(os.waitpid(child, 0)[1])
 thread.join()

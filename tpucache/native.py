@@ -15,11 +15,13 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from functools import partialmethod
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+Loops = TypeVar("Loops")
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.int64]
@@ -33,9 +35,9 @@ _log: Final = logging.getLogger("tpucache")
 
 
 #: Held while loops are compiled, because llvmlite must not run in several threads at once.
-compiling: Final = threading.Lock()
+_compiling: Final = threading.Lock()
 # Without this, a process that is forked during a compilation would have a lock that no thread of it can release.
-os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
+os.register_at_fork(before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release)
 
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -120,20 +122,26 @@ class Native(NamedTuple):
 
 @functools.cache
 def native() -> Native | None:
-    """Return the compiled loops. If they cannot be compiled, log a warning once and return None.
+    """Return the compiled loops, or None if they cannot be compiled (see `compiled`)."""
+    return compiled(compile_loops, "numpy copies and unpacks batches")
 
-    If several threads call this function, one thread compiles and the other threads wait.
+
+def compiled(compile_code: Callable[[], Loops], without: str) -> Loops | None:
+    """Return what `compile_code` returns, called once. If it fails, log a warning once and return None.
+
+    If several threads call this function, one thread compiles and the other threads wait. `without` says in the warning
+    what happens without compiled code.
     """
-    with compiling:
-        return _compiled()
+    with _compiling:
+        return _compiled(compile_code, without)
 
 
 @functools.cache
-def _compiled() -> Native | None:
+def _compiled(compile_code: Callable[[], Loops], without: str) -> Loops | None:
     try:
-        return compile_loops()
+        return compile_code()
     except Exception as error:  # noqa: BLE001  # whatever llvmlite raises
-        _log.warning("numpy copies and unpacks batches; compiled loops are faster: `pip install llvmlite` (%s)", error)
+        _log.warning("%s; compiled loops are faster: `pip install llvmlite` (%s)", without, error)
         return None
 
 
@@ -287,37 +295,37 @@ def write_copy(ir: Any, module: Any) -> None:
     store does neither, and copies such a batch nearly twice as fast. numpy has no such store.
     """
     code = FunctionWriter(ir, module, "copy", 4, returns=False)
-    build, byte, word = code.build, code.byte, code.word
+    byte = code.byte
     line = ir.VectorType(byte, _LINE)
     targets, sources, count, length = code.arguments
     prefetch = code.instruction("llvm.prefetch.p0i8", ir.VoidType(), [byte.as_pointer(), *[code.half] * 3])
 
     def move(kind: Any, at: Any, size: int) -> Any:
-        return code.store(code.load(kind, build.add(row, at)), build.add(to, at), size)
+        return code.store(code.load(kind, row + at), to + at, size)
 
     def fetch_ahead(at: Any) -> None:
         """Emit a prefetch of bytes that are copied later: `_AHEAD` bytes after `at`, in this row or in the next one."""
-        ahead = build.add(at, word(_AHEAD))
-        there = build.add(next_row, code.smaller(build.sub(ahead, length), at))
-        place = build.select(build.icmp_unsigned("<", ahead, length), build.add(row, ahead), there)
-        build.call(prefetch, [build.inttoptr(place, byte.as_pointer()), *map(code.half, _TO_READ_INTO_L2)])
+        ahead = at + _AHEAD
+        there = next_row + code.smaller(ahead - length, at)
+        place = (ahead < length).emit("select", row + ahead, there)
+        code.call(prefetch, place.emit("inttoptr", byte.as_pointer()), *map(code.half, _TO_READ_INTO_L2))
 
-    last = build.sub(count, word(1))
-    with code.counting(word(0), count, 1) as turn:
+    last = count - 1
+    with code.counting(0, count) as turn:
         row, to = code.item(sources, turn), code.item(targets, turn)
-        next_row = code.item(sources, code.smaller(build.add(turn, word(1)), last))
-        head = code.smaller(build.and_(build.neg(to), word(_LINE - 1)), length)  # bytes before the first whole line
-        lines = build.and_(build.sub(length, head), word(-_LINE))
-        tail = build.add(head, lines)
-        with code.counting(word(0), head, 1) as at:
+        next_row = code.item(sources, code.smaller(turn + 1, last))
+        head = code.smaller(-to & (_LINE - 1), length)  # bytes before the first whole line
+        lines = (length - head) & -_LINE
+        tail = head + lines
+        with code.counting(0, head) as at:
             move(byte, at, 1)
         with code.counting(head, tail, _LINE) as at:
             fetch_ahead(at)
             move(line, at, _LINE).set_metadata("nontemporal", module.add_metadata([code.half(1)]))
-        with code.counting(tail, length, 1) as at:
+        with code.counting(tail, length) as at:
             move(byte, at, 1)
-    build.fence("seq_cst")  # orders stores past the cache before later ones
-    build.ret_void()
+    code.build.fence("seq_cst")  # orders stores past the cache before later ones
+    code.build.ret_void()
 
 
 def write_read(ir: Any, module: Any) -> None:
@@ -326,16 +334,16 @@ def write_read(ir: Any, module: Any) -> None:
     `preadv` is the address of libc's function.
     """
     code = FunctionWriter(ir, module, "read", 7)
-    build, half, word = code.build, code.half, code.word
+    half, word = code.half, code.word
     descriptors, offsets, parts, width, lengths, count, preadv = code.arguments
     call = code.pointer(preadv, word, [half, word, half, word])
-    with code.counting(word(0), count, 1) as turn:
-        descriptor = build.trunc(code.item(descriptors, turn), half)
-        part = build.add(parts, build.mul(build.mul(turn, width), word(16)))  # a struct iovec: address and length
-        found = build.call(call, [descriptor, part, build.trunc(width, half), code.item(offsets, turn)])
-        with build.if_then(build.icmp_signed("!=", found, code.item(lengths, turn))):
-            build.ret(turn)
-    build.ret(count)
+    with code.counting(0, count) as turn:
+        descriptor = code.item(descriptors, turn).emit("trunc", half)
+        part = parts + turn * width * 16  # a struct iovec: address and length
+        found = code.call(call, descriptor, part, width.emit("trunc", half), code.item(offsets, turn))
+        with code.build.if_then(found.compare("!=", code.item(lengths, turn))):
+            code.build.ret(turn)
+    code.build.ret(count)
 
 
 class UnpackWriter:
@@ -363,35 +371,34 @@ class UnpackWriter:
         zstd = code.pointer(work["function"], word, [word] * 5)
         pread = code.pointer(work["pread"], word, [half, word, word, word])
         form, most = work["sparse"], work["sparse_bytes"]
-        has_context, in_files = (build.icmp_unsigned("!=", work[name], word(0)) for name in ("context", "descriptors"))
-        prefix = build.select(in_files, word(_PREFIX), word(0))
+        has_context, in_files = (work[name].compare("!=", 0) for name in ("context", "descriptors"))
+        prefix = in_files.emit("select", word(_PREFIX), word(0))
         found = build.alloca(word)
 
-        def stop_if(comparison: str, one: Any, other: Any) -> None:
-            with build.if_then(build.icmp_unsigned(comparison, one, other)):
+        def stop_if(is_wrong: Any) -> None:
+            with build.if_then(is_wrong):
                 build.ret(turn)
 
-        with code.counting(word(0), work["records"], 1) as turn:
+        with code.counting(0, work["records"]) as turn:
             place, whole, target = (code.item(work[name], turn) for name in ("sources", "lengths", "targets"))
-            length = build.sub(whole, prefix)
+            length = whole - prefix
             with build.if_then(in_files):
                 # This also refuses a record that is shorter than its prefix: `length` is a large unsigned number then.
-                stop_if(">", length, build.sub(work["record_bytes"], prefix))
-                file = build.trunc(code.item(work["descriptors"], turn), half)
-                stop_if("!=", build.call(pread, [file, work["record"], whole, place]), whole)
-                stop_if("!=", build.zext(code.load(half, work["record"]), word), length)
-            source = build.select(in_files, build.add(work["record"], prefix), place)
+                stop_if(length > work["record_bytes"] - prefix)
+                file = code.item(work["descriptors"], turn).emit("trunc", half)
+                stop_if(code.call(pread, file, work["record"], whole, place).compare("!=", whole))
+                stop_if(code.load(half, work["record"]).emit("zext", word).compare("!=", length))
+            source = in_files.emit("select", work["record"] + prefix, place)
             with build.if_else(has_context) as (by_zstd, by_lz4):
                 with by_zstd:
-                    build.store(build.call(zstd, [work["context"], form, most, source, length]), found)
+                    build.store(code.call(zstd, work["context"], form, most, source, length), found)
                 with by_lz4:
-                    stop_if(">", build.or_(length, most), word(_INT_MAX))  # refuses if either is too large
-                    written = build.call(lz4, [source, form, *(build.trunc(each, half) for each in (length, most))])
-                    build.store(build.sext(written, word), found)
-            bytes_found = build.load(found)
-            stop_if(">", bytes_found, most)  # an error is a negative number
-            fits = build.call(spread, [form, bytes_found, target, work["size"], work["values"]])
-            stop_if("==", fits, word(0))
+                    stop_if((length | most) > _INT_MAX)  # refuses if either is too large
+                    written = code.call(lz4, source, form, *(each.emit("trunc", half) for each in (length, most)))
+                    build.store(written.emit("sext", word), found)
+            bytes_found = code.value(build.load(found))
+            stop_if(bytes_found > most)  # an error is a negative number
+            stop_if(code.call(spread, form, bytes_found, target, work["size"], work["values"]).compare("==", 0))
         build.ret(work["records"])
 
     def _write_spread(self, widen: Any) -> Any:
@@ -404,31 +411,31 @@ class UnpackWriter:
         code = FunctionWriter(self._ir, self._module, "spread", 5)
         build, byte, word = code.build, code.byte, code.word
         source, length, target, size, widened = code.arguments
-        tail = build.ptrtoint(build.alloca(self._ir.ArrayType(byte, _GROUP)), word)
+        tail = code.value(build.alloca(self._ir.ArrayType(byte, _GROUP))).emit("ptrtoint", word)
         end = build.alloca(word)
-        groups, whole = (build.lshr(each, word(6)) for each in (build.add(size, word(_GROUP - 1)), size))
-        masks = build.add(source, groups)
-        values = build.add(masks, _count_all(code, source, groups))
-        has_nibbles = build.icmp_unsigned("!=", widened, word(0))
+        groups, whole = (size + (_GROUP - 1)) >> 6, size >> 6
+        masks = source + groups
+        values = masks + _count_all(code, source, groups)
+        has_nibbles = widened.compare("!=", 0)
         with build.if_then(has_nibbles):
-            count = _count_all(code, masks, build.sub(values, masks))
-            build.store(build.call(widen, [values, count, widened]), end)  # the end of the form, by its nibbles
-        carried = [masks, build.select(has_nibbles, widened, values)]
-        with code.counting(word(0), groups, 1, carried) as group:
+            count = _count_all(code, masks, values - masks)
+            build.store(code.call(widen, values, count, widened), end)  # the end of the form, by its nibbles
+        carried = [masks, has_nibbles.emit("select", widened, values)]
+        with code.counting(0, groups, 1, carried) as group:
             masks, values = carried
-            mask = build.zext(code.load(byte, build.add(source, group)), word)
+            mask = code.load(byte, source + group).emit("zext", word)
             inner = self._expand_eight(code, mask, masks)
-            place = build.add(target, build.shl(group, word(6)))
-            to = build.select(build.icmp_unsigned("<", group, whole), place, tail)
+            place = target + (group << 6)
+            to = (group < whole).emit("select", place, tail)
             for at in range(0, _GROUP, self._step):
-                found, values = self._expand(code, build.lshr(inner, word(at)), values)
-                code.store(found, build.add(to, word(at)))
-            carried[:] = [build.add(masks, code.count_bits(mask)), values]
-        ends = build.shl(whole, word(6))
-        with code.counting(ends, size, 1) as at:
-            code.store(code.load(byte, build.add(tail, build.sub(at, ends))), build.add(target, at))
-        last = build.select(has_nibbles, build.load(end), carried[1])
-        build.ret(build.zext(build.icmp_unsigned("==", build.sub(last, source), length), word))
+                found, values = self._expand(code, inner >> at, values)
+                code.store(found, to + at)
+            carried[:] = [masks + code.count_bits(mask), values]
+        ends = whole << 6
+        with code.counting(ends, size) as at:
+            code.store(code.load(byte, tail + (at - ends)), target + at)
+        last = has_nibbles.emit("select", build.load(end), carried[1])
+        build.ret((last - source).compare("==", length).emit("zext", word))
         return code.function
 
     def _write_widen(self) -> Any:
@@ -439,23 +446,19 @@ class UnpackWriter:
         """
         ir, step = self._ir, self._step
         code = FunctionWriter(ir, self._module, "widen", 3)
-        build, word = code.build, code.word
         source, count, target = code.arguments
         half_line, line = ir.VectorType(code.byte, step // 2), ir.VectorType(code.byte, step)
         pairs = ir.VectorType(ir.IntType(16), step // 2)
-        four, low = (ir.Constant(pairs, [value] * pairs.count) for value in (4, 0x0F0F))
-        zero, sign = (ir.Constant(line, [value] * step) for value in (0, 8))
-        carried = [build.add(source, build.lshr(build.add(count, word(1)), word(1)))]
-        with code.counting(word(0), count, step, carried) as at:
-            found = build.zext(code.load(half_line, build.add(source, build.lshr(at, word(1)))), pairs)
-            found = build.and_(build.or_(found, build.shl(found, four)), low)
-            nibbles = build.bitcast(found, line)
-            mask = build.zext(build.bitcast(build.icmp_unsigned("==", nibbles, zero), ir.IntType(step)), word)
-            mask = build.and_(mask, code.lowest(build.sub(count, at)))
-            narrow = build.sub(build.xor(nibbles, sign), sign)
+        carried = [source + ((count + 1) >> 1)]
+        with code.counting(0, count, step, carried) as at:
+            found = code.load(half_line, source + (at >> 1)).emit("zext", pairs)
+            nibbles = ((found | (found << 4)) & 0x0F0F).emit("bitcast", line)
+            mask = nibbles.compare("==", 0).emit("bitcast", ir.IntType(step)).emit("zext", code.word)
+            mask = mask & code.lowest(count - at)
+            narrow = (nibbles ^ 8) - 8
             whole, carried[0] = self._expand(code, mask, carried[0])
-            code.store(build.or_(narrow, whole), build.add(target, at))
-        build.ret(carried[0])
+            code.store(narrow | whole, target + at)
+        code.build.ret(carried[0])
         return code.function
 
     def _expand(self, code: FunctionWriter, mask: Any, values: Any) -> tuple[Any, Any]:
@@ -464,47 +467,44 @@ class UnpackWriter:
         For a set bit the byte is the next value at the address `values`, otherwise 0. Return the vector, and the
         address of the value after the last one used.
         """
-        build, word, size = code.build, code.word, self._step
+        size = self._step
         line = self._ir.VectorType(code.byte, size)
         if self._has_expand:
             flags = self._ir.VectorType(self._ir.IntType(1), size)
             expand = code.instruction(_EXPAND, line, [line, line, flags])
-            zero = self._ir.Constant(line, None)
-            found = build.call(expand, [code.load(line, values), zero, build.bitcast(mask, flags)])
-            return found, build.add(values, code.count_bits(mask))
-        words: Any = self._ir.Constant(self._ir.VectorType(word, size // 8), None)
+            found = code.call(expand, code.load(line, values), line(None), mask.emit("bitcast", flags))
+            return found, values + code.count_bits(mask)
+        words = code.value(self._ir.VectorType(code.word, size // 8)(None))
         for turn in range(size // 8):
-            each = build.and_(build.lshr(mask, word(8 * turn)), word(255))
-            words = build.insert_element(words, self._expand_eight(code, each, values), code.half(turn))
-            values = build.add(values, code.count_bits(each))
-        return build.bitcast(words, line), values
+            each = (mask >> (8 * turn)) & 255
+            words = words.emit("insert_element", self._expand_eight(code, each, values), code.half(turn))
+            values = values + code.count_bits(each)
+        return words.emit("bitcast", line), values
 
     def _expand_eight(self, code: FunctionWriter, mask: Any, values: Any) -> Any:
         """Emit code that makes eight bytes from the eight bits of `mask`, and return them as a 64-bit word.
 
         For a set bit the byte is the next value at the address `values`, otherwise 0.
         """
-        build, half, word = code.build, code.half, code.word
-        words, vector = self._ir.VectorType(word, 2), self._ir.VectorType(code.byte, 16)
+        words, vector = self._ir.VectorType(code.word, 2), self._ir.VectorType(code.byte, 16)
         shuffle = code.instruction(self._shuffle, vector, [vector, vector])
-        table = code.constant("places", _places(), align=64)
+        table, first = code.constant("places", _places(), align=64), code.half(0)
 
         def as_bytes(at: Any) -> Any:
-            eight = build.insert_element(self._ir.Constant(words, None), code.load(word, at), half(0))
-            return build.bitcast(eight, vector)
+            eight = code.value(words(None)).emit("insert_element", code.load(code.word, at), first)
+            return eight.emit("bitcast", vector)
 
-        found = build.call(shuffle, [as_bytes(values), as_bytes(build.add(table, build.shl(mask, word(3))))])
-        return build.extract_element(build.bitcast(found, words), half(0))
+        found = code.call(shuffle, as_bytes(values), as_bytes(table + (mask << 3)))
+        return found.emit("bitcast", words).emit("extract_element", first)
 
 
 def _count_all(code: FunctionWriter, start: Any, length: Any) -> Any:
     """Emit code that counts the set bits of the `length` bytes from `start`, and return the number."""
-    build, word = code.build, code.word
-    counted = [word(0)]
-    with code.counting(word(0), length, 8, counted) as at:
-        ours = code.lowest(build.shl(build.sub(length, at), word(3)))
-        bits = build.and_(code.load(word, build.add(start, at)), ours)
-        counted[0] = build.add(counted[0], code.count_bits(bits))
+    counted = [code.value(code.word(0))]
+    with code.counting(0, length, 8, counted) as at:
+        ours = code.lowest((length - at) << 3)
+        bits = code.load(code.word, start + at) & ours
+        counted[0] += code.count_bits(bits)
     return counted[0]
 
 
@@ -518,11 +518,58 @@ def _places() -> bytes:
     return np.where(masks, order, 128).astype(np.uint8).tobytes()
 
 
+class Value:
+    """A number that compiled code computes, or a vector of numbers. Python's operators emit the code of LLVM's.
+
+    Numbers have no sign. A Python number beside a value is a constant of the value's type. llvmlite takes a Value for
+    one of its own.
+    """
+
+    def __init__(self, build: Any, found: Any) -> None:
+        self._build, self._found = build, found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found, name)
+
+    def emit(self, operation: str, *operands: Any, **options: Any) -> Any:
+        """Emit the operation of llvmlite's builder with this name; this value is its first operand."""
+        function = getattr(self._build, operation)
+        return Value(self._build, function(self, *map(self.constant, operands), **options))
+
+    __add__ = partialmethod(emit, "add")
+    __sub__ = partialmethod(emit, "sub")
+    __mul__ = partialmethod(emit, "mul")
+    __and__ = partialmethod(emit, "and_")
+    __or__ = partialmethod(emit, "or_")
+    __xor__ = partialmethod(emit, "xor")
+    __lshift__ = partialmethod(emit, "shl")
+    __rshift__ = partialmethod(emit, "lshr")
+    __neg__ = partialmethod(emit, "neg")
+    __invert__ = partialmethod(emit, "not_")
+
+    def compare(self, operator: str, other: Any, *, is_signed: bool = False) -> Any:
+        function = self._build.icmp_signed if is_signed else self._build.icmp_unsigned
+        return Value(self._build, function(operator, self, self.constant(other)))
+
+    def __lt__(self, other: Any) -> Any:
+        return self.compare("<", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self.compare(">", other)
+
+    def constant(self, operand: Any) -> Any:
+        """Return a Python number as a constant of this value's type, and anything else unchanged."""
+        if not isinstance(operand, int):
+            return operand
+        count = getattr(self.type, "count", None)
+        return self.type(operand if count is None else [operand] * count)
+
+
 class FunctionWriter:
     """Emits the code of one function of an LLVM module. All arguments are 64-bit numbers or addresses.
 
-    `build` is llvmlite's builder, for operations without a method here. `ir` is llvmlite's module. Methods that compute
-    something emit the code for it and return its result, a value of llvmlite.
+    `build` is llvmlite's builder, for operations without a method here. `ir` is llvmlite's module. Methods emit code,
+    and return its result as a `Value`.
     """
 
     def __init__(self, ir: Any, module: Any, name: str, arguments: int, *, returns: bool = True) -> None:
@@ -530,8 +577,15 @@ class FunctionWriter:
         self.byte, self.half, self.word = ir.IntType(8), ir.IntType(32), ir.IntType(64)
         kind = ir.FunctionType(self.word if returns else ir.VoidType(), [self.word] * arguments)
         self.function = ir.Function(module, kind, name)
-        self.arguments = self.function.args
         self.build = ir.IRBuilder(self.function.append_basic_block())
+        self.arguments = [*map(self.value, self.function.args)]
+
+    def value(self, found: Any) -> Any:
+        """Return a value of llvmlite as a `Value`."""
+        return Value(self.build, found)
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        return self.value(self.build.call(function, arguments))
 
     def instruction(self, name: str, result: Any, arguments: list[Any]) -> Any:
         """Return LLVM's intrinsic function `name`, and declare it in the module if it is missing there.
@@ -547,40 +601,44 @@ class FunctionWriter:
         if name not in self._module.globals:
             kind = self.ir.ArrayType(self.byte, len(content))
             made = self.ir.GlobalVariable(self._module, kind, name)
-            made.global_constant, made.align, made.initializer = True, align, self.ir.Constant(kind, bytearray(content))
-        return self._module.globals[name].ptrtoint(self.word)
+            made.global_constant, made.align, made.initializer = True, align, kind(bytearray(content))
+        return self.value(self._module.globals[name].ptrtoint(self.word))
 
     def pointer(self, address: Any, result: Any, arguments: list[Any]) -> Any:
         """Return the function at an address; `result` and `arguments` are the types of its result and arguments."""
-        return self.build.inttoptr(address, self.ir.FunctionType(result, arguments).as_pointer())
+        return address.emit("inttoptr", self.ir.FunctionType(result, arguments).as_pointer())
 
     def load(self, kind: Any, at: Any) -> Any:
-        """Emit the code that loads a value of type `kind` from the address `at`, aligned or not; return the value."""
-        return self.build.load(self.build.inttoptr(at, kind.as_pointer()), align=1)
+        """Load a value of type `kind` from the address `at`, aligned or not."""
+        return at.emit("inttoptr", kind.as_pointer()).emit("load", align=1)
 
     def store(self, value: Any, at: Any, align: int = 1) -> Any:
-        """Emit the code that stores `value` at the address `at`, a multiple of `align`; return that instruction."""
-        return self.build.store(value, self.build.inttoptr(at, value.type.as_pointer()), align=align)
+        """Store `value` at the address `at`, a multiple of `align`; return that instruction."""
+        return value.emit("store", at.emit("inttoptr", value.type.as_pointer()), align=align)
 
     def item(self, array: Any, at: Any) -> Any:
-        """Emit the code that loads item number `at` of `array`, an array of 64-bit numbers; return the loaded value."""
-        return self.load(self.word, self.build.add(array, self.build.shl(at, self.word(3))))
+        """Load item number `at` of an array of 64-bit numbers."""
+        return self.load(self.word, array + (at << 3))
 
     def smaller(self, one: Any, other: Any) -> Any:
-        """Emit the code that computes the smaller of two unsigned numbers; return the smaller number."""
-        return self.build.select(self.build.icmp_unsigned("<", one, other), one, other)
+        return (one < other).emit("select", one, other)
+
+    def between(self, value: Any, low: Any, high: Any) -> Any:
+        """Return signed numbers, limited to the range from `low` to `high`."""
+        low, high = map(value.constant, (low, high))
+        value = value.compare("<", low, is_signed=True).emit("select", low, value)
+        return value.compare(">", high, is_signed=True).emit("select", high, value)
 
     def count_bits(self, bits: Any) -> Any:
-        """Emit the code that counts the bits that are set in a word; return their number."""
-        return self.build.call(self.instruction("llvm.ctpop.i64", self.word, [self.word]), [bits])
+        return self.call(self.instruction("llvm.ctpop.i64", self.word, [self.word]), bits)
 
     def lowest(self, count: Any) -> Any:
-        """Emit the code that makes a word whose lowest `count` bits are set, at most 64; return the word."""
-        some = self.build.not_(self.build.shl(self.word(-1), count))
-        return self.build.select(self.build.icmp_unsigned("<", count, self.word(64)), some, self.word(-1))
+        """Return a word whose lowest `count` bits are set, at most 64."""
+        every = self.value(self.word(-1))
+        return (count < 64).emit("select", ~(every << count), every)
 
     @contextlib.contextmanager
-    def counting(self, start: Any, stop: Any, step: int, carried: list[Any] | None = None) -> Iterator[Any]:
+    def counting(self, start: Any, stop: Any, step: int = 1, carried: list[Any] | None = None) -> Iterator[Any]:
         """Emit a loop whose body is the code that the `with` block emits. Yield the loop's counter.
 
         The counter goes from `start` in steps of `step` while it is below `stop`. `carried` is a list of values that
@@ -590,19 +648,19 @@ class FunctionWriter:
         """
         build = self.build
         carried = [] if carried is None else carried
+        first = [self.word(start) if isinstance(start, int) else start, *carried]
         before, check = build.block, build.append_basic_block()
         body, after = build.append_basic_block(), build.append_basic_block()
         build.branch(check)
         build.position_at_end(check)
-        nodes = [build.phi(value.type) for value in (start, *carried)]
-        for node, value in zip(nodes, (start, *carried), strict=True):
+        nodes = [self.value(build.phi(value.type)) for value in first]
+        for node, value in zip(nodes, first, strict=True):
             node.add_incoming(value, before)
         counter, *carried[:] = nodes
-        build.cbranch(build.icmp_unsigned("<", counter, stop), body, after)
+        build.cbranch(counter < stop, body, after)
         build.position_at_end(body)
         yield counter
-        following = build.add(counter, counter.type(step))
-        for node, value in zip(nodes, (following, *carried), strict=True):
+        for node, value in zip(nodes, (counter + step, *carried), strict=True):
             node.add_incoming(value, build.block)
         build.branch(check)
         build.position_at_end(after)

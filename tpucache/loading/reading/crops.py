@@ -9,15 +9,13 @@ so every processor makes the same bytes.
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.native import Addresses, Array, FunctionWriter, address, compile_functions, compiling
+from tpucache.native import Addresses, Array, FunctionWriter, address, compile_functions, compiled
 
 Numbers = npt.NDArray[np.int64]
 
@@ -34,8 +32,6 @@ _COLOURS: Final = tuple(
 #: The compiled loop takes at most this many channels; numpy crops images with more.
 MOST_CHANNELS: Final = 4
 _LANES: Final = 16  # bytes that are blended at once
-
-_log: Final = logging.getLogger("tpucache")
 
 
 class Boxes(NamedTuple):
@@ -328,17 +324,11 @@ def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
 
 def crop_loop() -> Callable[..., None] | None:
     """Return the compiled loop; its arguments are the items of a CropWork."""
-    with compiling:  # other threads wait for the one that compiles
-        return _compiled()
+    return compiled(compile_crop, "numpy crops images")
 
 
-@functools.cache
-def _compiled() -> Callable[..., None] | None:
-    try:
-        loop: Callable[..., None] = compile_functions(write_crop)("crop", len(CropWork._fields))
-    except Exception as error:  # noqa: BLE001  # whatever llvmlite raises
-        _log.warning("numpy crops images; a compiled loop is faster: `pip install llvmlite` (%s)", error)
-        return None
+def compile_crop() -> Callable[..., None]:
+    loop: Callable[..., None] = compile_functions(write_crop)("crop", len(CropWork._fields))
     return loop
 
 
@@ -348,7 +338,7 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
     resize, normalised = (_write_resize(ir, module, is_normalised) for is_normalised in (False, True))
     code = FunctionWriter(ir, module, "crop", len(CropWork._fields), returns=False)
     build, word = code.build, code.word
-    work = CropWork(*code.arguments)
+    work: Any = CropWork(*code.arguments)
 
     def taps(name: str, image: Any, size: Any) -> tuple[Any, Any, Any, Any]:
         """Emit the code that finds the filter along one side of an image (see `Taps`) for `size` result pixels.
@@ -359,59 +349,50 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
         firsts, counts, weights, most = (
             getattr(work, f"{name}_{field}") for field in ("firsts", "counts", "weights", "most")
         )
-        before, step = build.mul(image, size), build.shl(most, word(2))
-        return (
-            build.add(firsts, build.shl(before, word(3))),
-            build.add(weights, build.mul(before, step)),
-            code.item(counts, image),
-            step,
-        )
+        before, step = image * size, most << 2
+        return firsts + (before << 3), weights + before * step, code.item(counts, image), step
 
-    with code.counting(word(0), work.images, 1) as image:
+    with code.counting(0, work.images) as image:
         source, start, width = (code.item(array, image) for array in (work.sources, work.starts, work.widths))
         row_firsts, row_weights, row_count, row_step = taps("row", image, work.height)
         column_firsts, column_weights, column_count, column_step = taps("column", image, work.width)
         target = code.item(work.targets, image)
-        has_scale = build.icmp_unsigned("!=", work.scale, word(0))
-        target_bytes = build.mul(build.mul(work.width, work.channels), build.select(has_scale, word(4), word(1)))
-        has_planes = build.icmp_unsigned("!=", work.blue, word(0))
-        with code.counting(word(0), work.height, 1) as y:
-            first = build.mul(code.item(row_firsts, y), work.row_bytes)
-            first = build.add(build.add(source, first), start)
-            weights = build.add(row_weights, build.mul(y, row_step))
+        has_scale = work.scale.compare("!=", 0)
+        target_bytes = work.width * work.channels * has_scale.emit("select", word(4), word(1))
+        has_planes = work.blue.compare("!=", 0)
+        with code.counting(0, work.height) as y:
+            first = source + code.item(row_firsts, y) * work.row_bytes + start
+            weights = row_weights + y * row_step
             with build.if_else(has_planes) as (planar, plain):
                 with planar:
-                    build.call(blend, [first, work.row_bytes, width, weights, row_count, work.luma_row])
+                    code.call(blend, first, work.row_bytes, width, weights, row_count, work.luma_row)
                     half_firsts, half_weights, half_count, half_step = taps("half", image, work.height)
                     half_start, half_width = (code.item(each, image) for each in (work.half_starts, work.half_widths))
-                    half_first = build.add(build.mul(code.item(half_firsts, y), work.half_bytes), half_start)
-                    of_half = build.add(half_weights, build.mul(y, half_step))
+                    half_first = code.item(half_firsts, y) * work.half_bytes + half_start
+                    of_half = half_weights + y * half_step
                     for plane, row in ((work.blue, work.blue_row), (work.red, work.red_row)):
-                        at = build.add(build.add(source, plane), half_first)
-                        build.call(blend, [at, work.half_bytes, half_width, of_half, half_count, row])
-                    last = build.sub(work.half_bytes, word(1))
+                        at = source + plane + half_first
+                        code.call(blend, at, work.half_bytes, half_width, of_half, half_count, row)
+                    last = work.half_bytes - 1
                     rows = [work.luma_row, work.blue_row, work.red_row]
-                    build.call(colour, [*rows, start, width, half_start, half_width, last, work.row])
+                    code.call(colour, *rows, start, width, half_start, half_width, last, work.row)
                 with plain:
-                    values = build.mul(width, work.channels)
-                    build.call(blend, [first, work.row_bytes, values, weights, row_count, work.row])
-            to = build.add(target, build.mul(y, target_bytes))
+                    code.call(blend, first, work.row_bytes, width * work.channels, weights, row_count, work.row)
+            to = target + y * target_bytes
             columns = [column_firsts, column_weights, column_step, column_count]
             arguments = [work.row, *columns, work.width, work.channels, to, work.scale, work.shift]
             with build.if_else(has_scale) as (to_floats, to_bytes):
                 with to_floats:
-                    build.call(normalised, arguments)
+                    code.call(normalised, *arguments)
                 with to_bytes:
-                    build.call(resize, arguments)
+                    code.call(resize, *arguments)
     build.ret_void()
 
 
 def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
-    kind = code.ir.VectorType(value.type, lanes)
-    single = code.build.insert_element(code.ir.Constant(kind, code.ir.Undefined), value, code.half(0))
-    return code.build.shuffle_vector(
-        single, single, code.ir.Constant(code.ir.VectorType(code.half, lanes), [0] * lanes)
-    )
+    kind, places = (code.ir.VectorType(each, lanes) for each in (value.type, code.half))
+    single = code.value(kind(code.ir.Undefined)).emit("insert_element", value, code.half(0))
+    return single.emit("shuffle_vector", single, places([0] * lanes))
 
 
 def _write_blend(ir: Any, module: Any) -> Any:
@@ -420,28 +401,26 @@ def _write_blend(ir: Any, module: Any) -> Any:
     It writes the weighted sum of `count` rows, of `length` bytes each, as int32 to the address `target`.
     """
     code = FunctionWriter(ir, module, "blend", 6, returns=False)
-    build, word = code.build, code.word
     first, row_bytes, length, weights, count, target = code.arguments
 
     def blend(start: Any, stop: Any, lanes: int) -> None:
         of_bytes, numbers = (ir.VectorType(kind, lanes) for kind in (code.byte, code.half))
         with code.counting(start, stop, lanes) as at:
-            source = build.add(first, at)
+            source = first + at
 
             def weighted(turn: Any) -> Any:
-                pixels = build.zext(code.load(of_bytes, build.add(source, build.mul(turn, row_bytes))), numbers)
-                weight = code.load(code.half, build.add(weights, build.shl(turn, word(2))))
-                return build.mul(pixels, _splat(code, weight, lanes))
+                pixels = code.load(of_bytes, source + turn * row_bytes).emit("zext", numbers)
+                return pixels * _splat(code, code.load(code.half, weights + (turn << 2)), lanes)
 
-            total = [weighted(word(0))]
-            with code.counting(word(1), count, 1, total) as turn:
-                total[0] = build.add(total[0], weighted(turn))
-            code.store(total[0], build.add(target, build.shl(at, word(2))))
+            total = [weighted(code.value(code.word(0)))]
+            with code.counting(1, count, 1, total) as turn:
+                total[0] += weighted(turn)
+            code.store(total[0], target + (at << 2))
 
-    whole = build.and_(length, word(-_LANES))  # vectors must not reach beyond the row, where there may be no memory
-    blend(word(0), whole, _LANES)
+    whole = length & -_LANES  # vectors must not reach beyond the row, where there may be no memory
+    blend(0, whole, _LANES)
     blend(whole, length, 1)
-    build.ret_void()
+    code.build.ret_void()
     return code.function
 
 
@@ -451,44 +430,37 @@ def _write_colour(ir: Any, module: Any) -> Any:
     It converts a row of luma and chroma to RGB, int32 each.
     """
     code = FunctionWriter(ir, module, "colour", 9, returns=False)
-    build, word = code.build, code.word
     luma, blue, red, left, width, half_left, half_width, last, target = code.arguments
     numbers = ir.VectorType(code.half, MOST_CHANNELS)
     shift = _COLOUR_BITS + _SIDE_BITS
 
     def number(row: Any, at: Any) -> Any:
-        value = build.sext(code.load(code.half, build.add(row, build.shl(at, word(2)))), word)
-        return build.sub(value, word(128 << (_UNIT_BITS + _SIDE_BITS)))
+        return code.load(code.half, row + (at << 2)).emit("sext", code.word) - (128 << (_UNIT_BITS + _SIDE_BITS))
 
     # From the last sample to the first, because four numbers overwrite one.
-    with code.counting(word(0), half_width, 1) as turn:
-        sample = build.sub(build.sub(half_width, word(1)), turn)
-        found = number(blue, sample), number(red, sample)
-        change = ir.Constant(numbers, None)
-        for channel in range(3):
-            added = build.add(*(build.mul(each, word(row[channel])) for each, row in zip(found, _COLOURS, strict=True)))
-            added = build.ashr(build.add(added, word(1 << (shift - 1))), word(shift))
-            change = build.insert_element(change, build.trunc(added, code.half), code.half(channel))
-        code.store(change, build.add(blue, build.shl(sample, word(4))))
+    with code.counting(0, half_width) as turn:
+        sample = half_width - 1 - turn
+        of_blue, of_red = number(blue, sample), number(red, sample)
+        change = code.value(numbers(None))
+        for channel, (by_blue, by_red) in enumerate(zip(*_COLOURS, strict=True)):
+            added = of_blue * by_blue + of_red * by_red + (1 << (shift - 1))
+            change = change.emit(
+                "insert_element", added.emit("ashr", shift).emit("trunc", code.half), code.half(channel)
+            )
+        code.store(change, blue + (sample << 4))
 
     def within(sample: Any) -> Any:
-        sample = build.select(build.icmp_signed("<", sample, word(0)), word(0), sample)
-        sample = build.sub(build.select(build.icmp_signed(">", sample, last), last, sample), half_left)
-        return code.load(numbers, build.add(blue, build.shl(sample, word(4))))
+        return code.load(numbers, blue + ((code.between(sample, 0, last) - half_left) << 4))
 
-    def splat(value: int) -> Any:
-        return ir.Constant(numbers, [value] * MOST_CHANNELS)
-
-    with code.counting(word(0), width, 1) as at:
-        pixel = build.add(left, at)
-        near = build.lshr(pixel, word(1))
-        far = build.add(near, build.sub(build.shl(build.and_(pixel, word(1)), word(1)), word(1)))
-        wide = build.add(build.mul(within(near), splat(_NEAR)), within(far))
-        wide = build.ashr(build.add(wide, splat(1 << (_SIDE_BITS - 1))), splat(_SIDE_BITS))
-        grey = code.load(code.half, build.add(luma, build.shl(at, word(2))))
+    with code.counting(0, width) as at:
+        pixel = left + at
+        near = pixel >> 1
+        far = near + (((pixel & 1) << 1) - 1)
+        wide = (within(near) * _NEAR + within(far) + (1 << (_SIDE_BITS - 1))).emit("ashr", _SIDE_BITS)
+        grey = code.load(code.half, luma + (at << 2))
         # The next pixel overwrites the fourth number.
-        code.store(build.add(wide, _splat(code, grey, MOST_CHANNELS)), build.add(target, build.mul(at, word(3 * 4))))
-    build.ret_void()
+        code.store(wide + _splat(code, grey, MOST_CHANNELS), target + at * (3 * 4))
+    code.build.ret_void()
     return code.function
 
 
@@ -499,51 +471,44 @@ def _write_resize(ir: Any, module: Any, is_normalised: bool) -> Any:
     as bytes, or, if `is_normalised`, as float32, times the numbers at `scale`, plus those at `shift`.
     """
     code = FunctionWriter(ir, module, "normalised" if is_normalised else "resize", 10, returns=False)
-    build, half, word = code.build, code.half, code.word
+    build, half = code.build, code.half
     row, firsts, weights, step, count, width, channels, target, scale, shift = code.arguments
     numbers, floats = (ir.VectorType(kind, MOST_CHANNELS) for kind in (half, ir.FloatType()))
     bits = 2 * _UNIT_BITS
     factors = [code.load(floats, each) for each in (scale, shift)] if is_normalised else []
-
-    def splat(value: int) -> Any:
-        return ir.Constant(numbers, [value] * MOST_CHANNELS)
-
-    pixel_bytes = build.shl(channels, word(2))
+    pixel_bytes = channels << 2
     result_bytes = pixel_bytes if is_normalised else channels
 
     def pixel(x: Any) -> tuple[Any, Any]:
         """Emit the code that computes a pixel of the result; return its values, and the address that they belong to."""
-        first = build.add(row, build.mul(code.item(firsts, x), pixel_bytes))
-        own = build.add(weights, build.mul(x, step))
+        first = row + code.item(firsts, x) * pixel_bytes
+        own = weights + x * step
 
         def weighted(turn: Any) -> Any:
-            colours = code.load(numbers, build.add(first, build.mul(turn, pixel_bytes)))
-            weight = code.load(half, build.add(own, build.shl(turn, word(2))))
-            return build.mul(colours, _splat(code, weight, MOST_CHANNELS))
+            colours = code.load(numbers, first + turn * pixel_bytes)
+            return colours * _splat(code, code.load(half, own + (turn << 2)), MOST_CHANNELS)
 
-        total = [weighted(word(0))]
-        with code.counting(word(1), count, 1, total) as turn:
-            total[0] = build.add(total[0], weighted(turn))
-        odd = build.and_(build.ashr(total[0], splat(bits)), splat(1))
-        made = build.ashr(build.add(build.add(total[0], splat((1 << (bits - 1)) - 1)), odd), splat(bits))
-        made = build.select(build.icmp_signed("<", made, splat(0)), splat(0), made)
-        made = build.select(build.icmp_signed(">", made, splat(255)), splat(255), made)
+        total = [weighted(code.value(code.word(0)))]
+        with code.counting(1, count, 1, total) as turn:
+            total[0] += weighted(turn)
+        odd = total[0].emit("ashr", bits) & 1
+        made = code.between((total[0] + ((1 << (bits - 1)) - 1) + odd).emit("ashr", bits), 0, 255)
         if is_normalised:
             # A product and a sum, which are both rounded, as in `ondevice.BatchNormalise`.
-            made = build.fadd(build.fmul(build.sitofp(made, floats), factors[0]), factors[1])
+            made = made.emit("sitofp", floats).emit("fmul", factors[0]).emit("fadd", factors[1])
         else:
-            made = build.trunc(made, ir.VectorType(code.byte, MOST_CHANNELS))
-        return made, build.add(target, build.mul(x, result_bytes))
+            made = made.emit("trunc", ir.VectorType(code.byte, MOST_CHANNELS))
+        return made, target + x * result_bytes
 
-    few = word(MOST_CHANNELS - 1)  # pixels at the end of a row, beyond which a store of MOST_CHANNELS values may reach
-    last = build.sub(width, code.smaller(width, few))
-    with code.counting(word(0), last, 1) as x:
+    few = code.word(MOST_CHANNELS - 1)  # pixels at a row's end, beyond which a store of MOST_CHANNELS values may reach
+    last = width - code.smaller(width, few)
+    with code.counting(0, last) as x:
         code.store(*pixel(x))  # the next pixels overwrite what is beyond the pixel's channels
-    with code.counting(last, width, 1) as x:
+    with code.counting(last, width) as x:
         made, to = pixel(x)
         for channel in range(MOST_CHANNELS):
-            with build.if_then(build.icmp_unsigned("<", word(channel), channels)):
-                at = build.add(to, word(channel * (4 if is_normalised else 1)))
-                code.store(build.extract_element(made, half(channel)), at)
+            with build.if_then(channels > channel):
+                part = made.emit("extract_element", half(channel))
+                code.store(part, to + channel * (4 if is_normalised else 1))
     build.ret_void()
     return code.function
