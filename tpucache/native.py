@@ -148,8 +148,7 @@ def _compiled(compile_code: Callable[[], Loops], without: str) -> Loops | None:
 def populate(start: int, length: int) -> bool:
     """Read `length` bytes of a memory map, from the address `start` on, and enter their pages in the page table.
 
-    Return False if the kernel has no such call, or if pages cannot be read: an access to such pages would end the
-    process. Otherwise return True.
+    Return False if the kernel has no such call, or if pages cannot be read, so that access would end the process.
     """
     done: int = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_READ)
     return done == 0
@@ -190,9 +189,8 @@ def address(array: Array) -> int:
 def copy_rows(targets: Addresses, sources: Addresses, length: int, *, past_caches: bool) -> None:
     """Copy `length` bytes from each address in `sources` to the address in `targets` at the same index.
 
-    Both arrays are int64 (n,) and contiguous. With `past_caches`, a compiled loop writes past the processor's caches
-    (see `is_large`). Several threads may call this. The caller keeps the memory alive and checks that it is large
-    enough.
+    Both arrays are int64 (n,) and contiguous. With `past_caches`, a compiled loop writes past the processor's caches.
+    Several threads may call this. The caller keeps the memory alive and checks that it is large enough.
     """
     loops = native() if past_caches else None
     if loops is not None:
@@ -237,8 +235,8 @@ def _check_fit(source: Array, rows: int, target: Array) -> None:
 def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
     """Compile the loops for this processor.
 
-    `features` replaces the processor's own features: LLVM's name of each, and whether it may be used. Raises
-    ImportError without llvmlite, OSError and RuntimeError if the loops cannot be compiled.
+    `features` replaces the processor's own features (see `compile_functions`). Raises ImportError without llvmlite,
+    OSError and RuntimeError if the loops cannot be compiled.
     """
 
     def write(ir: Any, module: Any, processor: str, here: Mapping[str, bool]) -> None:
@@ -260,8 +258,8 @@ def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]
 
     The call is `function(name, arguments, result=None)`: `arguments` is the number of arguments, which are all 64-bit
     numbers, and `result` the ctypes type of the result. `write` is called with llvmlite's module `ir`, the LLVM module
-    to write into, and LLVM's names of this processor and of its features. Raises ImportError without llvmlite,
-    RuntimeError if llvmlite cannot compile.
+    to write into, LLVM's name of this processor, and for LLVM's name of each feature whether it has it. Raises
+    ImportError without llvmlite, RuntimeError if llvmlite cannot compile.
     """
     from llvmlite import binding, ir
 
@@ -290,9 +288,9 @@ def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]
 def write_copy(ir: Any, module: Any) -> None:
     """Emit the function copy(targets, sources, count, length); see `Native`.
 
-    An ordinary store first reads the cache line that it overwrites, and leaves it in the cache, where it displaces
-    another line. If a batch is larger than the cache, its first rows are gone when the last are written. A non-temporal
-    store does neither, and copies such a batch nearly twice as fast. numpy has no such store.
+    An ordinary store first reads the cache line that it overwrites, and leaves it in the cache in place of another
+    line. A non-temporal store does neither, and copies a batch that is larger than the cache nearly twice as fast.
+    numpy has no such store.
     """
     code = FunctionWriter(ir, module, "copy", 4, returns=False)
     byte = code.byte
@@ -349,8 +347,8 @@ def write_read(ir: Any, module: Any) -> None:
 class UnpackWriter:
     """Emits the code of the loop that unpacks records, for one kind of processor, into the LLVM module `module`.
 
-    `ir` is llvmlite's module of that name. `processor` is LLVM's name of the processor. `features` has LLVM's names of
-    the processor's features, and for each whether it may be used. Raises RuntimeError for a processor without a loop.
+    `ir` is llvmlite's module of that name; for `processor` and `features` see `compile_functions`. Raises RuntimeError
+    for a processor without a loop.
     """
 
     def __init__(self, ir: Any, module: Any, processor: str, features: Mapping[str, bool]) -> None:
@@ -361,7 +359,7 @@ class UnpackWriter:
         self._step = 64 if self._has_expand else 16  # bytes written by one store
 
     def write(self) -> None:
-        """Emit the function unpack. Its arguments are the fields of `LoopWork` and the address of libc's `pread`."""
+        """Emit the function unpack, of the fields of `LoopWork` and the address of libc's `pread`."""
         spread = self._write_spread(self._write_widen())
         names = (*LoopWork._fields, "pread")
         code = FunctionWriter(self._ir, self._module, "unpack", len(names))
@@ -521,8 +519,7 @@ def _places() -> bytes:
 class Value:
     """A number that compiled code computes, or a vector of numbers. Python's operators emit the code of LLVM's.
 
-    Numbers have no sign. A Python number beside a value is a constant of the value's type. llvmlite takes a Value for
-    one of its own.
+    Numbers have no sign. A Python number beside a value is a constant of its type. llvmlite takes a Value for its own.
     """
 
     def __init__(self, build: Any, found: Any) -> None:
@@ -597,7 +594,7 @@ class FunctionWriter:
         return self._module.globals[name]
 
     def constant(self, name: str, content: bytes, align: int) -> Any:
-        """Return the address of the bytes `content`, which become a constant of the module."""
+        """Return the address of bytes that become a constant of the module."""
         if name not in self._module.globals:
             kind = self.ir.ArrayType(self.byte, len(content))
             made = self.ir.GlobalVariable(self._module, kind, name)
@@ -642,9 +639,8 @@ class FunctionWriter:
         """Emit a loop whose body is the code that the `with` block emits. Yield the loop's counter.
 
         The counter goes from `start` in steps of `step` while it is below `stop`. `carried` is a list of values that
-        each iteration hands to the next one. The caller fills it with the initial values. In the `with` block it has
-        the values of the current iteration, and the block replaces them by those of the next iteration. After the block
-        it has the values after the last iteration.
+        each iteration hands to the next: the caller fills it, and the `with` block replaces its values. After the block
+        it has those of the last iteration.
         """
         build = self.build
         carried = [] if carried is None else carried
