@@ -35,6 +35,14 @@ class Option:
     minimum: int | None
     types: tuple[type, ...]
     choices: Collection[Any]
+    code: str | None
+
+    def names_code(self, value: object) -> bool:
+        """Return whether a value, or one of several, is the user's code, `module:name`, and no name of a table."""
+        if self.code is None:
+            return False
+        texts = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
+        return any(":" in text.removeprefix(self.code) for text in texts)
 
     def check(self, value: object) -> None:
         if value is None and self.default is None:
@@ -53,9 +61,13 @@ def option(
     minimum: int | None = None,
     choices: Collection[str] = (),
     flag: str | None = None,
+    code: str | None = None,
 ) -> Any:
-    """Return a dataclass field that is an option; with the default MISSING it is required."""
-    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
+    """Return a dataclass field that is an option; with the default MISSING it is required.
+
+    If it can name the user's code, as `module:name`, `code` is the prefix of names that are a library's, or "".
+    """
+    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag, code)})
 
 
 def options_of(settings: type) -> Mapping[str, Option]:
@@ -68,11 +80,11 @@ def _options_of(settings: type) -> Mapping[str, Option]:
     found = {}
     for item in dataclasses.fields(settings):
         if _KEY in item.metadata:
-            text, metavar, minimum, given, flag = item.metadata[_KEY]
+            text, metavar, minimum, given, flag, code = item.metadata[_KEY]
             types, choices = _kinds(hints[item.name])
             flag = f"--{flag or item.name.replace('_', '-')}"
             limits = metavar, minimum, types, given or choices
-            found[item.name] = Option(item.name, flag, item.default, text, *limits)
+            found[item.name] = Option(item.name, flag, item.default, text, *limits, code)
     return found
 
 

@@ -83,6 +83,8 @@ def missing_part(reference: str) -> str:
 def load_callable(name: str) -> Callable[..., Any]:
     """Import the user's callable `module:name.attribute`. Raises UsageError."""
     module_name, _, path = name.partition(":")
+    if not path:  # a module alone is not imported, as importing it runs its code
+        raise UsageError(f"{name!r} is no function or class: name it as module:name")
     try:
         target: Any = importlib.import_module(module_name)
         for part in path.split("."):

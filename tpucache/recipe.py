@@ -99,6 +99,7 @@ class Recipe:
         "standard",
         "flip, affine, standard or strong; a YAML or JSON file of albumentations.to_dict; or your own function",
         metavar="PRESET|FILE|module:name",
+        code="",
     )
     seed: Annotated[int, Between(0, 2**63 - 1)] = option(0, "seed of the augmentation", metavar="N")
     codec: str = option("raw", "how images are stored; raw and zstd also store arrays", choices=IMAGE_CODECS)

@@ -62,6 +62,7 @@ def test_report_writes_a_page(cache, tmp_path, capsys):
             (["bench", "CACHE", f"--device-rate={rate}"], 2, "must be a number above 0")
             for rate in (0, -1, "nan", "inf")
         ),
+        *((["bench", "CACHE", f"--{name}=0"], 2, "at least 1") for name in ("threads", "batch-size")),
     ],
 )
 def test_what_cannot_be_done_ends_in_one_line(arguments, status, message, cache, tmp_path, monkeypatch, capsys):

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE
 
-from tpucache import Manifest
+from tpucache import Manifest, UsageError
 from tpucache.cli import main, make_parser
 from tpucache.cli.arguments import augmentation, from_options
 from tpucache.ondevice.settings import AugmentSettings
@@ -182,10 +183,10 @@ def test_options_of_the_command_line_win_over_the_file(tmp_path):
         ("size = {a = 1}", "size = {'a': 1} is not what --size takes"),
         ("fit = 'corp'", "argument --fit: invalid choice: 'corp': did you mean crop?"),
         ("shard-mb = 'x'", "argument --shard-mb: invalid int value: 'x'"),
-        (
-            "augment = 'os:system'",
-            "augment = 'os:system' names code, which a file may not do: give --augment on the command",
-        ),
+        ("augment = 'os:x'", "augment = 'os:x' names code, which a file may not do: give --augment on the command"),
+        (f"size = {'[' * 9999}", "cannot be read: "),
+        (f"size{'.a' * 9999} = 1", "cannot be read: "),
+        (f"size = 0x{'f' * 9999}", "cannot be read: "),
         ("size = ", "cannot be read: Invalid value"),
         ("size = 1\nsize = 2", "cannot be read: "),
         (None, "cannot be read: "),
@@ -201,8 +202,8 @@ def test_what_is_wrong_in_a_settings_file_is_said_with_its_name(text, said, tmp_
     assert str(path) in line
     assert said in line
     if text is not None and "names code" in said:  # what the user names, too, is the user's
-        found = PARSER.parse_args([*WARMUP, "--config", str(path), "--augment", "os:system"])
-        assert found.augment == "os:system"
+        found = PARSER.parse_args([*WARMUP, "--config", str(path), "--augment", "os:x"])
+        assert found.augment == "os:x"
 
 
 plain = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
@@ -321,13 +322,40 @@ def test_an_option_has_the_help_default_and_choices_of_its_field(command, kind):
         assert tuple(known[name].choices or ()) == tuple(option.choices)
 
 
-@pytest.mark.parametrize(
-    "text", ["model = 'os:x'", "metric = ['mcc', 'os:x']", "build = '--augment os:x'", "build = '--augment=os:x'"]
+#: The options of a command whose values can name code: after parsing, these are in the attributes of their names.
+CODE = {
+    **dict.fromkeys(["model", "optimizer", "loss", "metric", "train_step", "eval_step", "build"], TRAIN),
+    **dict.fromkeys(["augment", "scheduler"], WARMUP),
+}
+glue = st.text("'\"\\ ,-", max_size=2)
+code = st.tuples(glue, st.sampled_from(["evilmod", "torch", "timm", "hub", "kaggle"]), glue, st.just(":"), glue).map(
+    "".join
 )
-def test_a_settings_file_of_train_names_no_code(text, tmp_path, capsys):
-    (tmp_path / "mine.toml").write_text(text)
-    status, _, err = printed([*TRAIN, "--config", str(tmp_path / "mine.toml")], capsys)
-    assert (status, "names code, which a file may not do" in err) == (2, True)
+code = st.tuples(code, st.sampled_from(["fn", "os._exit", "resnet18"]), glue).map("".join)
+in_build = st.builds(
+    "{}{}{}".format, st.sampled_from(["--augment", "--aug", "--exact --augment"]), st.sampled_from(" ="), code
+)
+
+
+def names_code(option, value):
+    """Return whether a parsed value makes a command import a module, or ask another machine to."""
+    if option == "build":
+        return ":" in SUBPARSERS.choices["warmup"].parse_args([*WARMUP[1:], *shlex.split(value)]).augment
+    values = [value] if isinstance(value, str) else value
+    return any(":" in each.removeprefix("timm:" if option == "model" else "") for each in values)
+
+
+@pytest.mark.parametrize("option", CODE)
+@given(data=st.data())
+def test_a_settings_file_names_no_code_however_it_is_written(option, data, tmp_path_factory):
+    value = data.draw(in_build if option == "build" else st.one_of(code, st.lists(code, min_size=1, max_size=2)))
+    path = tmp_path_factory.mktemp("settings") / "mine.toml"
+    path.write_text(f"{option} = {json.dumps(value)}")
+    try:
+        found = PARSER.parse_args([*CODE[option], "--config", str(path)])
+    except (SystemExit, UsageError):  # refused
+        return
+    assert not names_code(option, getattr(found, option))
 
 
 @pytest.mark.slow

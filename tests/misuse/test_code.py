@@ -20,7 +20,7 @@ def test_a_run_whose_model_is_a_function_of_python(lab):
         assert_refused(done, code, "--trust", status=2)
 
 
-def test_a_repair_of_a_cache_whose_manifest_names_other_code(lab):
+def test_code_that_the_user_does_not_name_in_full(lab):
     cache = lab.copy(lab.shared.augmented)
     left = lab.folder / "left"
     (lab.folder / "trap.py").write_text(f"open({str(left)!r}, 'w')\n")
@@ -28,6 +28,9 @@ def test_a_repair_of_a_cache_whose_manifest_names_other_code(lab):
     manifest.write_text(signed(manifest.read_text().replace("lab_module:invert", "trap:invert")))
     (cache / "v01-00000.lmdb").unlink()
     assert_refused(lab.command("verify", cache, "--repair", lab.shared.photos), "trap:invert", "--augment")
+    assert_refused(
+        lab.train(lab.shared.cache, lab.folder / "run", "--train-step", "trap"), "'trap'", "module:name", status=2
+    )
     assert not left.exists()
 
 

@@ -16,17 +16,6 @@ from thorough import thorough
 from tpucache import CachedDataset, Recipe, RecipeError, TpucacheError, build_cache
 
 
-def test_commands_and_options_that_are_not_there(lab):
-    for words in (
-        (),
-        ("warm",),
-        ("inspect",),
-        ("inspect", lab.shared.cache, "--nosuch"),
-        ("warmup", "a", "b", "--fit", "zoom"),
-    ):
-        assert_refused(lab.command(*words), status=2)
-
-
 @pytest.mark.parametrize(
     ("status", "option"),
     [
@@ -81,27 +70,6 @@ def test_arguments_of_build_cache_that_make_no_sense(lab):
         with refuses(TpucacheError, next(iter(words))):
             build_cache(photos, cache, recipe, **{"jobs": 1, **words})
         shutil.rmtree(cache, ignore_errors=True)
-
-
-def test_rates_and_counts_of_nothing(lab):
-    for words in (
-        "--device-rate=0",
-        "--device-rate=-1",
-        "--device-rate=nan",
-        "--device-rate=inf",
-        "--threads=0",
-        "--batch-size=0",
-    ):
-        assert_refused(lab.command("bench", lab.shared.cache, words), words.split("=")[0].strip("-"), status=2)
-    assert_refused(lab.command("preview", lab.shared.cache, "--samples=0"), "samples", status=2)
-
-
-def test_pictures_of_a_class_or_an_ending_that_is_not_there(lab):
-    done = lab.command("preview", lab.shared.cache, "--class", "zebra", "-o", lab.folder / "s.png")
-    assert_refused(done, "zebra", "ant", status=2)
-    for name in ("s.xyz", "s", "no/folder/s.png"):
-        done = lab.command("preview", lab.shared.cache, "-o", lab.folder / name)
-        assert_refused(done, name.split("/")[-1], status=1 if "/" in name else 2)
 
 
 def test_a_picture_written_over_a_file_of_the_cache(lab):

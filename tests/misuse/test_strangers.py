@@ -173,18 +173,6 @@ def test_a_samples_table_whose_shape_has_truth_values(lab):
         CachedDataset(cache).labels  # noqa: B018
 
 
-def test_class_names_that_steer_the_terminal(lab):
-    cache = lab.copy(lab.shared.cache)
-    name = "\x1b]0;title\x07\x1b[2J\x9b\u202eant\nforged"
-    manifest = json.loads((cache / "manifest.json").read_text())
-    (cache / "manifest.json").write_text(signed(manifest | {"classes": [name, "bee", "cat"]}))
-    for words in ((), ("--json",)):
-        done = succeeded(lab.command("inspect", cache, *words))
-        assert all(one.isprintable() or one == "\n" for one in done.out + done.err)
-        assert "forged" not in done.out.splitlines()
-    assert json.loads(done.out)["classes"][0] == name
-
-
 def test_corrupt_zstd_frames_whose_checksum_was_remade(lab):
     flat = lab.folder / "photos"
     flat.mkdir()

@@ -58,7 +58,8 @@ def add_options(
             keywords = _keywords(each, (parsers or {}).get(each.name))
             if can_be_off and bool in each.types:
                 keywords["action"] = _Switch
-            group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
+            action = group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
+            action.names_code = each.names_code  # which `CommandParser` asks about values of a settings file
 
 
 #: Changes of images that have no option of their own: `--augment` sets them.

@@ -9,8 +9,9 @@ import itertools
 import json
 import logging
 import re
+import reprlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -26,9 +27,6 @@ KeptSettings = Callable[[Path], Mapping[str, Any]]
 #: Options that a settings file does not set.
 _NOT_IN_FILES: Final = ("--help", "--help-all", "--config")
 _OPTION: Final = re.compile(r"-[A-Za-z-]\S*")
-#: Code of the user, module:name, also within the text of an option that holds options. timm:NAME and the like are not.
-_CODE: Final = re.compile(r"(?:^|[\s='\"])(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
-_NEVER_CODE: Final = "--watch"  # its value looks like code: accuracy:max
 _HOLDS_OPTIONS: Final = "--build"
 
 
@@ -137,6 +135,12 @@ class CommandParser(Parser):
             words, given = [*settings, *words], given | self._given(settings)
         found, unknown = super().parse_known_args(words, namespace)
         found.explicit = given  # the names of the options that the user gave; a value may equal the default
+        path, flags = self._file
+        for action in self.code_in(found, flags):
+            self.error(
+                f"{path}: {action.dest} = {getattr(found, action.dest)!r} names code, which a file may not do: give "
+                f"{action.option_strings[0]} on the command line"
+            )
         if unknown:
             names = " ".join(str(each.metavar or each.dest) for each in self._actions if not each.option_strings)
             self.error(
@@ -144,6 +148,13 @@ class CommandParser(Parser):
                 "as in 'photos/*.jpg')"
             )
         return found, []
+
+    def code_in(self, found: argparse.Namespace, flags: Container[str]) -> list[Any]:
+        """Return those of the options whose parsed values name the user's code."""
+        can_name: list[Any] = [each for each in self._actions if hasattr(each, "names_code")]
+        return [
+            each for each in can_name if each.option_strings[0] in flags and each.names_code(getattr(found, each.dest))
+        ]
 
     def error(self, message: str) -> NoReturn:
         path, flags = self._file
@@ -179,7 +190,8 @@ class CommandParser(Parser):
                 settings = self.kept(Path(path))
             else:
                 settings = tomllib.loads(read_file(Path(path)).decode())
-        except (OSError, ValueError, TpucacheError) as error:
+            json.dumps(settings, default=str)  # fails for nesting and numbers that no message can show
+        except (OSError, ValueError, RecursionError, TpucacheError) as error:
             self.error(f"--config {path} cannot be read: {error}")
         words: dict[str, list[str]] = {}
         for name, value in settings.items():
@@ -189,14 +201,9 @@ class CommandParser(Parser):
                 self.error(f"{path}: there is no option {name!r}{self._meant(flag)}")
             texts = _to_words(flag, action, value)
             if texts is None:
-                self.error(f"{path}: {name} = {value!r} is not what {flag} takes")
-            if action.dest in given:
-                continue
-            if flag != _NEVER_CODE and any(map(_CODE.search, texts)):
-                self.error(
-                    f"{path}: {name} = {value!r} names code, which a file may not do: give {flag} on the command line"
-                )
-            words[flag] = texts
+                self.error(f"{path}: {name} = {reprlib.repr(value)} is not what {flag} takes")
+            if action.dest not in given:
+                words[flag] = texts
         self._file = path, words
         return [word for texts in words.values() for word in texts]
 

@@ -300,7 +300,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
     whole = sum(entry.bytes for entry in manifest.shards)
     with LateProgress("repair") as building, Progress(whole, "verify", "bytes") as verifying:
         damages = repair_cache(
-            _opened(options.repair, parse_build(options.build)),
+            _opened(options.repair, parse_build(options.build)[0]),
             options.cache,
             jobs=options.jobs,
             augment=options.augment,
@@ -483,10 +483,16 @@ class _BuildParser(CommandParser):
         )
 
 
-def parse_build(text: str | None) -> argparse.Namespace:
+def parse_build(text: str | None) -> tuple[argparse.Namespace, bool]:
+    """Return the options in the text of --build, and whether they name the user's code."""
     parser = _BuildParser(prog=f"{PROG} --build")
     add_cache_options(parser)
-    return parser.parse_args(shlex.split(text or ""))
+    try:
+        words = shlex.split(text or "")
+    except ValueError as error:
+        parser.error(str(error).lower())
+    found = parser.parse_args(words)
+    return found, bool(parser.code_in(found, parser._option_string_actions))
 
 
 def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:

@@ -79,6 +79,7 @@ class TrainSettings:
         "cnn, resnet9, resnet18, unet, timm:NAME, or your own, a module:callable that returns a model with N outputs; "
         "timm:NAME may have keywords, as in 'timm:NAME?drop_path_rate=0.1'",
         metavar="NAME",
+        code="timm:",
     )
     weights: str | None = option(
         None,
@@ -115,6 +116,7 @@ class TrainSettings:
         "sgd: SGD with Nesterov momentum; adamw: AdamW; or another one, module:name, such as torch.optim:NAdam; chosen "
         "by task and model if not given",
         metavar="NAME",
+        code="",
     )
     schedule: ScheduleName | None = option(
         None, "how learning rate and momentum change over the run; chosen by optimizer and model if not given"
@@ -173,12 +175,14 @@ class TrainSettings:
         "focal; bce for classes; dice or dice-cross-entropy for masks; l1 or huber for a regression; or your own, "
         "module:name, a function of (outputs, labels), which are float targets where they are smoothed or mixed",
         metavar="NAME",
+        code="",
     )
     metric: tuple[str, ...] = option(
         (),
         "an additional metric of yours, a function of (predictions, labels), arrays of all validation samples, that "
         "returns a number",
         metavar="module:name",
+        code="",
     )
     watch: str | None = option(
         None,
@@ -189,10 +193,13 @@ class TrainSettings:
         None, "stop after N epochs in which the watched metric was not better", metavar="N", minimum=1
     )
     train_step: str | None = option(
-        None, "your training step, a function of (model, batch) that returns the loss", metavar="module:name"
+        None, "your training step, a function of (model, batch) that returns the loss", metavar="module:name", code=""
     )
     eval_step: str | None = option(
-        None, "your evaluation step, a function of (model, batch) that returns the outputs", metavar="module:name"
+        None,
+        "your evaluation step, a function of (model, batch) that returns the outputs",
+        metavar="module:name",
+        code="",
     )
     inputs: tuple[str, ...] = option(
         (),

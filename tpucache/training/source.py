@@ -36,11 +36,18 @@ def add_source(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder for the cache of a SOURCE; default: a folder next to RUN",
     )
-    group.add_argument(
+    build: Any = group.add_argument(
         "--build",
         metavar="OPTIONS",
         help="options of warmup for the cache of a SOURCE, such as '--variants 2' or '--config FILE.toml'",
     )
+    build.names_code = _names_code
+
+
+def _names_code(text: str | None) -> bool:
+    from tpucache.cli.warming import parse_build
+
+    return text is not None and parse_build(text)[1]
 
 
 def is_source(place: str | Path) -> bool:
@@ -61,7 +68,7 @@ class SourceArguments:
     def __init__(self, source: Path, text: str | None, size: Any = None) -> None:
         from tpucache.cli.warming import parse_build, wanted
 
-        options = parse_build(text)
+        options, _ = parse_build(text)
         self.names_size = "size" in options.explicit
         if size is not None and not self.names_size:
             options.size = size

@@ -180,7 +180,7 @@ class WorkerOptions:
 
     backend: Backend = option("loky", "the library that runs the workers: loky on this machine, others on a cluster")
     jobs: int | None = option(None, "number of worker processes; default: one for each core", metavar="N", minimum=1)
-    scheduler: str | None = option(None, "address of a Dask scheduler or a Ray cluster", metavar="ADDRESS")
+    scheduler: str | None = option(None, "address of a Dask scheduler or a Ray cluster", metavar="ADDRESS", code="")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -399,7 +399,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         content = _plain(parse_json(text) if path.suffix == ".json" else _parse_yaml(text))
     except Exception as error:  # yaml's errors share no base with json's
         raise RecipeError(f"{path} is not a valid .{path.suffix[1:]} file: {error}") from error
-    if not isinstance(content, dict) or "transform" not in content:
+    if not isinstance(content, dict) or "transform" not in content or "callable" in content:
         raise RecipeError(f"{path} holds no augmentation: write albumentations.to_dict(pipeline) into it")
     return content
 

@@ -76,6 +76,7 @@ def test_an_unknown_name_is_refused_with_what_there_is() -> None:
         ("a.json", b"\xff\xfe\x00", "cannot be read"),
         ("a.json", b"[1, 2]", "holds no augmentation"),
         ("a.json", b'{"transforms": []}', "holds no augmentation"),
+        ("a.json", b'{"transform": {}, "callable": "os:_exit"}', "holds no augmentation"),
         ("a.json", b'{"transform": 3}', "cannot build"),
         ("a.json", b'{"transform": {"__class_fullname__": "NoSuchTransform", "p": 1.0}}', "NoSuchTransform"),
         ("a.yaml", b"a: [", "is not a valid .yaml file"),
