@@ -80,7 +80,6 @@ MISSING = {
     "training": [
         (("train", "{cache}", "--run", "run"), 2),
         (("predict", "run", "{cache}", "-o", "out.csv"), 2),
-        (("bench", "{cache}", "--upload"), 1),
         (("report", "{run}", "-o", "page.html"), 1),
     ],
     "insight": [

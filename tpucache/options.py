@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -38,7 +38,7 @@ class Option:
     code: str | None
 
     def names_code(self, value: object) -> bool:
-        """Return whether a value, or one of several, is the user's code, `module:name`, and no name of a table."""
+        """Return whether a value, or one of several, is the user's code, `module:name`."""
         if self.code is None:
             return False
         texts = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
@@ -105,7 +105,8 @@ def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
         try:
             given = signature.bind(*arguments, **named).arguments
         except TypeError as error:
-            raise TypeError(f"{function.__name__}() {error}{_nearest(named, signature.parameters)}") from None
+            unknown = next((name for name in named if name not in signature.parameters), "")
+            raise TypeError(f"{function.__name__}() {error}{did_you_mean(unknown, signature.parameters)}") from None
         options = kind(**{name: given.pop(name) for name in fields if name in given})
         return function(**given, **{last.name: options})
 
@@ -113,12 +114,11 @@ def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
     return call
 
 
-def _nearest(named: Collection[str], known: Collection[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
     import difflib
 
-    unknown = next((name for name in named if name not in known), "")
-    found = difflib.get_close_matches(unknown, known, 1)
-    return f": did you mean {found[0]!r}?" if found else ""
+    found = difflib.get_close_matches(word, list(names), 1)
+    return f": did you mean {before}{found[0]}?" if found else ""
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:

@@ -262,7 +262,6 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "hashes": "tpucache.insight.hashing:hashes",  # for publish --hashes and push --hashes
     "folds": "tpucache.insight.commands:make_folds",  # for relabel --make-folds
     "leak": "tpucache.insight.comparison:find_leak",  # for train
-    "upload": "tpucache.training.commands:open_upload",  # for bench --upload
     "upload_rate": "tpucache.training.feed:measure_xla",  # for doctor
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
+from tpucache import CachedDataset
 from tpucache.cli import main
 
 # Where a cache is read there may be no image library, no lmdb and no joblib.
@@ -19,6 +21,7 @@ _BARE = """
 import sys
 for name in ("PIL", "lmdb", "joblib", "albumentations", "cv2", "torch"):
     sys.modules[name] = None
+from tpucache import CachedDataset
 from tpucache.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -88,3 +91,13 @@ def test_what_was_repaired_is_printed(
     (copy / name).unlink()
     assert main(["verify", str(copy), "--repair", str(tmp_path / "nowhere")]) == 1
     assert "does not exist" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_list_of_paths_comes_out_of_a_pipe(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = shutil.copytree(cache, tmp_path / "copy")
+    reading, writing = os.pipe()
+    os.write(writing, "\n".join(CachedDataset(cache).paths[:3]).encode())
+    os.close(writing)
+    assert main(["delete", str(copy), "--paths", f"/dev/fd/{reading}"]) == 0
+    os.close(reading)
+    assert "147 samples, 3 are deleted" in capsys.readouterr().out

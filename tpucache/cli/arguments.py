@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import MISSING
@@ -89,12 +90,12 @@ def _changes(text: str) -> dict[str, Any]:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if name not in _CHANGES:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_CHANGES)}")
+            raise UsageError(f"{name!r} is none of {', '.join(_CHANGES)}")
         kind = options_of(AugmentSettings)[name].types[-1]
         try:
             found[name] = kind(float(value or 1))
         except (ValueError, OverflowError) as error:
-            raise argparse.ArgumentTypeError(f"{name} is a number, not {value!r}") from error
+            raise UsageError(f"{name} is a number, not {value!r}") from error
     return found
 
 
@@ -145,11 +146,20 @@ def cache_place(text: str) -> str | Path:
 def local_path(text: str) -> Path:
     from tpucache.store.files import check_is_local
 
-    try:
-        check_is_local(text)
-    except UsageError as error:  # a UsageError is a ValueError, and argparse does not show the text of a ValueError
-        raise argparse.ArgumentTypeError(str(error)) from error
+    check_is_local(text)
     return Path(text)
+
+
+def list_path(text: str) -> Path:
+    """Return the path of a list. Standard input, `-`, or a pipe of the shell, `<(…)`, is first read into memory."""
+    if text != "-" and not text.startswith("/dev/fd/"):
+        return local_path(text)
+    copy = Path(f"/proc/self/fd/{os.memfd_create('list')}")
+    try:
+        copy.write_bytes(Path("/dev/stdin" if text == "-" else text).read_bytes())
+    except OSError as error:
+        raise UsageError(f"{text} cannot be read: {error}") from error
+    return copy
 
 
 class _Switch(argparse.Action):
@@ -237,10 +247,7 @@ def cache(text: str) -> Path:
     """Return the folder of a cache, given as a path or as kaggle:slug, a dataset that Kaggle has mounted."""
     from tpucache.loading.find import locate
 
-    try:
-        return locate(text)
-    except UsageError as error:  # a UsageError is a ValueError, and argparse does not show the text of a ValueError
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return locate(text)
 
 
 def cache_or_url(text: str) -> str | Path:
@@ -256,7 +263,7 @@ def names(text: str) -> Path:
 def size(text: str) -> int | tuple[int, int]:
     sides = [int(side) for side in text.lower().split("x")]
     if len(sides) > 2:
-        raise argparse.ArgumentTypeError(f"a size is N or HxW, not {text!r}")
+        raise UsageError(f"a size is N or HxW, not {text!r}")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
@@ -269,13 +276,13 @@ def colours(text: str) -> tuple[str, ...]:
         found = lines if lines and all(cell.strip().isdecimal() for cell in lines[0][-3:]) else lines[1:]
         return tuple(bytes(int(cell) for cell in cells[-3:]).hex() for cells in found)
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text} is not a .csv of red, green and blue, 0 to 255: {error}") from error
+        raise UsageError(f"{text} is not a .csv of red, green and blue, 0 to 255: {error}") from error
 
 
 def seconds(text: str) -> float:
     parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip().lower())
     if not text or parts is None or not any(parts.groups()):
-        raise argparse.ArgumentTypeError(f"a time looks like 8h, 1h30m, 90m or 5400, not {text!r}")
+        raise UsageError(f"a time looks like 8h, 1h30m, 90m or 5400, not {text!r}")
     hours, minutes, rest = (int(part or 0) for part in parts.groups())
     return float(3600 * hours + 60 * minutes + rest)
 
@@ -285,7 +292,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         value = int(text)
         if value < minimum:
-            raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {value}")
+            raise UsageError(f"must be at least {minimum}, not {value}")
         return value
 
     return number
@@ -298,5 +305,5 @@ natural = at_least(0)
 def rate(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
+        raise UsageError(f"must be a number above 0, not {text}")
     return value

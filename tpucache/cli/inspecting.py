@@ -24,7 +24,7 @@ from tpucache.cli.arguments import (
 from tpucache.cli.parser import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.plugins import call, report_page
+from tpucache.plugins import report_page
 from tpucache.process import PROG, tell
 from tpucache.progress import LateProgress, note
 
@@ -63,20 +63,15 @@ def bench(options: argparse.Namespace) -> int:
 
     dataset = CachedDataset(options.cache, in_memory=_IN_MEMORY[options.in_memory], **keeping(options))
     if dataset.network is not None:
-        if options.against is not None or options.upload:
-            raise UsageError(f"--against and --upload are for a cache in a folder: run `{PROG} fetch` first")
+        if options.against is not None:
+            raise UsageError(f"--against is for a cache in a folder: run `{PROG} fetch` first")
         return _bench_network(options, dataset)
-    upload, where = call("upload") if options.upload else (None, "")
-    batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
-    if upload is not None and options.batch_size is None:
-        batch_size = max(batch_size - batch_size % upload.cores, 1)
     result = run_bench(
         dataset,
-        batch_size=batch_size,
+        batch_size=options.batch_size or min(_BENCH_BATCH, len(dataset)),
         threads=options.threads,
         device_rate=options.device_rate,
         finish=options.finish,
-        upload=upload,
         on_progress=lambda text: note(f"bench: {text}"),
     )
     one, many = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
@@ -87,14 +82,9 @@ def bench(options: argparse.Namespace) -> int:
         f"ratio   {result.ratio:>10.2f}",
         f"bytes   {result.bytes_per_image:>10,} {one} on disk, {result.batch_bytes_per_image:,} in a batch",
     ]
-    if result.upload_images_per_second is not None:
-        sent = result.upload_images_per_second
-        rate = f"{sent * result.batch_bytes_per_image / 1e9:,.2f} GB/s"
-        lines.append(f"upload  {sent:>10,.0f} {many}/s sent to {where} by one thread, {rate}")
     if result.idle is not None:
         device = f"an accelerator that takes {options.device_rate:,.0f} {many}/s"
-        counted = "not included: give --upload" if upload is None else f"to {where} included"
-        lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload {counted}")
+        lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload not included")
     report = result.to_dict()
     if options.against is not None:
         from tpucache.cli.comparing import measure_against
@@ -277,12 +267,6 @@ def add(commands: Any) -> None:
         help="also read the same images from the cache's source by a DataLoader; takes about half a minute",
     )
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
-    command.add_argument(
-        "--upload",
-        action="store_true",
-        help="also measure how fast batches are sent to this machine's accelerator, and include sending in the idle "
-        "time; without an accelerator, measure XLA's CPU client",
-    )
     command.add_argument(
         "--finish",
         choices=["host", "device"],

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tpucache import process
-from tpucache.errors import TpucacheError
+from tpucache.errors import TpucacheError, UsageError
+from tpucache.options import did_you_mean
 from tpucache.process import PROG
 from tpucache.progress import above_bars
 from tpucache.text import printable, printable_lines, redact
@@ -31,7 +32,7 @@ _HOLDS_OPTIONS: Final = "--build"
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows each option's default. A short help shows the text of an option only up to the first semicolon."""
+    """Shows defaults; in a short help, the text of an option up to the first semicolon."""
 
     is_short = False
 
@@ -82,11 +83,19 @@ class Parser(argparse.ArgumentParser):
                 yield f"{action.option_strings[0]} {name}"
         yield "[options]"
 
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError as error:
+            if isinstance(error.__context__, UsageError):  # a ValueError, whose text argparse does not show
+                error.message = str(error.__context__)
+            raise
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
-        meant = _did_you_mean(str(value), choices) or f": choose one of {', '.join(choices)}"
+        meant = did_you_mean(str(value), choices) or f": choose one of {', '.join(choices)}"
         if isinstance(action, argparse._SubParsersAction):
             self.error(f"there is no command {value!r}{meant}")
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant}")
@@ -150,7 +159,6 @@ class CommandParser(Parser):
         return found, []
 
     def code_in(self, found: argparse.Namespace, flags: Container[str]) -> list[Any]:
-        """Return those of the options whose parsed values name the user's code."""
         can_name: list[Any] = [each for each in self._actions if hasattr(each, "names_code")]
         return [
             each for each in can_name if each.option_strings[0] in flags and each.names_code(getattr(found, each.dest))
@@ -177,7 +185,7 @@ class CommandParser(Parser):
 
     def _meant(self, flag: str) -> str:
         names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
-        return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
+        return did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
     def _read_settings(self, path: str, given: Collection[str]) -> list[str]:
         """Return the settings in a file or folder as words of the command line, except those of `given`."""
@@ -226,13 +234,6 @@ def _joined(words: Iterable[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
-
-
-def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
-    import difflib
-
-    found = difflib.get_close_matches(word, names, 1)
-    return f": did you mean {before}{found[0]}?" if found else ""
 
 
 def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | None:
@@ -285,7 +286,7 @@ def flush() -> None:
 
 
 def say_now(line: str) -> None:
-    """Print a line above any progress bar while a command runs; the report at the end raises the error."""
+    """Print a line above any progress bar; the report at the end raises the error."""
     with contextlib.suppress(OSError, ValueError), above_bars():
         print(printable_lines(line), flush=True)
 

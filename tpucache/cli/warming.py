@@ -21,6 +21,7 @@ from tpucache.cli.arguments import (
     cache_place,
     colours,
     from_options,
+    list_path,
     local_path,
     names,
     natural,
@@ -374,17 +375,13 @@ def add(commands: Any) -> None:
         help="with a URL or kaggle:…: whether a shard stays on this machine after it was sent; no: the cache may be "
         "larger than the disk (yes)",
     )
-    _add_content(command)
     command.add_argument(
         "--dry-run",
         action="store_true",
         help="write no cache: build a few samples, compare codecs by size, time and speed, and show the command to use",
     )
-    add_config(command, "CACHE", _kept_settings)
     add_json(command)
-    add_options(command, WorkerOptions)
-    add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names})
-    add_table(command)
+    _add_build(command)
     command = add_command(
         commands,
         relabel,
@@ -396,7 +393,7 @@ def add(commands: Any) -> None:
     )
     add_cache(command)
     table = command.add_argument(
-        "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
+        "table", metavar="TABLE", type=list_path, help="a .csv with a row for each sample of the cache; -: from a pipe"
     )
     command.add_argument(
         "--corrections", action="store_true", help="the table has some of the samples; the rest keep their labels"
@@ -412,9 +409,10 @@ def add(commands: Any) -> None:
     )
     command.add_argument(
         "--paths",
-        type=local_path,
+        type=list_path,
         metavar="FILE",
-        help="delete samples with these paths: one path in each line, or the column `path` of a .csv",
+        help="delete samples with these paths: one path in each line, also from a pipe (-), or the column `path` of a "
+        ".csv",
     )
     command.add_argument("--undo", action="store_true", help="bring back the samples that the newest version deleted")
     command = add_command(commands, compact, "cache/train")
@@ -436,7 +434,7 @@ def add(commands: Any) -> None:
     add_options(command, WorkerOptions, only=["jobs"])
 
 
-def _add_content(command: argparse.ArgumentParser) -> None:
+def _add_build(command: argparse.ArgumentParser, jobs_alone: bool = False, without: Sequence[str] = ()) -> None:
     add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
     command.add_argument(
         "--like",
@@ -446,6 +444,10 @@ def _add_content(command: argparse.ArgumentParser) -> None:
     )
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
+    add_config(command, "CACHE", _kept_settings)
+    add_options(command, WorkerOptions, only=["jobs"] if jobs_alone else None)
+    add_options(command, BuildOptions, without=without, parsers={"time_limit": seconds, "classes": names})
+    add_table(command)
 
 
 def _kept_settings(cache: Path) -> dict[str, Any]:
@@ -466,15 +468,6 @@ def _kept_settings(cache: Path) -> dict[str, Any]:
     return {**kept, **({} if labels == "auto" else {"labels": labels})}
 
 
-def add_cache_options(command: argparse.ArgumentParser) -> None:
-    """Add the options that --build accepts: those that decide the content of a cache."""
-    _add_content(command)
-    add_config(command, "CACHE", _kept_settings)
-    add_options(command, WorkerOptions, only=["jobs"])
-    add_options(command, BuildOptions, without=_WARMUP_ONLY, parsers={"classes": names})
-    add_table(command)
-
-
 class _BuildParser(CommandParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(
@@ -484,9 +477,9 @@ class _BuildParser(CommandParser):
 
 
 def parse_build(text: str | None) -> tuple[argparse.Namespace, bool]:
-    """Return the options in the text of --build, and whether they name the user's code."""
+    """Return the options in a text, and whether they name code."""
     parser = _BuildParser(prog=f"{PROG} --build")
-    add_cache_options(parser)
+    _add_build(parser, jobs_alone=True, without=_WARMUP_ONLY)
     try:
         words = shlex.split(text or "")
     except ValueError as error:

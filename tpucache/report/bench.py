@@ -27,7 +27,6 @@ from tpucache.store.reader import NetworkUse
 
 _COPIED_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2
-_SENT_BATCHES: Final = 3  # together too large for the cache of a CPU core
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,9 @@ class BenchResult:
     batch_bytes_per_image: int
     reading: Literal["keep", "map", "stream"]
     planned_bytes: int
-    upload_images_per_second: float | None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class BatchUpload:
-    """A way to send batches to a device: `send` returns when a batch has arrived, split over the cores."""
-
-    send: Callable[[Any], object]
-    cores: int = 1
-    pin_memory: bool = False
 
 
 def run_bench(
@@ -76,41 +65,27 @@ def run_bench(
     seconds: float = 1.0,
     device_rate: float | None = None,
     finish: Finish = "host",
-    upload: BatchUpload | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
     """Measure how fast a dataset is read, and how fast this machine copies the same number of bytes in memory.
 
     In each round, shuffled batches are read for `seconds`, then bytes are copied, by the same number of threads. A
     simulated accelerator takes `device_rate` images a second; it is idle for the share of time in which its queue is
-    empty. With `upload`, the rate of sending batches is measured, too, and each batch is sent before it enters the
-    queue.
-
-    Raises UsageError when the cache is smaller than a batch, or a batch does not divide over the cores.
+    empty. Raises UsageError when the cache is smaller than a batch.
     """
-    upload_cores, pin_memory = (upload.cores, upload.pin_memory) if upload is not None else (1, False)
-    if batch_size % upload_cores:
-        raise UsageError(
-            f"a batch of {batch_size} does not divide over {upload_cores} cores: give a multiple of that number as "
-            "--batch-size"
-        )
     _check_size(dataset, batch_size)
-    # Each round has a turn for reading, copying, sending, and the simulated device. One more turn warms up.
-    turns = rounds * (2 + (upload is not None) + (device_rate is not None)) + 1
+    # Each round has a turn for reading, copying, and the simulated device. One more turn warms up.
+    turns = rounds * (2 + (device_rate is not None)) + 1
     on_progress(f"measuring for about {turns * seconds:.0f} s")
-    loader = _warm_loader(dataset, batch_size, threads, seconds, finish, pin_memory)
+    loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     batch_bytes = sum(field.nbytes for field in loader.dataset.record_fields)
     copies = _copies(batch_bytes, batch_size, threads)
-    read, limit, sent, idle = [], [], [], []
+    read, limit, idle = [], [], []
     for _ in range(rounds):
         read.append(count_rate(_batches(loader), batch_size, seconds))
         limit.append(count_rate(copies, batch_size, seconds))
-        if upload is not None:
-            again = itertools.cycle(list(itertools.islice(_batches(loader), _SENT_BATCHES)))
-            sent.append(count_rate(map(upload.send, again), batch_size, seconds))
         if device_rate is not None:
-            batches = _batches(loader) if upload is None else map(upload.send, _batches(loader))
-            idle.append(simulate_device(batches, batch_size / device_rate, seconds))
+            idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
     copies.close()
     plan = loader.dataset.reading
     return BenchResult(
@@ -126,7 +101,6 @@ def run_bench(
         in_memory=plan.way == "keep",
         reading=plan.way,
         planned_bytes=plan.planned_bytes,
-        upload_images_per_second=statistics.median(sent) if sent else None,
     )
 
 
@@ -150,13 +124,9 @@ def measure_reading(
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 
 
-def _warm_loader(
-    dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
-) -> CachedLoader:
+def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish) -> CachedLoader:
     """Return a loader that has read for `seconds`, so that caches and buffers are filled."""
-    loader = CachedLoader(
-        dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory
-    )
+    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish)
     if loader.dataset.reading.planned_bytes:
         for _ in CachedLoader(loader.dataset, batch_size, threads=threads):
             pass  # reads every record into memory

@@ -121,8 +121,9 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
 def describe_lines(manifest: Manifest) -> list[str]:
     """Return what a cache contains and how it was made, as lines of text."""
     texts = _fact_texts(manifest)
-    counted = _counted(zip(manifest.classes, manifest.statistics.class_counts, strict=False))
-    lines = [*(f"{name:<12} {printable(text)}" for name, text in texts.items()), *counted]
+    lines = [f"{name:<12} {printable(text)}" for name, text in texts.items()]
+    if len(manifest.classes) > _NAMED:  # otherwise the line of labels names them all
+        lines += _counted(zip(manifest.classes, manifest.statistics.class_counts, strict=False))
     if manifest.skipped:
         lines.append(f"skipped      {len(manifest.skipped):,}")
         lines += [f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped]

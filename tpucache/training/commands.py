@@ -44,7 +44,6 @@ from tpucache.training.source import SourceArguments, add_source, is_source, ref
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.report.bench import BatchUpload
     from tpucache.store.manifest import Manifest
     from tpucache.training.device import Choice
     from tpucache.training.interrupt import StopRequest
@@ -114,33 +113,6 @@ def launched(options: argparse.Namespace) -> bool:
 
     launch(options.arguments, options.processes, options.began)
     return True
-
-
-def open_upload() -> tuple[BatchUpload, str]:
-    """Return the way to send batches to this machine's accelerator, or else to XLA's CPU client, and its name."""
-    from tpucache.errors import DependencyError
-    from tpucache.report.bench import BatchUpload
-    from tpucache.training.device import open_device
-    from tpucache.training.feed import send
-
-    device = open_device()
-    place = device.name if device.name == "xla" else device.torch_device.type
-    if place == "cpu":  # batches for torch on a CPU stay where they are
-        try:
-            device, place = open_device("xla"), "XLA's CPU client"
-        except DependencyError as error:
-            raise UsageError(
-                "--upload needs an accelerator, or torch_xla, whose CPU client can stand in for one; this machine has "
-                "neither: leave --upload out"
-            ) from error
-
-    def sent(batch: Any) -> object:
-        found = send(batch, device)
-        device.wait()
-        return found
-
-    where = f"{place}, {device.cores} cores" if device.cores > 1 else place
-    return BatchUpload(sent, device.cores, device.pin_memory), where
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -456,7 +428,7 @@ def numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(map(float, text.split(",")))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"separate numbers by commas, such as 120,110,100, not {text!r}") from error
+        raise UsageError(f"separate numbers by commas, such as 120,110,100, not {text!r}") from error
 
 
 def _split(data: CachedDataset, options: argparse.Namespace) -> tuple[CachedDataset, CachedDataset | None]:
