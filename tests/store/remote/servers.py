@@ -26,7 +26,8 @@ class Server(ThreadingHTTPServer):
     """Serves the files of a folder at `url`.
 
     `fault` returns "cut", "503", "403", "404", "stall", "flip" (a byte of the answer), "whole" (status 200) or None.
-    `ranges` are the names and spans that were asked for. With `is_weak` each answer has another ETag, a weak one.
+    `ranges` are the names and spans that were asked for. Longer ones of
+    shards than `longest` wait for `gate`. With `is_weak` each answer has another ETag, a weak one.
     """
 
     daemon_threads = True
@@ -37,6 +38,7 @@ class Server(ThreadingHTTPServer):
         self.folder = folder
         self.fault: Fault = lambda name, number: None
         self.delay = 0.0
+        self.longest, self.gate = 1 << 40, threading.Event()
         self.is_weak = False
         self.requests: Counter[str] = Counter()
         self.counting = threading.Lock()
@@ -94,6 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
         part = bytearray(data[start:stop])
         if found:
             server.ranges.append((name, start, stop))
+            if name.endswith(".lmdb") and stop - start > server.longest:
+                server.gate.wait(PATIENCE)
         if fault == "flip":
             part[len(part) // 2] ^= 1
         self.send_response(206 if found and fault != "whole" else 200)

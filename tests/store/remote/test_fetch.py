@@ -66,6 +66,17 @@ def test_what_the_disk_has_no_room_for_is_kept_in_memory_until_it_is_read(
     assert sum(stop - start for _, start, stop in spans) <= 3.5 * len(places)  # two epochs, and a part of the next
 
 
+def test_the_first_batch_does_not_wait_for_whole_pieces(cache: Path, server: Server, tmp_path: Path) -> None:
+    server.longest = 4 << 10
+    datasets = [CachedDataset(place, cache_dir=tmp_path, in_memory=False) for place in (cache, server.url)]
+    own, found = (iter(CachedLoader(dataset, 4, shuffle=True)) for dataset in datasets)
+    assert next(found)[1].tolist() == next(own)[1].tolist()
+    assert not server.gate.is_set()
+    server.gate.set()
+    assert [labels.tolist() for _, labels in found] == [labels.tolist() for _, labels in own]
+    datasets[1].close()
+
+
 def test_a_loader_that_takes_long_to_say_what_it_reads_stops_nobody(opened: Opened, cache: Path) -> None:
     dataset = opened()
     reader, own = dataset.cache.reader, CachedDataset(cache)

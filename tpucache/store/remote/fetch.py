@@ -1,9 +1,10 @@
 """Threads that fetch the pieces of a cache from its URL, in the order in which they will be read.
 
 A piece is about 8 MiB of whole records of a shard. Threads take the pieces that readers wait for first, then those that
-loaders have announced. One process of a machine fetches a piece: the one with its lock in the local copy. A piece is
-kept on the disk if there is room, otherwise in memory until the announced records in it were read. Pieces on the disk
-stay: if all are needed equally often, others in their place would be no better.
+loaders have announced. The first batch does not wait for whole pieces: its records are read alone. One process of a
+machine fetches a piece: the one with its lock in the local copy. A piece is kept on the disk if there is room,
+otherwise in memory until the announced records in it were read. Pieces on the disk stay: if all are needed equally
+often, others in their place would be no better.
 
 One lock guards what is asked for. Threads do not hold it while they read from the URL, write to the disk, or run a
 loader's iterator.
@@ -48,6 +49,9 @@ _WAITING_SHARE: Final = 0.5  # the fraction of the time that readers (summed ove
 _MEMORY_SHARE: Final = 4  # pieces in memory may take a quarter of the free memory,
 _MOST_MEMORY: Final = 2 << 30  # and at most this many bytes,
 _LEAST_IN_MEMORY: Final = 8  # but at least this many pieces
+
+_ALONE_TIMES: Final = 8  # records are read alone if their pieces are this many times larger,
+_ALONE_SHARE: Final = 16  # at first, and later as long as this is at most 1/16 of all bytes read
 
 _LAST_SECONDS: Final = 2.0  # how long the exiting interpreter waits for running requests
 _POLL: Final = 0.02  # seconds after which a waiting reader checks what other processes have fetched
@@ -194,10 +198,13 @@ class Held(NamedTuple):
 
 
 class _Fetch:
-    """A piece that is asked for. `held` has its bytes if it is done and there was no room for it on the disk."""
+    """A piece that is asked for. `held` has its bytes if it is done and there was no room for it on the disk.
 
-    def __init__(self, piece: int) -> None:
-        self.piece = piece
+    `record` is given instead of `piece` for one record that is read alone, into memory.
+    """
+
+    def __init__(self, piece: int, record: Piece | None = None) -> None:
+        self.piece, self.record = piece, record
         self.held: Held | None = None
         self.error: Exception | None = None
         self.is_done = False
@@ -254,6 +261,8 @@ class Fetcher:
         self._idle = threading.Condition(lock)  # for threads that wait for work
         self._asked: dict[int, _Fetch] = {}  # pieces that readers wait for and no thread fetches yet, in order
         self._begun: dict[int, _Fetch] = {}  # pieces that threads of this process fetch; it has their locks
+        self._alone: deque[_Fetch] = deque()  # records that readers wait for and no thread reads yet
+        self._alone_bytes = 0
         self._plans: list[_Plan] = []  # the newest first
         self._memory: OrderedDict[int, Held] = OrderedDict()
         room = min(_MOST_MEMORY, available_memory() // _MEMORY_SHARE)
@@ -278,12 +287,14 @@ class Fetcher:
                 self._start(_LEAST_REQUESTS)
                 self._wake()
 
-    def get(self, pieces: Numbers, needed: int) -> dict[int, Held]:
-        """Wait until the pieces of some records are on this machine, and return those in memory."""
-        wanted = np.array([*dict.fromkeys(pieces.tolist())], np.int64)  # in the order in which they are needed
+    def get(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> dict[int, Held]:
+        """Wait until some records are on this machine. Returns those that are only in memory, by their numbers."""
+        began = time.monotonic()
+        alone = self._read_alone(rows, numbers, pieces)
+        left = pieces[[number not in alone for number in numbers.tolist()]] if alone else pieces
+        wanted = np.array([*dict.fromkeys(left.tolist())], np.int64)  # in the order in which they are needed
         found: dict[int, Held] = {}
         own: dict[int, _Fetch] = {}
-        began = time.monotonic()
         while missing := [piece for piece in wanted[~self.local.has(wanted)].tolist() if piece not in found]:
             with self._changed:
                 for piece in missing:
@@ -292,17 +303,43 @@ class Fetcher:
                     self.statistics.began = self.statistics.began or began
                     self._start(_LEAST_REQUESTS)
                     self._wake()
-                    self._changed.wait(_POLL)
-            # Otherwise the process could not end while a server does not answer, and no thread fetches any more.
-            if process.is_leaving() or self._is_closed:
-                raise StoreError(f"{self._link.url}: waiting for records was given up, because reading was ended")
+                    self._wait()
         with self._changed:
-            if own:
+            if own or alone:
                 self.statistics.waited += time.monotonic() - began
-            if own or found or self._plans:
-                self.statistics.needed += needed
+            if own or alone or found or self._plans:
+                self.statistics.needed += int(rows["length"].sum())
             self._note_read(pieces)
-        return found
+        held = ((number, found.get(piece)) for number, piece in zip(numbers.tolist(), pieces.tolist(), strict=True))
+        return {number: each for number, each in held if each is not None} | alone
+
+    def _read_alone(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> dict[int, Held]:
+        """Read records without the rest of their pieces, where waiting for the pieces would take much longer."""
+        with self._changed:
+            if self.statistics.needed and self._alone_bytes * _ALONE_SHARE > self.statistics.bytes:
+                return {}
+            is_here = self.local.has(pieces) | np.isin(pieces, [*self._memory])
+            asked, lengths = np.flatnonzero(~is_here).tolist(), rows["length"][~is_here].sum()
+            if not asked or lengths * _ALONE_TIMES > self._pieces.bytes[np.unique(pieces[~is_here])].sum():
+                return {}
+            self.statistics.began = self.statistics.began or time.monotonic()
+            self._alone_bytes += int(lengths)
+            own = {int(numbers[at]): _Fetch(-1, self._pieces.record(rows[at : at + 1], numbers[at])) for at in asked}
+            self._alone.extend(own.values())
+            self._start(min(_MOST_REQUESTS, len(own)))
+            self._idle.notify(len(own))
+            while not all(fetch.is_done for fetch in own.values()):
+                self._wait()
+        if error := next((fetch.error for fetch in own.values() if fetch.error is not None), None):
+            raise error
+        return {number: fetch.held for number, fetch in own.items() if fetch.held is not None}
+
+    def _wait(self) -> None:
+        """Wait a moment for other threads. The caller holds the lock."""
+        self._changed.wait(_POLL)
+        # Otherwise the process could not end while a server does not answer, and no thread fetches any more.
+        if process.is_leaving() or self._is_closed:
+            raise StoreError(f"{self._link.url}: waiting for records was given up, because reading was ended")
 
     def _look_for(self, piece: int, own: dict[int, _Fetch], found: dict[int, Held]) -> None:
         if piece in self._memory:
@@ -378,6 +415,8 @@ class Fetcher:
 
     def _next(self) -> _Fetch | None:
         """Begin to fetch the next piece: lock it for this process. Returns None if there is none, or no room."""
+        if self._alone:
+            return self._alone.popleft()
         if len(self._begun) >= self.statistics.width:
             return None
         for fetch in [*self._asked.values()]:
@@ -422,19 +461,24 @@ class Fetcher:
     def _fulfil(self, fetch: _Fetch) -> None:
         """Fetch a piece to the disk, or to memory if the disk is full. An error is stored in `fetch`."""
         try:
-            piece = self._pieces[fetch.piece]
+            piece = fetch.record or self._pieces[fetch.piece]
             data = self._link.read(piece)
-            if self.local.make_room(fetch.piece) and self.local.write(fetch.piece, piece, data):
+            if (
+                fetch.record is None
+                and self.local.make_room(fetch.piece)
+                and self.local.write(fetch.piece, piece, data)
+            ):
                 self._link.reuse(data)
             else:
                 fetch.held = Held(piece.start, data)
         except Exception as error:  # noqa: BLE001  # the threads that wait for it raise it
             fetch.error = error
         with self._changed:
-            self.local.unlock(fetch.piece)
-            del self._begun[fetch.piece]
             fetch.is_done = True
-            if fetch.held is not None:
+            if fetch.record is None:
+                self.local.unlock(fetch.piece)
+                del self._begun[fetch.piece]
+            if fetch.record is None and fetch.held is not None:
                 self._memory[fetch.piece] = fetch.held
                 while len(self._memory) > self._most_in_memory:
                     self._memory.popitem(last=False)
@@ -454,7 +498,8 @@ class Fetcher:
 
     def _give_up(self, error: Exception) -> None:
         """Drop all plans, and let all pieces that readers wait for and that have not begun fail with `error`."""
-        self._plans, asked, self._asked = [], [*self._asked.values()], {}
+        self._plans, asked, self._asked = [], [*self._asked.values(), *self._alone], {}
+        self._alone.clear()
         for fetch in asked:
             fetch.error = error if isinstance(error, StoreError) else StoreError(f"{self._link.url}: {error}")
             fetch.is_done = True

@@ -91,6 +91,13 @@ class Pieces:
         self._check(shard, start, stop, rows)
         return Piece(shard, start, stop, numbers, rows)
 
+    def record(self, row: Rows, number: int) -> Piece:
+        """Return the piece that is one record alone. `row` is an array (1,)."""
+        shard, start = int(row["shard"][0]), int(row["offset"][0])
+        stop = start + int(row["length"][0])
+        self._check(shard, start, stop, row)
+        return Piece(shard, start, stop, np.array([number]), row)
+
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
         """Return the number of each index row, and that of the piece with its record. Both arrays are int64 (n,)."""
         numbers, pieces = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)

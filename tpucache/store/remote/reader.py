@@ -145,14 +145,13 @@ class RemoteReader(ShardReader):
 
     def _read_and_compare(self, rows: Rows, views: Views, are_whole: bool, read: Read | None) -> bool:
         numbers, pieces = self._pieces.of(rows)
-        in_memory = self.fetcher.get(pieces, int(rows["length"].sum()))
-        whole, targets = rows, views
+        whole, targets = rows if are_whole else self._cache.index[numbers], views
+        in_memory = self.fetcher.get(whole, numbers, pieces)
         if not are_whole:
-            whole = self._cache.index[numbers]
             targets = [[memoryview(bytearray(length))] for length in whole["length"].tolist()]
-        is_kept = np.array([piece not in in_memory for piece in pieces.tolist()], np.bool_)
+        is_kept = np.array([number not in in_memory for number in numbers.tolist()], np.bool_)
         for at in np.flatnonzero(~is_kept).tolist():
-            held = in_memory[int(pieces[at])]
+            held = in_memory[int(numbers[at])]
             start = int(whole["offset"][at]) - held.start
             _fill(targets[at], held.data[start : start + int(whole["length"][at])])
         kept = np.flatnonzero(is_kept)
