@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -19,6 +20,11 @@ class CommandError(Exception):
 def say(line: str) -> None:
     """Print a line of progress."""
     print(line, file=sys.stderr, flush=True)
+
+
+def make_parser(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help begins with a text as it is: the docstring of the program."""
+    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def run_logged(command: Sequence[str | Path], log: Path) -> None:

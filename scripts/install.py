@@ -10,7 +10,6 @@ torch is what the package index has, which on Linux is the build with CUDA.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -18,6 +17,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+from scripts.commands import make_parser
 
 OLDEST: Final = (3, 11)
 
@@ -115,7 +116,7 @@ def install(venv: Path, extras: Sequence[str], torch: str) -> None:
 
 def main() -> None:
     """Install as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("venv", type=Path, help="the folder of the virtual environment")
     parser.add_argument("extras", help="extras of pyproject.toml, separated by commas")
     parser.add_argument("--torch", choices=("auto", "cpu", "cuda", "any"), default="auto", help="the build of torch")

@@ -38,7 +38,6 @@ Nobody has compared it with Kaggle. What it does, and from where that is known:
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import hashlib
@@ -52,6 +51,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from scripts.commands import make_parser
 
 PIECE = 256 << 10  # of which an upload that was cut keeps multiples
 MAX_FILES = 50
@@ -359,7 +360,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--port", type=int, default=7777)
     state = KaggleServer(parser.parse_args().port)
     print(f"{state.url} stands in for Kaggle until Ctrl-C", flush=True)

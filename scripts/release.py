@@ -12,7 +12,6 @@ lines that it prints are the commands that push and upload.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import re
 import subprocess
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from scripts.commands import ROOT, CommandError, say
+from scripts.commands import ROOT, CommandError, make_parser, say
 
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _UNRELEASED: Final = "## [Unreleased]"
@@ -33,7 +32,7 @@ Run = Callable[..., str]  # of a folder and the words of a command
 
 def main() -> int:
     """Make a release, or say what would be done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("version", help="the version to release, such as 0.2.0")
     parser.add_argument("--dry-run", action="store_true", help="check, and print what would be done")
     parser.add_argument(

@@ -7,7 +7,6 @@ They show scikit-learn's scanned digits. It needs a browser, and takes some minu
 
 from __future__ import annotations
 
-import argparse
 import io
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any, Final
 from PIL import Image
 
 from scripts.browser import open_browser
-from scripts.commands import ROOT, say
+from scripts.commands import ROOT, make_parser, say
 from scripts.digits import write_digits
 
 _COLOURS: Final = 128  # of a picture: pages are drawn in few, and such files are small
@@ -27,7 +26,7 @@ _DIGITS: Final = 600  # of 1,797
 
 def main() -> None:
     """Draw them as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "docs/images", help="where to write (%(default)s)")
     folder = parser.parse_args().folder.absolute()
     with tempfile.TemporaryDirectory() as work:

@@ -38,7 +38,7 @@ from scripts.bench.idle import RECIPE, OnTheFly
 from scripts.bench.photos import SIZE, make_up_photographs, prepare_caches
 from scripts.bench.rounds import race, spread, spread_cell
 from scripts.bench.table import Rows, add_race_options, parse_options, show
-from scripts.commands import say
+from scripts.commands import make_parser, say
 from tpucache import CachedDataset, CachedLoader, UsageError
 from tpucache.ondevice import Normalise, Resident
 from tpucache.training.device import BACKENDS, DEVICES, Device, open_device
@@ -202,7 +202,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument(
         "source", nargs="?", type=Path, help="a folder of class folders of photographs (default: made up)"
     )

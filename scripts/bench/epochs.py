@@ -34,7 +34,7 @@ from scripts.bench.read import FFCV
 from scripts.bench.rounds import Contender, LeftOut, Track, add_choice, choose, race, ratio, read_whole
 from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
 from scripts.bench.worker import PATIENCE
-from scripts.commands import CommandError, say
+from scripts.commands import CommandError, make_parser, say
 from scripts.environments import Environment
 
 _FEW: Final = 64  # photographs, before the first round
@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("photographs", type=Path, help="a folder with one folder for each class")
     parser.add_argument("--epochs", type=int, default=3, help="that each contender takes (%(default)s)")
     parser.add_argument("--side", type=int, default=288, help="of the stored pictures, in pixels (%(default)s)")

@@ -35,6 +35,7 @@ from scripts.bench.photos import make_up_photographs
 from scripts.bench.picture import draw_bars
 from scripts.bench.rounds import race, read_whole, spread
 from scripts.bench.table import Rows, add_race_options, parse_options, show
+from scripts.commands import make_parser
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.report.bench import simulate_device
 from tpucache.warmup.plan import resolve
@@ -200,7 +201,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument(
         "source", nargs="?", type=Path, help="a folder of class folders of photographs (default: made up)"
     )

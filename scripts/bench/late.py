@@ -33,7 +33,7 @@ from typing import Any, Final
 from scripts.bench.photos import link_photographs, make_once, make_up_photographs
 from scripts.bench.rounds import race, read_whole
 from scripts.bench.table import Rows, add_race_options, parse_options, show
-from scripts.commands import ROOT
+from scripts.commands import ROOT, make_parser
 from tpucache import Recipe, build_cache
 
 _MEASURED: Final = """
@@ -176,7 +176,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("source", nargs="?", type=Path, metavar="PHOTOGRAPHS", help="a folder; else some are made up")
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 10.0, 30.0, 50.0], help="in milliseconds")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4], help="workers of warmup")

@@ -22,6 +22,7 @@ from typing import Any, Final
 from scripts.bench.huge import write_huge
 from scripts.bench.rounds import race
 from scripts.bench.table import Rows, add_race_options, parse_options, show
+from scripts.commands import make_parser
 from tpucache import CachedDataset, CachedLoader
 from tpucache.store.fields import Field
 
@@ -112,7 +113,7 @@ def open_huge(records: int, work: Path) -> tuple[float, float]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("cache", type=Path, help="a cache that warmup built")
     parser.add_argument("--batch-size", type=int, default=256, help="images a batch (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="that read (%(default)s)")

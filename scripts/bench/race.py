@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from scripts.bench.rounds import Contender, LeftOut, Track, add_choice, choose, race
 from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
+from scripts.commands import make_parser
 from scripts.environments import Environment
 
 _LEAST_PATIENCE: Final = 300.0  # seconds, for what is imported and seen first
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("photographs", type=Path, help="a folder with train/ and validation/, each a folder a class")
     parser.add_argument(
         "--models", nargs="+", metavar="NAME", default=["resnet18"], help="as train's --model (resnet18 alone)"

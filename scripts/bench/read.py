@@ -39,7 +39,7 @@ from scripts.bench.rounds import (
 )
 from scripts.bench.table import add_race_options, parse_options, peer_notes, show
 from scripts.bench.worker import Worker
-from scripts.commands import ROOT, say
+from scripts.commands import ROOT, make_parser, say
 from scripts.environments import Environment
 
 BATCH: Final = 256
@@ -208,7 +208,7 @@ def to_rows(readers: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--source", type=Path, help="a folder of photographs, a folder a class; else some are made up")
     add_race_options(parser, "build/bench", seconds=2.0)
     parser.add_argument(

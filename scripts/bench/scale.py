@@ -5,12 +5,12 @@ python -m scripts.bench scale
 
 from __future__ import annotations
 
-import argparse
 import time
 import tracemalloc
 from typing import Final
 
 from scripts.bench.table import add_race_options, parse_options, show
+from scripts.commands import make_parser
 from tpucache.loading.order import EpochOrder, make_order
 
 _CHUNK: Final = 341  # samples of 21.9 kB, as dct-lz4 has at quality 90 of 224x224, in a chunk of 7.5 MB
@@ -31,7 +31,7 @@ def planning(order: EpochOrder, samples: int) -> list[str]:
 
 def main() -> None:
     """Measure as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--samples", type=int, default=13_000_000, help="of the cache (%(default)s)")
     add_race_options(parser)
     options = parse_options(parser)

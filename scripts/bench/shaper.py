@@ -6,7 +6,6 @@ bandwidth; each one is delayed by the latency. `GET /.counts` returns the bytes 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import email.utils
 import json
@@ -18,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
+
+from scripts.commands import make_parser
 
 COUNTS: Final = "/.counts"
 
@@ -47,7 +48,7 @@ class Link:
 
 def main() -> None:
     """Serve until the process is ended; the first line that is printed is the port."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rate", type=float, default=150.0, help="MB/s (%(default)s)")
     parser.add_argument("--latency", type=float, default=20.0, help="ms an answer (%(default)s)")
@@ -115,7 +116,3 @@ def _answer(connection: socket.socket, method: str, path: Path, fields: dict[str
                 start, part = start + sent, part - sent
     finally:
         os.close(number)
-
-
-if __name__ == "__main__":
-    main()

@@ -28,7 +28,7 @@ from scripts.bench.photos import KINDS, SIZE, link_photographs, make_once, make_
 from scripts.bench.rounds import Contender, LeftOut, Track, add_choice, race, ratio, read_whole
 from scripts.bench.shaper import COUNTS
 from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
-from scripts.commands import ROOT, CommandError, say
+from scripts.commands import ROOT, CommandError, make_parser, say
 from scripts.environments import Environment
 from tpucache import Recipe, build_cache
 from tpucache.store.cache import Cache
@@ -146,7 +146,7 @@ def _race_on_a_link(
 
 @contextlib.contextmanager
 def _serving(folder: Path, rate: float, latency: float) -> Iterator[str]:
-    command = [sys.executable, "-m", "scripts.bench.shaper", str(folder), f"--rate={rate}", f"--latency={latency}"]
+    command = [sys.executable, "-m", "scripts.bench", "shaper", str(folder), f"--rate={rate}", f"--latency={latency}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             port = server.stdout.readline().strip() if server.stdout else ""
@@ -237,7 +237,7 @@ def _link(text: str) -> tuple[int, int]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--source", type=Path, help="a folder of photographs; else some are made up")
     add_race_options(parser, "build/bench")
     parser.add_argument("--gigabytes", type=float, default=2.0, help="of each cache, about (%(default)s)")

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from scripts.bench.rounds import race, ratio, spread, spread_cell
 from scripts.bench.table import add_race_options, parse_options, show
+from scripts.commands import make_parser
 from tpucache import CachedDataset
 from tpucache.ondevice.modules import Normalise
 from tpucache.training.device import Device, open_device
@@ -101,7 +102,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("cache", type=Path, help="a cache that warmup built")
     parser.add_argument("--backend", choices=["torch", "xla"], default="xla", help="(%(default)s)")
     parser.add_argument("--model", default="cnn", help="as `train` takes it (%(default)s)")

@@ -38,7 +38,7 @@ from scripts.bench.read import FFCV
 from scripts.bench.rounds import Contender, LeftOut, Track, leaving_out, race, ratio, read_whole, spread
 from scripts.bench.table import Rows, add_race_options, parse_options, peer_notes, show
 from scripts.bench.worker import Worker
-from scripts.commands import say
+from scripts.commands import make_parser, say
 
 _FIRST_TURN: Final = 32  # photographs, to see how many a longer one takes
 _CLOSE: Final = 0.5  # a turn of this share of the wanted time is enough to estimate how many photographs fill it
@@ -189,7 +189,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("sources", metavar="SOURCE", nargs="+", type=Path, help="a folder of readable images")
     add_race_options(parser, "build/bench", seconds=8.0)
     parser.add_argument("--jobs", type=int, default=2, help="processes of everyone but the seed (%(default)s)")

@@ -1,1 +1,1 @@
-"""Checks with real processes, each run as `python -m scripts.checks.NAME`."""
+"""Checks with real processes, each run as `python -m scripts.checks NAME`."""

@@ -23,6 +23,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from scripts.commands import make_parser
+
 ROOT: Final = Path(__file__).parents[2]
 FILE: Final = ROOT / "tests" / "budget.toml"
 
@@ -327,7 +329,7 @@ def print_table(found: Mapping[str, Any], ceilings: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """Print the table, and lower the ceilings if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--lower", action="store_true", help="bring the ceilings down to what is there now")
     options = parser.parse_args()
     found, ceilings = measure(), read_ceilings()
@@ -337,7 +339,3 @@ def main() -> int:
     above = [*compare(found, ceilings)]
     print(*(f"ABOVE: {line}" for line in above), sep="\n", file=sys.stderr, end="\n" if above else "")
     return 1 if above else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

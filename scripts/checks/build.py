@@ -9,7 +9,6 @@ configuration of one, for the build's own tools.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from scripts.commands import make_parser
 from tpucache import __version__
 
 NAME = f"tpucache-{__version__}"
@@ -39,7 +39,7 @@ def members(path: Path) -> dict[str, bytes]:
 
 def main() -> None:
     """Run the check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy sdist and wheel into this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -63,7 +63,3 @@ def main() -> None:
             for built in (f"{NAME}.tar.gz", f"{NAME}-py3-none-any.whl"):
                 shutil.copy(place / built, options.keep)
     print("build: sdist and wheel hold what is committed")
-
-
-if __name__ == "__main__":
-    main()

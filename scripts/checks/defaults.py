@@ -11,12 +11,10 @@ a tenth of its rmse. The models `timm:…` need timm. A run takes up to a minute
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -30,7 +28,7 @@ import numpy.typing as npt
 import torch
 
 from scripts.bench.table import as_markdown
-from scripts.commands import say
+from scripts.commands import make_parser, say
 from tpucache import CachedDataset, Recipe, TrainingError, build_cache
 from tpucache.runs import INFO_NAME
 from tpucache.training import RunOptions, TrainSettings, train
@@ -237,7 +235,7 @@ def run_all(folder: Path, tasks: list[str], device: str, jobs: int) -> dict[Tria
 
 def main() -> int:
     """Run what is missing, print the table; 1 where a default is not good."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path, help="for the caches and the results")
     parser.add_argument("--only", nargs="+", choices=TASKS, default=[*TASKS], help="these tasks (all)")
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="(%(default)s)")
@@ -247,7 +245,3 @@ def main() -> int:
     rows, all_good = table(run_all(options.folder, options.only, options.device, options.jobs))
     print(as_markdown(rows), end="")
     return int(not all_good)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ not be installed. An environment takes 10 to 20 GB and as many minutes; it is re
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from typing import Final
 from scripts.checks.install import FEED, READ, TRAIN
 from scripts.checks.offline import make_cache
 from scripts.checks.pythons import find_pythons
-from scripts.commands import ROOT, CommandError, say
+from scripts.commands import ROOT, CommandError, make_parser, say
 from scripts.install import find_uv
 
 LISTS: Final = Path(__file__).with_name("image_lists")
@@ -226,7 +225,7 @@ def check(place: Place, paths: Sequence[Path]) -> list[str]:
 
 def main() -> None:
     """Run the check as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     known = {path.stem.rpartition("-")[0]: path for path in sorted(LISTS.glob("*.txt"))}
     parser.add_argument("lists", nargs="*", metavar="LIST", help=f"a file, or one of {', '.join(known)} (all of these)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="where environments are made (a temporary folder)")
@@ -244,7 +243,3 @@ def main() -> None:
     if failed:
         sys.exit("\n".join(f"images: {line}" for line in failed))
     print("images: nothing changed version, and tpucache builds, reads and trains with all that could be installed")
-
-
-if __name__ == "__main__":
-    main()

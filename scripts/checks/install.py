@@ -11,7 +11,6 @@ user would, libraries included, which takes minutes and gigabytes. What README i
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from scripts.checks.offline import make_cache
-from scripts.commands import CommandError
+from scripts.commands import CommandError, make_parser
 from scripts.environments import Environment, Environments
 
 READ: Final = """
@@ -126,7 +125,7 @@ def check(place: Path, kinds: Sequence[str], *, from_index: bool) -> None:
 
 def main() -> None:
     """Run the check as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument(
         "kinds", nargs="*", metavar="KIND", help=f"which environments: {', '.join(KINDS)} (all of them)"
     )
@@ -143,7 +142,3 @@ def main() -> None:
         except subprocess.CalledProcessError as error:
             sys.exit(f"install: the command above failed with status {error.returncode}")
     print(f"install: the wheel{' and the sdist' * ('all' in kinds)} can be installed and work: {', '.join(kinds)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.commands import ROOT, CommandError
+from scripts.commands import ROOT, CommandError, make_parser
 from scripts.digits import write_digits
 from scripts.environments import Environment, Environments
 
@@ -134,7 +134,7 @@ def _last_line(text: str) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     names = [one.name for one in INTEGRATIONS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep the environments there, for the next run")
@@ -143,7 +143,3 @@ def _parse() -> argparse.Namespace:
         arguments.work.mkdir(parents=True, exist_ok=True)
         arguments.work = arguments.work.absolute()
     return arguments
-
-
-if __name__ == "__main__":
-    main()

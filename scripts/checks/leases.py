@@ -10,7 +10,6 @@ disk, in /dev/shm, and on an overlay of the two where this user may mount one.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -27,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from scripts.bench.photos import Pictures
-from scripts.commands import say
+from scripts.commands import make_parser, say
 from tpucache import Recipe, build_cache
 
 LONGEST_WAIT: Final = 2.0
@@ -190,7 +189,7 @@ def overlay(lower: Path, upper: Path) -> Iterator[Path | None]:
 
 def main() -> None:
     """Run the check as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="where to try it, a file system each")
     parser.add_argument("--rounds", type=int, default=200, help="on each of them (%(default)s)")
     parser.add_argument("--codec", default="raw", help="of the records (%(default)s)")

@@ -9,7 +9,6 @@ JAX but without torch: it reads, and feeds a JAX program. It ends in status 1 wh
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from scripts.bench.photos import write_pictures
-from scripts.commands import ROOT, CommandError
+from scripts.commands import ROOT, CommandError, make_parser
 from scripts.environments import Environment, Environments
 
 SLUG = "offline-check"
@@ -187,7 +186,7 @@ def check(place: Path, cache: Path) -> None:
 
 def main() -> None:
     """Run the check as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("cache", type=Path, nargs="?", help="a cache that warmup built (default: one of noise)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -198,7 +197,3 @@ def main() -> None:
         except subprocess.CalledProcessError as error:
             sys.exit(f"offline: the command above failed with status {error.returncode}")
     print("offline: installed, read and trained with numpy and torch alone, without network, from read-only files")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,6 @@ block fails, if a block is neither run nor listed, and if PAGES lists words that
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import re
@@ -33,7 +32,7 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-from scripts.commands import ROOT, CommandError
+from scripts.commands import ROOT, CommandError, make_parser
 from scripts.environments import Environment, Environments, link
 from scripts.kaggle_server import KaggleServer
 
@@ -374,7 +373,7 @@ def check(page: Page, text: str, place: Place) -> None:
 
 def main() -> None:
     """Run the check as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"which: {', '.join(PAGES)} (all of them)")
     options = parser.parse_args()
     if unknown := set(options.pages) - set(PAGES):
@@ -388,7 +387,3 @@ def main() -> None:
                 check(page, (ROOT / page.path).read_text(), place)
             except CommandError as error:
                 sys.exit(f"page_blocks: {error}")
-
-
-if __name__ == "__main__":
-    main()

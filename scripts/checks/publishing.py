@@ -1,6 +1,6 @@
 """Builds a cache 12 times as large as the disk into a dataset at Kaggle's stand-in, killed again and again.
 
-    python -m scripts.checks.publishing --kills 50
+    python -m scripts.checks publishing --kills 50
 
 Each run is a process of its own, `tpucache warmup SOURCE kaggle:ann/… --keep-local no`, on a tmpfs of a twelfth of the
 cache, which needs root. SIGKILL comes at requests that are drawn by chance:
@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.bench.photos import write_pictures
+from scripts.commands import make_parser
 from scripts.kaggle_server import PIECE, KaggleServer
 
 SAMPLES, SIZE, SHARDS = 900, 128, 44
@@ -147,7 +148,7 @@ class Trial:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--times", type=int, default=12, help="how many times the disk's size the cache has")
     parser.add_argument("--seed", type=int, default=0)
@@ -165,7 +166,3 @@ def main() -> int:
     )
     print("killed at:", ", ".join(f"{key} {count}" for key, count in sorted(trial.killer.killed.items())))
     return bool(trial.bad)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

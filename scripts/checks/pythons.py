@@ -1,6 +1,6 @@
 """The interpreters of this machine that tpucache supports, and README's two commands on each of them.
 
-    python -m scripts.checks.pythons                                  # the newest one of another version than its own
+    python -m scripts.checks pythons                                  # the newest one of another version than its own
     python -m scripts.checks pythons --run --work /var/tmp/pythons    # make demo and make test on each
 
 Each run is a fresh clone of what is committed, in which `make demo` and `make test` install an environment of its own;
@@ -11,7 +11,6 @@ about 9 GB.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -21,6 +20,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+from scripts.commands import make_parser
 
 OLDEST: Final = (3, 11)
 Version = tuple[int, int]
@@ -91,7 +92,7 @@ def resolve_oldest(python: Path, work: Path) -> Path:
 
 def main() -> int:
     """Print the newest interpreter of another version, or run both commands on each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--run", action="store_true", help="run `make demo` and `make test` on each")
     parser.add_argument("--oldest", action="store_true", help="with the oldest dependencies (needs uv)")
     parser.add_argument("--work", type=Path, help="folder for clones and logs (a temporary one)")
@@ -104,7 +105,3 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     passed = [run(python, work, oldest=options.oldest) for python in pythons.values()]
     return int(not all(passed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

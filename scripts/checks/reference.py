@@ -9,7 +9,6 @@ numbers, other sizes and modes, samples that are added later, and builds that ar
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import os
@@ -26,7 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from PIL import Image
 
-from scripts.commands import ROOT, say
+from scripts.commands import ROOT, make_parser, say
 
 _MINUTES: Final = 10  # that one command may take
 _COMPARED: Final = (".lmdb", ".npy", ".npz")  # shards, index, samples
@@ -64,7 +63,7 @@ CASES: Final = {
 
 def main() -> int:
     """Build every case by both checkouts, and compare the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("other", type=Path, help="a checkout of another commit")
     parser.add_argument("--cases", nargs="*", default=[*CASES], choices=CASES, help="only these")
     options = parser.parse_args()
@@ -168,7 +167,3 @@ def pictures(count: int) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uin
         height, width, _ = fine.shape
         smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
         yield (smooth // 2 + fine).astype(np.uint8)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

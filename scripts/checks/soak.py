@@ -11,7 +11,6 @@ minute. It ends with status 1 where a sample was wrong, or where one of the thre
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import gc
@@ -33,7 +32,7 @@ import torch
 
 from scripts.bench.photos import Pictures
 from scripts.checks.leases import CHANGES
-from scripts.commands import say
+from scripts.commands import make_parser, say
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, StoreError, build_cache
 from tpucache.loading.order import Shuffle
 
@@ -223,7 +222,7 @@ def run(soak: Soak, minutes: float) -> list[tuple[float, int, int]]:
 
 def main() -> int:
     """Build a cache, serve it, and use it as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30, help="how long, at least 2 (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random (%(default)s)")
     options = parser.parse_args()
@@ -249,7 +248,3 @@ def main() -> int:
     mosts = (_MEGABYTES, _THREADS, _FILES)
     grown = [after - before > most for before, after, most in zip(found[1], found[-1], mosts, strict=True)]
     return int(soak.wrong > 0 or any(grown))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,13 +5,11 @@
 
 Each of some 25 encodings is cut and has bits flipped, 105 times by default. A picture that Pillow refuses must be
 refused, as an image and as a mask, and one that it accepts must be accepted; the table lists what differs, by reason.
-A build with --on-error skip, and a dry run of some, must refuse the same pictures. `scripts.checks tables` describes
-the tables.
+A build with --on-error skip, and a dry run of some, must refuse the same pictures. `tables.py` describes the tables.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -31,6 +29,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from scripts.checks.tables import print_differences
+from scripts.commands import make_parser
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
@@ -300,7 +299,7 @@ def coco_differences(files: int, seed: int) -> int:
 
 def main() -> None:
     """Run the check as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--damages", type=int, default=DAMAGES, help=f"damages of each encoding ({DAMAGES})")
     parser.add_argument("--files", type=int, default=200, help="random COCO files (200)")
     parser.add_argument("--tables", type=int, default=1000, help="random tables (1000)")
@@ -337,7 +336,3 @@ def main() -> None:
     else:
         print("tables: left out, `pip install pandas pyarrow` compares them")
     sys.exit(bool(unlisted))
-
-
-if __name__ == "__main__":
-    main()

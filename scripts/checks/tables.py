@@ -1,7 +1,6 @@
 """Random tables with hostile names and values, as a .csv and as parquet, against what pandas reads of them.
 
-    python -m scripts.checks tables
-    python -m scripts.checks tables --tables 10000 --seed 3
+    python -m scripts.checks sources --damages 0 --files 0 --tables 10000 --seed 3
 
 A table has a column of paths, one of labels of some kind, and columns that are kept. Cells, classes, labels and kept
 columns are compared. Where we read a table otherwise than pandas does by itself, the reason is listed, and we must read
@@ -10,14 +9,11 @@ it as pandas does when it is told so.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
-import logging
 import math
 import random
 import re
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -288,17 +284,3 @@ def print_differences(tables: int, seed: int) -> int:
     unlisted = sum(count for what, count in found.items() if what.startswith("DIFFERS"))
     print(f"{tables} tables: {unlisted} differences from pandas without a reason")
     return unlisted
-
-
-def main() -> None:
-    """Run the check as the command line asks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=int, default=1000, help="random tables (1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the tables (0)")
-    options = parser.parse_args()
-    logging.getLogger("tpucache").setLevel(logging.ERROR)
-    sys.exit(bool(print_differences(options.tables, options.seed)))
-
-
-if __name__ == "__main__":
-    main()

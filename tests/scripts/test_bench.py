@@ -125,7 +125,7 @@ def test_an_environment_is_made_anew_when_what_it_holds_changes(tmp_path: Path):
     ("package", "names"),
     [
         ("bench", {"read", "warmup", "idle", "train", "loader"}),
-        ("checks", {"build", "offline", "stops"}),
+        ("checks", {"build", "offline", "sources"}),
     ],
 )
 def test_the_commands_of_a_package_are_listed_with_what_they_do(package: str, names: set[str]):

@@ -25,13 +25,14 @@ from typing import Any
 
 from scripts.checks import fuzz
 from scripts.checks.fuzz.target import Target, Tries, peak_bytes
+from scripts.commands import make_parser
 
 _BATCH_SECONDS = 900
 
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--inputs", type=int, default=10_000, help="inputs over all targets")
     parser.add_argument("--only", metavar="NAME", default="", help="targets whose name begins so")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="the number of the first input of each")
