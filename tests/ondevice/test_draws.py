@@ -6,26 +6,11 @@ import hashlib
 import math
 import random
 
-import hypothesis
 import numpy as np
 import pytest
-import torch
-from hypothesis import strategies as st
 
 from tpucache import UsageError
-from tpucache.ondevice.draws import (
-    BLUR,
-    COLUMNS,
-    CROPPED,
-    GREY,
-    HUE,
-    TILT_COLUMNS,
-    TILT_ROWS,
-    draw,
-    pack,
-    used_columns,
-)
-from tpucache.ondevice.modules import Augment
+from tpucache.ondevice.draws import BLUR, COLUMNS, CROPPED, GREY, HUE, TILT_COLUMNS, TILT_ROWS, draw
 from tpucache.ondevice.settings import AugmentSettings
 
 EARLIER = {
@@ -121,38 +106,3 @@ def test_crops_are_spread_as_those_of_torchvision(size, zoom):
 def test_a_crop_needs_the_images_size():
     with pytest.raises(UsageError, match="give them to `draw` as `size`"):
         draw(AugmentSettings(crop=True), 0, 0, 4)
-
-
-SETTINGS_ON = {**EARLIER, **LATER, "rand_augment": 2, "views": 2}
-
-
-@hypothesis.given(names=st.sets(st.sampled_from(sorted({*SETTINGS_ON} - {"zoom"}))), seed=st.integers(0, 99))
-@hypothesis.settings(max_examples=25, deadline=None)
-def test_packed_numbers_make_the_same_images(names, seed):
-    chosen = AugmentSettings(**{name: SETTINGS_ON[name] for name in names})
-    drawn = draw(chosen, seed, 1, 3, (8, 8))
-    packed = pack(chosen, drawn, (8, 8))
-    assert packed.nbytes <= drawn.nbytes
-    augment = Augment(chosen, (120.0,) * 3, (60.0,) * 3, 8, 8, torch.device("cpu"))
-    images = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (3, 8, 8, 3), np.uint8))
-    targets = augment.views(torch.eye(3))
-    made = []
-    for numbers in (drawn, packed):
-        given_numbers = torch.from_numpy(numbers)
-        moved = augment.fields({"image": images, "mask": images[..., :1]}, given_numbers)
-        made.append([*augment.mix(moved["image"], targets, given_numbers), moved["mask"]])
-    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
-
-
-def test_packed_numbers_are_few_bytes():
-    for chosen, size, count in (
-        (AugmentSettings(flip=True, crop=True), (224, 224), 5 * 2),
-        (AugmentSettings(flip=True, crop=True), (40_000, 9), 5 * 4),
-        (AugmentSettings(shift=40_000), (9, 9), 2 * 4),
-        (AugmentSettings(flip=True, brightness=0.2), (9, 9), 2 * 4),
-        (AugmentSettings(), (9, 9), 2),
-    ):
-        drawn = draw(chosen, 0, 0, 4, size)
-        packed = pack(chosen, drawn, size)
-        assert packed.nbytes == 4 * count
-        assert np.array_equal(packed, drawn[:, used_columns(chosen)])

@@ -133,18 +133,6 @@ def test_low_frequencies_alone_are_packed_as_those_of_the_whole(layout: Coeffici
     assert frequencies < 8 or np.array_equal(low, whole)
 
 
-def test_one_module_makes_many_sizes_and_keeps_what_it_made() -> None:
-    field = Field("image", "dct-zstd", "|u1", (64, 64, 3), 90, "420")
-    module = decoder(SimpleNamespace(manifest=SimpleNamespace(fields=[field])), 32)
-    layout = layout_of(field.shape, 90, "420")
-    packed = torch.from_numpy(np.frombuffer(coefficients.pack(scene(64, 64, 3), layout), np.uint8).copy())[None]
-    assert module(packed).shape == (1, 3, 32, 32)
-    for size, shape in ((48, (48, 48)), ((20, 64), (20, 64)), (32, (32, 32)), (48, (48, 48))):
-        assert module(packed, size).shape == (1, 3, *shape)
-    assert len(module._of_sizes) == 3
-    assert not [*module.parameters()]
-
-
 @pytest.mark.parametrize(
     ("size", "fit", "said"),
     [

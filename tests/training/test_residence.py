@@ -17,7 +17,7 @@ from resident_orders import BATCH, CODECS, SAMPLES, check_device, make_caches
 from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
-from tpucache.ondevice.draws import draw, pack
+from tpucache.ondevice.draws import draw
 from tpucache.ondevice.modules import TorchTable
 from tpucache.ondevice.resident import MOST_OF_FREE, DeviceFullError, RecordSlots, Resident
 from tpucache.ondevice.settings import AugmentSettings
@@ -140,9 +140,9 @@ def test_samples_to_validate_on_stay_and_give_the_same_metrics(
     uploads: list[Resident] = []
     put = Resident.put
 
-    def spied(self: Resident, batch: Any) -> Any:
-        uploads.extend([self] * len(batch.uploads))
-        return put(self, batch)
+    def spied(self: Resident, batches: Any) -> Any:
+        uploads.extend([self] * sum(len(batch.uploads) for batch in batches))
+        return put(self, batches)
 
     monkeypatch.setattr(Resident, "put", spied)
     reports = [
@@ -212,7 +212,7 @@ def test_rows_of_many_batches_are_sent_at_once_and_counted_one_by_one(cache: Pat
         return CachedLoader(dataset, 16, shuffle=True, drop_last=True)
 
     def drawn(number: int) -> Any:
-        return pack(settings, draw(settings, 0, number, 16))
+        return draw(settings, 0, number, 16)
 
     streaming, kept = loader(), loader()
     resident = Resident(dataset, DeviceMemory(device))
@@ -232,7 +232,7 @@ def test_rows_of_many_batches_are_sent_at_once_and_counted_one_by_one(cache: Pat
                     assert kept.state_dict()["position"] == 200 * 16
                     break
     assert device.sent <= 40  # for 200 batches, read up to 3 x 64 further
-    assert device.sent_bytes <= (200 + 3 * 64) * 16 * (4 + 2)
+    assert device.sent_bytes <= (200 + 3 * 64) * 16 * (4 + drawn(0)[0].nbytes)
 
 
 def test_an_error_comes_after_the_batches_that_were_read_before_it(cache: Path) -> None:

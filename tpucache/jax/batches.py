@@ -25,8 +25,8 @@ from tpucache.native import Array
 from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment, check_fields, check_labels
 from tpucache.ondevice.decode import field_decoder
-from tpucache.ondevice.draws import draw, pack
-from tpucache.ondevice.resident import RecordBatch, Resident, SentBatch
+from tpucache.ondevice.draws import draw
+from tpucache.ondevice.resident import RecordBatch, Resident, SentBatch, as_named, channels_last
 from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
 from tpucache.store.fields import IMAGE, LABEL, Field
 
@@ -105,6 +105,7 @@ def feed(
     settings = AugmentSettings() if augment is None and normalise else augment
     if pad_last and settings is not None and settings.mixes:
         raise UsageError("mixup and cutmix would mix samples with the padding of pad_last: leave them or pad_last out")
+    _check_labels(loader, settings)
     kept = KeptRecords(loader, sharding, resident)
     return Feed(_Epochs(loader, sharding, settings, seed, depth, pad_last, dtype, kept))
 
@@ -255,7 +256,7 @@ class _Epochs:
         with contextlib.ExitStack() as stack:
             batches = self._kept.begin(stack)
             first = self._next_step() if self._draws else 0
-            ahead = stack.enter_context(Ahead(batches, self._upload, self._depth, first, self._upload_together))
+            ahead = stack.enter_context(Ahead(batches, self._upload, self._depth, first, self._upload_rows))
             counted: tuple[float, float] | None = None  # when counting began, and the seconds waited before
             try:
                 for number, uploaded in enumerate(ahead):
@@ -294,38 +295,27 @@ class _Epochs:
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
         """Upload a batch, and return its fields, labels, random numbers, and which of its rows are samples."""
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
-            return self._upload_rows(batch[0], batch[1], number)
+            return self._upload_rows([batch], number)[0]
         arrays, labels = self._arrays(batch)
-        is_sample = None
-        if self._pads:
-            rows = self.loader.batch_size
-            is_sample = self._put_is_sample(len(labels))
-            arrays = {name: _pad(array, rows) for name, array in arrays.items()}
-            labels = _pad(labels, rows)
-        draws = self._put_draws(number, len(labels))
-        return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws, is_sample
+        rows = self.loader.batch_size if self._pads else len(labels)
+        fields = {name: self._put(_pad(array, rows)) for name, array in arrays.items()}
+        return fields, self._put(_pad(labels, rows)), self._put_draws(number, rows), self._put_is_sample(len(labels))
 
-    def _upload_rows(self, resident: Resident, read: RecordBatch, number: int) -> tuple[Any, Any, Any, Any]:
-        """Send a batch's row numbers, and the records that the devices lack; return what `_upload` returns."""
-        is_sample = self._put_is_sample(len(read.slots)) if self._pads else None
-        read, before = self._padded_rows(resident, read), resident.uploaded_bytes
-        sent = resident.put(read)
-        self.sent_bytes += resident.uploaded_bytes - before + read.slots.nbytes
-        return None, _SentRows(resident, sent), self._put_draws(number, len(read.slots)), is_sample
-
-    def _upload_together(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
-        """Send the row numbers of several batches by one call; return what `_upload` returns for each batch."""
-        resident, counts = batches[0][0], [len(read.slots) for _, read in batches]
-        padded = [self._padded_rows(resident, read) for _, read in batches]
-        self.sent_bytes += sum(read.slots.nbytes for read in padded)
-        rows = [_SentRows(resident, sent) for sent in resident.put_rows(padded)]
-        draws = [self._put_draws(number + at, len(read.slots)) for at, read in enumerate(padded)]
-        are_samples = [self._put_is_sample(count) if self._pads else None for count in counts]
-        return [(None, *parts) for parts in zip(rows, draws, are_samples, strict=True)]
+    def _upload_rows(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
+        """Send the row numbers of batches, and the records that the devices lack; return what `_upload` returns."""
+        resident: Resident = batches[0][0]
+        reads = [self._padded_rows(resident, read) for _, read in batches]
+        before = resident.uploaded_bytes + resident.row_bytes
+        sent = resident.put(reads)
+        are_samples = [self._put_is_sample(len(read.slots)) for _, read in batches]
+        self.sent_bytes += resident.uploaded_bytes + resident.row_bytes - before
+        return [
+            (None, _SentRows(resident, each), self._put_draws(number + at, len(reads[at].slots)), are_samples[at])
+            for at, each in enumerate(sent)
+        ]
 
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
         """Return `read`, filled up to the loader's batch size if batches are padded."""
-        self._kept.check_labels(read, self._draws)
         if not self._pads or resident.slots is None:
             return read
         padding = np.full(self.loader.batch_size - len(read.slots), resident.slots.rows, read.slots.dtype)
@@ -333,23 +323,23 @@ class _Epochs:
 
     def _arrays(self, batch: Any) -> tuple[dict[str, Array], Array]:
         """Return the fields by name and the labels, with JAX's dtypes; images have their channels last."""
-        named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
-        arrays = {name: to_jax_dtype(name, np.asarray(value)) for name, value in named.items()}
+        # Channels are last in memory: this view is contiguous, and the host transposes nothing.
+        arrays = {
+            name: to_jax_dtype(name, channels_last(name, np.asarray(value))) for name, value in as_named(batch).items()
+        }
         labels = arrays.pop(LABEL)
-        check_labels(labels, self._draws, arrays)
-        if arrays.get(IMAGE, labels).ndim == 4:
-            # Channels are last in memory: this view is contiguous, and the host transposes nothing.
-            arrays[IMAGE] = np.moveaxis(arrays[IMAGE], 1, 3)
         return arrays, labels
 
-    def _put_is_sample(self, count: int) -> jax.Array:
+    def _put_is_sample(self, count: int) -> jax.Array | None:
+        if not self._pads:
+            return None
         return self._put(np.repeat(np.arange(self.loader.batch_size) < count, self._views))
 
     def _put_draws(self, number: int, rows: int) -> jax.Array | None:
         if self._draws is None:
             return None
         drawn = draw(self._draws, self._seed, number, rows * self.loader.world_size, self._size)
-        return self._put(pack(self._draws, drawn[rows * self.loader.rank :][:rows], self._size))
+        return self._put(drawn[rows * self.loader.rank :][:rows])
 
     def _put(self, array: Array) -> jax.Array:
         self.sent_bytes += array.nbytes
@@ -431,6 +421,15 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
                 f"a batch of {size} samples cannot be divided evenly over {len(sharding.device_set)} devices: "
                 "choose another batch_size, drop_last=True to train, or feed(..., pad_last=True) to evaluate"
             ) from error
+
+
+def _check_labels(loader: CachedLoader, settings: AugmentSettings | None) -> None:
+    """Raise UsageError if mixup or cutmix cannot mix the labels of a loader's samples."""
+    if settings is not None and settings.mixes:
+        samples = loader.dataset
+        nothing = [np.empty((0, *field.shape), field.dtype) for field in samples.record_fields]
+        named = as_named(samples.to_batch(nothing, np.arange(len(samples))))
+        check_labels(np.asarray(named[LABEL]), settings, named)
 
 
 @dataclass(frozen=True)

@@ -5,30 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tpucache.errors import UsageError
 from tpucache.loading.loader import CachedLoader
 from tpucache.native import Array
-from tpucache.ondevice.augment import check_labels
 from tpucache.ondevice.resident import (
     XLA_TILE,
     DeviceFullError,
-    RecordBatch,
     RecordSlots,
     Resident,
     ResidentDecision,
-    as_named,
     table_bytes,
 )
-from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
-from tpucache.store.fields import LABEL
+from tpucache.ondevice.settings import ResidentChoice
 
 
 class JaxMemory:
@@ -64,7 +60,8 @@ class JaxMemory:
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
         """Return a table of zeros on the devices, with the rows that `slots` assigns to records."""
-        return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
+        layout = self.sharding, self.cores, slots.rows_a_core, slots.is_local
+        return JaxTable(TableForm(*layout, chunk.shape[1:], chunk.dtype), len(chunk))
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
         """Return the bytes that a value of this dtype takes in JAX's memory."""
@@ -86,7 +83,7 @@ class JaxTable:
 
     def __init__(self, form: TableForm, chunk: int) -> None:
         """Reserve memory for the rows of a table with the layout `form`. `chunk` is the number of rows in a chunk."""
-        self.form, self._chunk = form, chunk
+        self.form, self._each = form, chunk // form.cores
         try:
             self.rows: jax.Array = jax.jit(form.zeros, out_shardings=form.sharding)()
             self.rows.block_until_ready()
@@ -98,42 +95,44 @@ class JaxTable:
 
     def write(self, number: jax.Array, chunk: jax.Array) -> None:
         """Write a chunk of rows into the table, as chunk number `number`. Each core writes its part of the chunk."""
-        self.rows = _writer(self.form, self._chunk)(self.rows, number, chunk)
+        self.rows = _write(self.form, self._each, self.rows, number, chunk)
 
     def take(self, slots: jax.Array) -> jax.Array:
         """Return the rows with the numbers `slots`, divided over the devices like a batch."""
-        return _taker(self.form)(self.rows, slots)
+        return _take(self.form, self.rows, slots)
 
 
+@dataclass(frozen=True)
 class TableForm:
-    """The layout of a table on the devices. Tables with equal forms share their compiled functions."""
+    """The layout of a table on the devices. Tables with equal forms share their compiled functions.
 
-    def __init__(
-        self, sharding: jax.sharding.Sharding, cores: int, rows_a_core: int, is_local: bool, chunk: jax.Array
-    ) -> None:
-        """Store the layout: `cores` parts of `rows_a_core` rows, with the shape and dtype of the records in `chunk`.
+    A table has `cores` parts of `rows_a_core` rows, for records of this `shape` and `dtype`. With `is_local`, each core
+    needs only rows of its own part; otherwise the cores exchange rows.
+    """
 
-        With `is_local`, each core needs only rows of its own part; otherwise the cores exchange rows.
-        """
-        self.sharding, self.cores, self.rows_a_core, self.is_local = sharding, cores, rows_a_core, is_local
-        self.shape, self.dtype = chunk.shape[1:], chunk.dtype
-        self._values = int(np.prod(self.shape))
-        self._bits = np.dtype(f"u{self.dtype.itemsize}")
-        self._row = () if self._values == 1 else (XLA_TILE.padded(self._values),)
+    sharding: jax.sharding.Sharding
+    cores: int
+    rows_a_core: int
+    is_local: bool
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def _values(self) -> int:
+        return int(np.prod(self.shape))
+
+    @property
+    def _bits(self) -> np.dtype[Any]:
+        return np.dtype(f"u{self.dtype.itemsize}")
+
+    @property
+    def _row(self) -> tuple[int, ...]:
+        return () if self._values == 1 else (XLA_TILE.padded(self._values),)
 
     @property
     def nbytes(self) -> int:
         """The bytes of all rows, on all cores together."""
         return self.cores * self.rows_a_core * int(np.prod(self._row)) * self._bits.itemsize
-
-    def _key(self) -> tuple[Any, ...]:
-        return self.sharding, self.cores, self.rows_a_core, self.is_local, self.shape, self.dtype
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TableForm) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
 
     def zeros(self) -> jax.Array:
         """Return a table's rows, all zeros, as an array of unsigned integers."""
@@ -188,19 +187,14 @@ class TableForm:
         return _shard_map(function, self.sharding.mesh, spec)
 
 
-@functools.lru_cache(maxsize=64)
-def _writer(form: TableForm, chunk: int) -> Callable[..., jax.Array]:
-    def write(rows: jax.Array, number: jax.Array, new: jax.Array) -> jax.Array:
-        return form.written(rows, number, new, chunk // form.cores)
-
-    jitted: Callable[..., jax.Array] = jax.jit(write, donate_argnums=0, out_shardings=form.sharding)
-    return jitted
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _write(form: TableForm, each: int, rows: jax.Array, number: jax.Array, chunk: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(form.written(rows, number, chunk, each), form.sharding)
 
 
-@functools.lru_cache(maxsize=64)
-def _taker(form: TableForm) -> Callable[..., jax.Array]:
-    jitted: Callable[..., jax.Array] = jax.jit(form.taken, out_shardings=form.sharding)
-    return jitted
+@functools.partial(jax.jit, static_argnums=0)
+def _take(form: TableForm, rows: jax.Array, slots: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(form.taken(rows, slots), form.sharding)
 
 
 def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpec) -> Callable[..., jax.Array]:
@@ -253,7 +247,6 @@ class KeptRecords:
     ) -> None:
         """Plan the memory for the loader's records."""
         self._loader, self._resident, self._decision = loader, None, None
-        self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row; only used if classes are mixed
         if isinstance(resident, Resident):
             self._resident = resident
         elif resident != "no":
@@ -291,22 +284,6 @@ class KeptRecords:
         self._resident.begin()
         stack.callback(self._resident.end)
         return self._resident.pairs(self._loader)
-
-    def check_labels(self, read: RecordBatch, settings: AugmentSettings | None) -> None:
-        """Raise UsageError if a batch's labels cannot be mixed by mixup or cutmix."""
-        if settings is None or not settings.mixes or self._resident is None or self._resident.slots is None:
-            return
-        slots = self._resident.slots
-        if self._unlabelled is None or len(self._unlabelled) != slots.rows:
-            self._unlabelled = np.zeros(slots.rows, bool)
-        for chunk, batch in read.uploads:
-            named = as_named(batch)
-            labels = np.asarray(named[LABEL])
-            check_labels(labels[:0], settings, named)
-            if labels.ndim == 1:
-                self._unlabelled[slots.rows_of_chunk(chunk)] = labels < 0
-        if self._unlabelled[read.slots].any():
-            check_labels(np.array([-1]), settings, ())
 
 
 def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:

@@ -109,7 +109,7 @@ class BatchFinish:
         import torch
 
         labels = fields.pop(LABEL)
-        draws = None if drawn is None else self._put(torch.from_numpy(np.ascontiguousarray(drawn)))
+        draws = None if drawn is None else self._put(torch.from_numpy(drawn))
         # The loader reads images with channels last, so this view is contiguous.
         changed = augment.fields({**fields, IMAGE: fields[IMAGE].permute(0, 2, 3, 1)}, draws)
         if draws is not None:

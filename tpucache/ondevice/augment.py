@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.ondevice import draws as drawn
-from tpucache.ondevice.arrays import Array, ArrayLibrary
+from tpucache.ondevice.arrays import LUMA, Array, ArrayLibrary, flag, number
 from tpucache.ondevice.auto_augment import AutoAugment
 from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, split, tilt_reach, tilted
 from tpucache.ondevice.settings import AugmentSettings
@@ -27,7 +27,6 @@ Roll = Callable[[Array, int], Array]
 
 _BYTES: Final = "|u1"
 
-_LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
 #: A number for red, green and blue. Where a pixel's hue plus this number, in sixths of a turn, is from 1 to 3, the
 #: channel is the pixel's smallest one.
 _SIXTHS: Final = (5, 3, 1)
@@ -101,10 +100,10 @@ class BatchAugment:
         draws = self._by_view(draws)
         images = self._functions.moveaxis(images, 3, 1)
         # torch cannot flip most integer dtypes
-        moved = self._move(images if self._dtype == _BYTES else self._float(images), draws, self._dtype)
+        moved = self._move(images if self._dtype == _BYTES else self._library.float(images), draws, self._dtype)
         if self._auto is not None:
             moved = self._auto.images(moved, draws[:, drawn.COLUMNS :])
-        pixels = self._float(moved)
+        pixels = self._library.float(moved)
         if self.settings.blur:
             rows, columns = (
                 blur_weights(self._library, places, draws[:, drawn.BLUR]) for places in (self._rows, self._columns)
@@ -151,30 +150,31 @@ class BatchAugment:
 
         `draws` has a row of random numbers for each image, (batch, columns), and `dtype` is the dtype of the images.
         """
-        settings, functions = self.settings, self._functions
-        if settings.rotate:
-            images = functions.where(flag(draws, drawn.TRANSPOSED), images.swapaxes(2, 3), images)
+        settings = self.settings
         by_rows, by_columns = settings.vertical_flip or settings.rotate, settings.flip or settings.rotate
-        if by_rows:
-            images = functions.where(flag(draws, drawn.ROWS_REVERSED), functions.flip(images, (2,)), images)
-        if by_columns:
-            images = functions.where(flag(draws, drawn.COLUMNS_REVERSED), functions.flip(images, (3,)), images)
+        images = self._library.turned(
+            images,
+            draws,
+            drawn.TRANSPOSED if settings.rotate else -1,
+            drawn.ROWS_REVERSED if by_rows else -1,
+            drawn.COLUMNS_REVERSED if by_columns else -1,
+        )
         if settings.shift:
             # Multiplying by matrices with one 1 in each row moves bytes exactly, even in bfloat16. It is fast on a TPU.
             rows = self._one_hot(self._rows, draws[:, drawn.DOWN])
             columns = self._one_hot(self._columns, draws[:, drawn.RIGHT]).swapaxes(2, 3)
-            parts = [rows @ part @ columns for part in self._parts(self._float(images), dtype)]
-            images = functools.reduce(operator.add, map(self._float, parts)) if len(parts) > 1 else parts[0]
+            parts = [rows @ part @ columns for part in self._parts(self._library.float(images), dtype)]
+            images = functools.reduce(operator.add, map(self._library.float, parts)) if len(parts) > 1 else parts[0]
         if settings.tilt:
             slopes = draws[:, drawn.TILT_ROWS], draws[:, drawn.TILT_COLUMNS]
             images = self._whole(
-                tilted(self._library, self._float(images), *slopes, self._reach, nearest=nearest), dtype
+                tilted(self._library, self._library.float(images), *slopes, self._reach, nearest=nearest), dtype
             )
         if settings.crop:
             top, height, left, width = (draws[:, n] for n in range(drawn.CROPPED.start, drawn.CROPPED.stop))
             rows = crop_weights(self._library, self._rows, top, height, nearest=nearest)
             columns = crop_weights(self._library, self._columns, left, width, nearest=nearest)
-            images = self._whole(resampled(self._float(images), rows, columns, is_bytes=dtype == _BYTES), dtype)
+            images = self._whole(resampled(self._library.float(images), rows, columns, is_bytes=dtype == _BYTES), dtype)
         return images
 
     def _whole(self, pixels: Array, dtype: str) -> Array:
@@ -196,7 +196,7 @@ class BatchAugment:
         """
         rows = _between(self._rows, boxes[:, 0:1], boxes[:, 1:2])
         columns = _between(self._columns, boxes[:, 2:3], boxes[:, 3:4])
-        return self._float((rows[:, :, None] & columns[:, None, :])[:, None])
+        return self._library.float((rows[:, :, None] & columns[:, None, :])[:, None])
 
     def _one_hot(self, places: Array, shift: Array) -> Array:
         """Return float32 (batch, 1, n, n): a matrix that moves n rows by `shift` and reflects them at the border.
@@ -206,21 +206,10 @@ class BatchAugment:
         last = len(places) - 1
         source = abs(places - shift[:, None])
         source = last - abs(last - source)
-        return self._float(source[:, :, None] == places)[:, None]
+        return self._library.float(source[:, :, None] == places)[:, None]
 
     def _by_view(self, draws: Array) -> Array:
-        """Return all random numbers of each view, (batch x views, columns), from the result of `draw` or of `pack`."""
-        count = drawn.columns_of(self.settings)
-        if draws.shape[1] == self.settings.views * count:
-            return draws.reshape(-1, count)
-        used = drawn.used_columns(self.settings)
-        packed = self._float(draws.reshape(-1, len(used)))
-        sent = {column: packed[:, at : at + 1] for at, column in enumerate(used)}
-        nothing = packed[:, :1] * 0
-        return self._functions.concatenate([sent.get(column, nothing) for column in range(count)], 1)
-
-    def _float(self, array: Array) -> Array:
-        return self._library.cast(array, "float32")
+        return draws.reshape(-1, draws.shape[1] // self.settings.views)
 
 
 def _between(places: Array, low: Array, high: Array) -> Array:
@@ -247,7 +236,7 @@ class BatchColours:
                 f"brightness needs images of uint8 or uint16, whose white is known, not {np.dtype(dtype)}: "
                 "leave brightness out"
             )
-        self._luma = library.constant(np.array(_LUMA, np.float32).reshape(1, 3, 1, 1))
+        self._luma = library.constant(LUMA)
         self._sixths = library.constant(np.array(_SIXTHS, np.float32).reshape(1, 3, 1, 1))
 
     def __call__(self, pixels: Array, draws: Array) -> Array:
@@ -286,16 +275,6 @@ class BatchColours:
         return (pixels * self._luma).sum(1, keepdims=True) if pixels.shape[1] == 3 else pixels
 
 
-def number(draws: Array, column: int) -> Array:
-    """Return a column of the random numbers `draws` as (batch, 1, 1, 1)."""
-    return draws[:, column].reshape(-1, 1, 1, 1)
-
-
-def flag(draws: Array, column: int) -> Array:
-    """Return whether a column of the random numbers `draws` is above 1/2, as bool (batch, 1, 1, 1)."""
-    return number(draws, column) > 0.5
-
-
 class BatchNormalise:
     """Normalises images: (batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width).
 
@@ -311,7 +290,7 @@ class BatchNormalise:
 
     def __call__(self, images: Array) -> Array:
         """Return images (batch, height, width, channels) normalised: float32 (batch, channels, height, width)."""
-        return self.pixels(self._library.cast(self._library.functions.moveaxis(images, 3, 1), "float32"))
+        return self.pixels(self._library.float(self._library.functions.moveaxis(images, 3, 1)))
 
     def pixels(self, images: Array) -> Array:
         """Normalise images that are float32 (batch, channels, height, width) already; shape and dtype stay."""

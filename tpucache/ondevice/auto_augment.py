@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tpucache.errors import UsageError
-from tpucache.ondevice.arrays import Array, ArrayLibrary
+from tpucache.ondevice.arrays import LUMA, Array, ArrayLibrary, flag, number
 from tpucache.ondevice.resample import bordered, sheared_bytes
 from tpucache.ondevice.settings import MOST_MAGNITUDE, AugmentSettings
 
@@ -213,7 +213,6 @@ _HALF: Final = 16  # values of 4 bits
 _NEARLY: Final = 2.0**-10
 #: The number in masks that means "no class". Pixels that come in from outside the image get it.
 _NO_CLASS: Final = 255
-_LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 class AutoAugment:
@@ -236,7 +235,7 @@ class AutoAugment:
         # number is above the column's.
         self._values = library.constant(np.arange(_HALF + 1, dtype=np.float32).reshape(1, -1, 1))
         self._before = library.constant(np.tri(_HALF, k=-1, dtype=np.float32)[None])
-        self._luma = library.constant(np.array(_LUMA, np.float32).reshape(1, 3, 1, 1))
+        self._luma = library.constant(LUMA)
 
     def images(self, images: Array, draws: Array) -> Array:
         """Return the changed images, float32 (batch, channels, height, width) with integers from 0 to 255.
@@ -245,7 +244,7 @@ class AutoAugment:
         `draw_operations`.
         """
         for numbers in self._operations(draws):
-            images = self._toned(self._float(self._moved(images, numbers, 0, nearest=False)), numbers)
+            images = self._toned(self._library.float(self._moved(images, numbers, 0, nearest=False)), numbers)
         return images
 
     def masks(self, masks: Array, draws: Array) -> Array:
@@ -259,13 +258,11 @@ class AutoAugment:
 
     def _moved(self, pixels: Array, numbers: Array, outside: int, *, nearest: bool) -> Array:
         """Return images rotated and sheared, uint8; pixels from outside the image have the value `outside`."""
-        library, functions, reach = self._library, self._functions, self._reach
+        library, reach = self._library, self._reach
         pixels = library.cast(pixels, "uint8")
         if reach.side:
             pixels = self._squared(pixels, outside)
-            pixels = functions.where(_flag(numbers, TRANSPOSED), pixels.swapaxes(2, 3), pixels)
-            pixels = functions.where(_flag(numbers, ROWS_REVERSED), functions.flip(pixels, (2,)), pixels)
-            pixels = functions.where(_flag(numbers, COLUMNS_REVERSED), functions.flip(pixels, (3,)), pixels)
+            pixels = library.turned(pixels, numbers, TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED)
         # The first two shears also compute the columns that the last shear moves into the image.
         pixels = bordered(library, pixels, reach.rows + reach.last, outside)
         row_moves, column_moves = numbers[:, ROW_SLOPE], numbers[:, COLUMN_SLOPE]
@@ -275,7 +272,7 @@ class AutoAugment:
             library, pixels, column_moves, numbers[:, COLUMN_START], reach.columns, nearest=nearest
         ).swapaxes(2, 3)
         last = numbers[:, LAST_SLOPE]
-        pixels = sheared_bytes(library, pixels, last, functions.zeros_like(last), reach.last, nearest=nearest)
+        pixels = sheared_bytes(library, pixels, last, self._functions.zeros_like(last), reach.last, nearest=nearest)
         if reach.side:
             top, left = (reach.side - self._height) // 2, (reach.side - self._width) // 2
             pixels = pixels[:, :, top : top + self._height, left : left + self._width]
@@ -291,22 +288,24 @@ class AutoAugment:
     def _toned(self, pixels: Array, numbers: Array) -> Array:
         """Return float32 pixels after mixing, posterize, solarize, autocontrast and equalize, in this order."""
         functions = self._functions
-        grey = functions.floor((pixels * self._luma).sum(1, keepdims=True) + _NEARLY) if _is_rgb(pixels) else pixels
+        grey = (
+            functions.floor((pixels * self._luma).sum(1, keepdims=True) + _NEARLY) if pixels.shape[1] == 3 else pixels
+        )
         mean = grey.mean((1, 2, 3)).reshape(-1, 1, 1, 1)
         # A change of colour mixes an image with its grey version, so that it leaves a grey image unchanged.
-        other = grey * _number(numbers, GREY) + mean * _number(numbers, MEAN)
-        other = other + _smoothed(functions, pixels) * _number(numbers, SMOOTH)
-        pixels = self._cut(pixels + (other - pixels) * (1 - _number(numbers, KEPT)))
-        quantum = _number(numbers, QUANTUM)
+        other = grey * number(numbers, GREY) + mean * number(numbers, MEAN)
+        other = other + _smoothed(functions, pixels) * number(numbers, SMOOTH)
+        pixels = self._cut(pixels + (other - pixels) * (1 - number(numbers, KEPT)))
+        quantum = number(numbers, QUANTUM)
         pixels = functions.floor(pixels / quantum) * quantum
-        pixels = functions.where(pixels >= _number(numbers, THRESHOLD), _WHITE - pixels, pixels)
+        pixels = functions.where(pixels >= number(numbers, THRESHOLD), _WHITE - pixels, pixels)
         least, most = (
             extreme(pixels, (2, 3)).reshape(*pixels.shape[:2], 1, 1) for extreme in (functions.amin, functions.amax)
         )
-        stretches = _flag(numbers, STRETCHED) & (most > least)
+        stretches = flag(numbers, STRETCHED) & (most > least)
         scale = functions.where(stretches, _WHITE / functions.where(stretches, most - least, 1.0), 1.0)
         pixels = self._cut((pixels - functions.where(stretches, least, 0.0)) * scale)
-        return self._equalized_some(pixels, _flag(numbers, EQUALIZED))
+        return self._equalized_some(pixels, flag(numbers, EQUALIZED))
 
     def _equalized_some(self, pixels: Array, is_chosen: Array) -> Array:
         """Return pixels with the chosen images equalized."""
@@ -324,14 +323,14 @@ class AutoAugment:
         flat = pixels.reshape(-1, 1, pixels.shape[2] * pixels.shape[3])
         high = functions.floor(flat / _HALF)
         low = flat - high * _HALF
-        of_high = self._float(high == self._values[:, :_HALF])
-        is_low = self._float(low == self._values[:, :_HALF])
+        of_high = self._library.float(high == self._values[:, :_HALF])
+        is_low = self._library.float(low == self._values[:, :_HALF])
         # Count pixels with the same high bits and smaller low bits. The last column counts all with these high bits.
-        less = of_high @ self._float(low < self._values).swapaxes(1, 2)
+        less = of_high @ self._library.float(low < self._values).swapaxes(1, 2)
         rows = less[..., _HALF:]
         less = less[..., :_HALF] + (self._before * rows.swapaxes(1, 2)).sum(2, keepdims=True)
         most = functions.amax(flat, (2,)).reshape(-1, 1, 1)
-        others = flat.shape[2] - self._float(flat == most).sum(2, keepdims=True)
+        others = flat.shape[2] - self._library.float(flat == most).sum(2, keepdims=True)
         step = functions.floor((others + 0.5) / _WHITE)
         changes = step > 0
         step = functions.where(changes, step, 1.0)
@@ -343,9 +342,6 @@ class AutoAugment:
     def _cut(self, pixels: Array) -> Array:
         return self._functions.clip(self._functions.floor(pixels + _NEARLY), 0, _WHITE)
 
-    def _float(self, array: Array) -> Array:
-        return self._library.cast(array, "float32")
-
 
 def _smoothed(functions: Any, pixels: Array) -> Array:
     """Return images in which each inner pixel is the rounded mean of the 3 x 3 pixels around it."""
@@ -356,15 +352,3 @@ def _smoothed(functions: Any, pixels: Array) -> Array:
     means = functions.round((rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner) / 13)
     means = functions.concatenate([pixels[:, :, 1:-1, :1], means, pixels[:, :, 1:-1, -1:]], 3)
     return functions.concatenate([pixels[:, :, :1], means, pixels[:, :, -1:]], 2)
-
-
-def _is_rgb(pixels: Array) -> bool:
-    return bool(pixels.shape[1] == 3)
-
-
-def _number(numbers: Array, column: int) -> Array:
-    return numbers[:, column].reshape(-1, 1, 1, 1)
-
-
-def _flag(numbers: Array, column: int) -> Array:
-    return _number(numbers, column) > 0.5

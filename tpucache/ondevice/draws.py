@@ -35,9 +35,6 @@ _LEAST_BLUR: Final = 0.1
 # Streams of random numbers. Each setting uses fixed positions in one of the streams, so that turning a setting on or
 # off never changes the numbers of another setting.
 _FIRST, _SECOND, _THIRD = range(3)
-#: The columns whose values are integers.
-_WHOLE: Final = frozenset((*range(RIGHT + 1), *range(CROPPED.start, CROPPED.stop), GREY))
-_MOST_INT16: Final = 32767
 
 
 def draw(
@@ -49,55 +46,12 @@ def draw(
     change the numbers of the other settings, and the first view's numbers do not depend on the number of views. Raises
     UsageError for a crop or operations without a size.
     """
-    if settings.operations and size is None:
-        raise UsageError("random operations depend on the images' height and width: give them to `draw` as `size`")
-    if settings.crop and size is None:
-        raise UsageError("a random crop depends on the images' height and width: give them to `draw` as `size`")
+    if (settings.operations or settings.crop) and size is None:
+        raise UsageError(
+            "random crops and operations depend on the images' height and width: give them to `draw` as `size`"
+        )
     drawn = [_draw_view(settings, (seed, step), view, batch_size, size) for view in range(settings.views)]
-    return np.concatenate(drawn, 1, dtype=np.float32)
-
-
-def columns_of(settings: AugmentSettings) -> int:
-    """Return the number of columns, which is the number of random numbers for each view of a sample."""
-    return COLUMNS + settings.operations * operations.COLUMNS
-
-
-def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
-    """Return the columns of a view's numbers that the device reads, in ascending order.
-
-    If no setting is on, column TRANSPOSED is returned, so that there is at least one.
-    """
-    turns = settings.rotate
-    uses: dict[int | range, object] = {
-        TRANSPOSED: turns,
-        ROWS_REVERSED: settings.vertical_flip or turns,
-        COLUMNS_REVERSED: settings.flip or turns,
-        range(DOWN, RIGHT + 1): settings.shift,
-        BRIGHTNESS: settings.brightness,
-        CONTRAST: settings.contrast,
-        SATURATION: settings.saturation,
-        range(ERASED.start, ERASED.stop): settings.erase,
-        SHARE: settings.mixes,
-        range(CUT.start, CUT.stop): settings.cutmix,
-        range(CROPPED.start, CROPPED.stop): settings.crop,
-        range(TILT_ROWS, TILT_COLUMNS + 1): settings.tilt,
-        HUE: settings.hue,
-        BLUR: settings.blur,
-        GREY: settings.grey,
-        range(COLUMNS, columns_of(settings)): settings.operations,
-    }
-    groups = [(columns,) if isinstance(columns, int) else columns for columns, is_used in uses.items() if is_used]
-    return tuple(column for columns in groups for column in columns) or (TRANSPOSED,)
-
-
-def pack(
-    settings: AugmentSettings, drawn: npt.NDArray[np.float32], size: tuple[int, int] | None = None
-) -> npt.NDArray[np.float32 | np.int16]:
-    """Return the random numbers to send to the device: those that the device reads, as int16 if all are integers."""
-    used = used_columns(settings)
-    packed = drawn.reshape(len(drawn), settings.views, -1)[:, :, used].reshape(len(drawn), -1)
-    is_whole = _WHOLE.issuperset(used) and max((settings.shift, *(size or ()))) <= _MOST_INT16
-    return packed.astype(np.int16 if is_whole else np.float32, order="C")
+    return np.ascontiguousarray(np.concatenate(drawn, 1), np.float32)
 
 
 def _draw_view(

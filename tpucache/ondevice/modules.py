@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -79,64 +79,20 @@ def _say_slow() -> None:
 class Decoder(nn.Module):
     """Decodes packed images, uint8 (batch, bytes) -> uint8 (batch, channels, height, width).
 
-    The module has static shapes and no parameters.
+    A decoder of crops also takes the random numbers of `draw`. The module has static shapes and no parameters.
     """
 
-    def __init__(self, packed: PackedDecoder) -> None:
+    def __init__(self, packed: PackedDecoder | CropDecoder) -> None:
         super().__init__()
-        self._decode = packed.decode
+        self._decode: Callable[..., Any] = packed.decode
         self._library = _torch_on(torch.device("cpu"))
         for name, constant in packed.constants.items():
             self.register_buffer(name, self._library.constant(constant), persistent=False)
 
-    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+    def forward(self, packed: torch.Tensor, *draws: torch.Tensor) -> torch.Tensor:
         """Return the decoded images of a batch of packed images."""
         with torch.autocast(packed.device.type, enabled=False):
-            images: torch.Tensor = self._decode(self._library, packed, dict(self.named_buffers()))
-        return images
-
-
-class Resizer(nn.Module):
-    """Decodes images to the size given in each call, as in `decoder(...)(batch, 160)`, with one Decoder for each size.
-
-    XLA compiles one graph for each size.
-    """
-
-    def __init__(self, field: Field, size: Size, fit: Fit) -> None:
-        super().__init__()
-        self.size, self.fit, self._field = size, fit, field
-        self._of_sizes = nn.ModuleDict()
-        self._of(size)
-
-    def forward(self, batch: torch.Tensor, size: Size | None = None) -> torch.Tensor:
-        """Return the images of a batch in `size`, by default the size given to `decoder`."""
-        images: torch.Tensor = self._of(self.size if size is None else size).to(batch.device)(batch)
-        return images
-
-    def _of(self, size: Size) -> nn.Module:
-        resize = to_resize(self._field, size, self.fit)
-        name = f"{resize.height}x{resize.width}"
-        if name not in self._of_sizes:
-            packed = field_decoder(self._field, resize)
-            self._of_sizes[name] = nn.Identity() if packed is None else Decoder(packed)
-        return self._of_sizes[name]
-
-
-class Cropper(nn.Module):
-    """Takes packed images and the random numbers of `draw`; returns crops, uint8 (batch, channels, height, width)."""
-
-    def __init__(self, field: Field, resize: Resize) -> None:
-        super().__init__()
-        self._crop = CropDecoder(packed_or_pixels(field), resize)
-        self._library = _torch_on(torch.device("cpu"))
-        for name, constant in self._crop.constants.items():
-            self.register_buffer(name, self._library.constant(constant), persistent=False)
-
-    def forward(self, batch: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Return one crop of each image of a batch."""
-        library = _torch_on(batch.device)
-        with torch.autocast(batch.device.type, enabled=False):
-            images: torch.Tensor = self._crop.decode(library, batch, dict(self.named_buffers()), draws)
+            images: torch.Tensor = self._decode(self._library, packed, dict(self.named_buffers()), *draws)
         return images
 
 
@@ -144,12 +100,11 @@ def decoder(dataset: Any, size: Size | None = None, *, fit: Fit = "crop", crop: 
     """Return a module that decodes batches of `CachedLoader(finish="device")`.
 
     The module returns uint8 (batch, channels, height, width). `size` is the size of the decoded images, (height, width)
-    in pixels or one number for both, from 8 to twice the stored size. With `size`, and without `crop`, each call of the
-    module may give another size: `module(batch, 160)`. `fit` says how an image of another shape is fitted to `size`, as
-    warmup's option `--fit` does.
+    in pixels or one number for both, from 8 to twice the stored size (default: the stored size). `fit` says how an
+    image of another shape is fitted to `size`, as warmup's option `--fit` does.
 
-    With `crop` the module resizes a random part of each image to that size (default: the stored size), without
-    aliasing, and mirrors some of the parts: `module(batch, draws)`. Here `draws` are the numbers of
+    With `crop` the module resizes a random part of each image to that size, without aliasing, and mirrors some of the
+    parts: `module(batch, draws)`. Here `draws` are the numbers of
     `draw(AugmentSettings(crop=True, flip=True), seed, step, len(batch), stored_size)`, for one view, on the batch's
     device.
 
@@ -158,12 +113,11 @@ def decoder(dataset: Any, size: Size | None = None, *, fit: Fit = "crop", crop: 
     UsageError for a cache without images, and for an impossible size.
     """
     field = image_field(dataset)
+    resize = None if size is None else to_resize(field, size, fit)
     if crop:
         height, width, _ = field.shape
-        return Cropper(field, to_resize(field, (height, width) if size is None else size, fit))
-    if size is not None:
-        return Resizer(field, size, fit)
-    packed = field_decoder(field)
+        return Decoder(CropDecoder(packed_or_pixels(field), resize or Resize(height, width, fit)))
+    packed = field_decoder(field, resize)
     return nn.Identity() if packed is None else Decoder(packed)
 
 

@@ -113,12 +113,11 @@ def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nea
     """Return images whose row y is read `slope` * (y - centre) columns further to the right."""
     if not reach:
         return pixels
-    functions, height, width = library.functions, pixels.shape[2], pixels.shape[3]
+    functions, width = library.functions, pixels.shape[3]
     left = functions.flip(pixels[..., 1 : reach + 1], (3,))
     right = functions.flip(pixels[..., width - 1 - reach : width - 1], (3,))
     pixels = functions.concatenate([left, pixels, right], 3)
-    offsets = library.constant(centred(height))
-    move = _rounded(library, slope.reshape(-1, 1, 1, 1) * offsets, nearest, _TILT_STEPS)
+    move = _rounded(library, _distances(library, pixels, slope), nearest, _TILT_STEPS)
     return _moved(library, pixels, move, reach)
 
 
@@ -131,14 +130,15 @@ def sheared_bytes(
     """
     if not reach:
         return pixels
-    offsets = library.constant(centred(pixels.shape[2]))
-    moves = start.reshape(-1, 1, 1, 1) + slope.reshape(-1, 1, 1, 1) * offsets
     # Numbers are whole again after each shear, so that 1/256 of a pixel is exact, too. A value halfway between two
     # positions moves to the second, whichever way a device has rounded it.
-    steps = 1 if nearest else _CROP_STEPS
-    moves = library.functions.floor(moves * steps + _MIDDLE) / steps
-    moved = _moved(library, pixels, moves, reach)
+    moves = start.reshape(-1, 1, 1, 1) + _distances(library, pixels, slope)
+    moved = _moved(library, pixels, _rounded(library, moves, nearest, _CROP_STEPS, _MIDDLE), reach)
     return library.cast(library.functions.round(moved), "uint8")
+
+
+def _distances(library: ArrayLibrary, pixels: Array, slope: Array) -> Array:
+    return slope.reshape(-1, 1, 1, 1) * library.constant(centred(pixels.shape[2]))
 
 
 def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> Array:
@@ -171,9 +171,9 @@ def _product(parts: list[Array]) -> Array:
     return functools.reduce(operator.add, parts)
 
 
-def _rounded(library: ArrayLibrary, places: Array, nearest: bool, steps: int) -> Array:
+def _rounded(library: ArrayLibrary, places: Array, nearest: bool, steps: int, middle: float = 0.5) -> Array:
     steps = 1 if nearest else steps
-    return library.functions.floor(places * steps + 0.5) / steps
+    return library.functions.floor(places * steps + middle) / steps
 
 
 def centred(size: int) -> npt.NDArray[np.float32]:

@@ -337,8 +337,8 @@ class Resident:
         """
         self.begin()
         try:
-            for read, confirm in self.iterate(loader):
-                sent = self.put(read)
+            for (_, read), confirm in self.pairs(loader):
+                (sent,) = self.put([read])
                 self.receive(sent)
                 fields = self.take(sent.slots)
                 confirm()
@@ -360,11 +360,11 @@ class Resident:
         if self._slots is not None:
             self._slots.forget_unconfirmed()
 
-    def iterate(self, loader: Any) -> Generator[Any, None, None]:
+    def pairs(self, loader: Any) -> Generator[Any, None, None]:
         """Begin an iteration of `loader`, and return a generator of what `loader.iterate_records` yields.
 
-        Raises UsageError for a loader of other samples, and for an order "local" that assigns samples to other cores
-        than the first loader's order.
+        Each batch is the pair (this Resident, RecordBatch). Raises UsageError for a loader of other samples, and for an
+        order "local" that assigns samples to other cores than the first loader's order.
         """
         self._check(loader)
         cores, owners = self._memory.cores, loader.record_owners(self._memory.cores)
@@ -377,49 +377,35 @@ class Resident:
             )
         return self._handed_out(loader.iterate_records(self._slots), self._slots)
 
-    @staticmethod
-    def _handed_out(batches: Generator[Any, None, None], slots: RecordSlots) -> Generator[Any, None, None]:
+    def _handed_out(self, batches: Generator[Any, None, None], slots: RecordSlots) -> Generator[Any, None, None]:
         try:
             with contextlib.closing(batches):
                 for read in batches:
                     slots.hand_out(chunk for chunk, _ in read.batch.uploads)
-                    yield read
+                    yield read._replace(batch=(self, read.batch))
         finally:  # if the loop ends early, batches were read ahead
             slots.forget_planned()
 
-    def pairs(self, loader: Any) -> Generator[Any, None, None]:
-        """Begin an iteration as `iterate` does; each batch is the pair (this Resident, RecordBatch), for a Feeder."""
-        return self._paired(self.iterate(loader))
+    def put(self, batches: Sequence[RecordBatch]) -> list[SentBatch]:
+        """Send batches' chunks of records, and together their row numbers, to the device. Any thread may call this.
 
-    def _paired(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        with contextlib.closing(batches):
-            for read in batches:
-                yield read._replace(batch=(self, read.batch))
-
-    def put(self, batch: RecordBatch) -> SentBatch:
-        """Send a batch's row numbers, and its chunks of records, to the device. Any thread may call this."""
-        self._count_rows(batch)
-        uploads = []
-        for chunk, read in batch.uploads:
-            self._is_pair = not isinstance(read, Mapping)
-            fields = {name: channels_last(name, array) for name, array in as_named(read).items()}
-            number = np.full(self._memory.cores, chunk, np.int32)
-            sent = {name: self._memory.put(array, name) for name, array in fields.items()}
-            uploads.append((chunk, self._memory.put(number), sent))
-            self.uploaded_bytes += sum(array.nbytes for array in fields.values())
-        return SentBatch(self._memory.put(batch.slots), uploads, batch.numbers)
-
-    def put_rows(self, batches: Sequence[RecordBatch]) -> list[SentBatch]:
-        """Send the row numbers of several batches of one size together; no batch may have records to upload."""
+        All batches must have the same size.
+        """
         for batch in batches:
-            self._count_rows(batch)
-        sent = self._memory.put_all([batch.slots for batch in batches])
-        return [SentBatch(slots, (), batch.numbers) for slots, batch in zip(sent, batches, strict=True)]
+            if self._slots is not None:
+                self._slots.check_owners(batch.slots)
+            self.row_bytes += batch.slots.nbytes
+        uploads = [[self._put_chunk(*upload) for upload in batch.uploads] for batch in batches]
+        slots = self._memory.put_all([batch.slots for batch in batches])
+        numbers = [batch.numbers for batch in batches]
+        return [SentBatch(*each) for each in zip(slots, uploads, numbers, strict=True)]
 
-    def _count_rows(self, batch: RecordBatch) -> None:
-        if self._slots is not None:
-            self._slots.check_owners(batch.slots)
-        self.row_bytes += batch.slots.nbytes
+    def _put_chunk(self, chunk: int, read: Batch) -> tuple[int, Any, dict[str, Any]]:
+        self._is_pair = not isinstance(read, Mapping)
+        fields = {name: channels_last(name, array) for name, array in as_named(read).items()}
+        number = np.full(self._memory.cores, chunk, np.int32)
+        self.uploaded_bytes += sum(array.nbytes for array in fields.values())
+        return chunk, self._memory.put(number), {name: self._memory.put(each, name) for name, each in fields.items()}
 
     def receive(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> None:
         """Write the records that were sent with a batch to their rows; call this in the thread that computes.

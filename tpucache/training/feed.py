@@ -18,7 +18,7 @@ from tpucache.errors import UsageError
 from tpucache.loading.ahead import Ahead
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
-from tpucache.ondevice.draws import draw, pack
+from tpucache.ondevice.draws import draw
 from tpucache.ondevice.resident import (
     DeviceFullError,
     RecordBatch,
@@ -223,7 +223,7 @@ def measure_xla() -> float:
     return measure_upload(open_device("xla"))
 
 
-Draw = Callable[[int], npt.NDArray[np.float32 | np.int16]]
+Draw = Callable[[int], npt.NDArray[np.float32]]
 
 #: The steps of one graph; each step is the list of its batch's parts.
 Execution = Sequence[Sequence[DeviceBatch]]
@@ -252,18 +252,13 @@ class Feeder(Ahead[DeviceBatch]):
         """
 
         def prepare(batch: Any, number: int) -> DeviceBatch:
-            draws = None if draw is None else torch.from_numpy(draw(number))
             if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
-                kept, read = batch
-                sent = kept.put(read)
-                return DeviceBatch(
-                    {}, sent.slots, None if draws is None else device.put(draws), ResidentRows(kept, sent)
-                )
-            return send(batch, device, draws)
+                return prepare_rows([batch], number)[0]
+            return send(batch, device, None if draw is None else torch.from_numpy(draw(number)))
 
         def prepare_rows(batches: Sequence[Any], number: int) -> list[DeviceBatch]:
             kept, draws = batches[0][0], list[torch.Tensor | None]([None] * len(batches))
-            sent = kept.put_rows([read for _, read in batches])
+            sent = kept.put([read for _, read in batches])
             if draw is not None:
                 drawn = [torch.from_numpy(draw(number + at)) for at in range(len(batches))]
                 draws = [*device.put_all(drawn)]
@@ -394,13 +389,13 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
     steps_an_epoch = max(1, settings.steps_per_epoch(len(train_set)))
     sides: dict[int | None, tuple[int, int]] = {}
 
-    def draw_part(number: int) -> npt.NDArray[np.float32 | np.int16]:
+    def draw_part(number: int) -> npt.NDArray[np.float32]:
         step, place = divmod(number, settings.accumulate)
         wanted = settings.sizes.at(step // steps_an_epoch)
         if wanted not in sides:
             height, width = in_size(train_set, wanted).manifest.fields[image].shape[:2]
             sides[wanted] = height, width
         drawn = draw(settings.augment, settings.seed, step, settings.batch, sides[wanted])
-        return pack(settings.augment, drawn[place * part : (place + 1) * part][own], sides[wanted])
+        return drawn[place * part : (place + 1) * part][own]
 
     return draw_part
