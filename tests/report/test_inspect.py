@@ -35,7 +35,7 @@ def by_name(manifest):
 
 def test_a_recipe_shows_the_size_and_what_differs_from_the_defaults(cache):
     manifest = Manifest.load(cache)
-    assert by_name(manifest)["recipe"] == "augment standard, size 16x16, variants 3, else the defaults"
+    assert by_name(manifest)["recipe"] == "augment standard, size 16x16, variants 3"
     recipe = Recipe(size=(8, 16), fit="pad", codec="dct-zstd", quality=80, exact=True).to_dict()
     other = replace(manifest, recipe={**recipe, "seed": 7, "augmentation": {"large": 1}})
     assert recipe_texts(other) == {

@@ -53,8 +53,8 @@ def test_the_page_tells_all_about_a_cache_and_shows_hostile_names_as_text(full, 
     assert f"{name}3" in page.sections["Samples"]
     assert f"{name} 3 25.0 %" in page.sections["Classes"]
     assert "100 bytes 332 bytes 1.1 kB" in page.sections["Original sizes"]
-    assert "all clean records" in page.sections["Channels"]
-    assert "mean, std 10.0 20.0 30.0; 1.0 2.0 3.0 (0 to 255)" in page.sections["How it was made"]
+    assert "12 of the clean records" in page.sections["Channels"]
+    assert "mean, std 10.0 20.0 30.0; 1.0 2.0 3.0 fingerprint" in page.sections["How it was made"]
     assert f"{name} left out {name} is why" in page.sections["Skipped"]
     assert name in page.sections["How it was made"]
     assert "v02-00000.lmdb" in page.sections["On disk"]
@@ -137,8 +137,8 @@ def test_curves_lie_within_their_chart_and_its_axes_name_their_ends(points):
         assert all(f"<span>{form.format(end)}</span>" in text for end in (min(values), max(values)))
 
 
-def test_a_chart_without_points_is_none():
-    assert chart("curve", [Line("line", [(3, np.nan)])]) is None
+def test_a_chart_without_points_is_not_shown():
+    assert "curve" not in page_of(chart("curve", [Line("line", [(3, np.nan)])]))
 
 
 def test_bars_are_as_long_as_their_share_of_the_largest_and_cells_as_strong_as_theirs_of_the_row(parse):

@@ -18,16 +18,8 @@ from tpucache.loading.order import full_order
 from tpucache.ondevice.draws import SHARE, draw
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.recipe import Recipe
-from tpucache.report.preview import (
-    PALETTE,
-    Cell,
-    augmented_batch,
-    draw_record,
-    draw_sheet,
-    preview_batch,
-    save_picture,
-)
-from tpucache.report.records import Records, describe_label
+from tpucache.report.page import Records, Shown, describe_label
+from tpucache.report.preview import PALETTE, augmented_batch, draw_record, draw_sheet, preview_batch, save_picture
 from tpucache.warmup import build_cache
 
 GREY = np.full((40, 40, 3), 128, np.uint8)
@@ -68,7 +60,7 @@ def test_boxes_are_drawn_where_they_are_with_their_class_and_empty_ones_are_not(
         assert tuple(named[y, x]) == PALETTE[1]
     assert not {PALETTE[2], PALETTE[3], PALETTE[-1]} & colours(named)
     assert not np.array_equal(named, other)
-    assert np.array_equal(named[90:], other[90:])  # they differ in the name's plate alone
+    assert np.array_equal(named[90:], other[90:])  # they differ in the name alone
 
 
 def test_keypoints_in_view_are_drawn_and_others_are_not():
@@ -161,10 +153,10 @@ def test_every_variant_of_every_chosen_sample_is_on_the_sheet(plain, hostile):
 
 
 def test_no_text_of_a_sheet_goes_beyond_its_column():
-    cell = Cell("label " * 99, "a/long/path/" * 99, [Image.fromarray(GREY)])
-    pixels = np.asarray(draw_sheet("title " * 99, "line " * 99, [cell] * 2, ["head " * 99]))
+    sample = Shown("label " * 99, "a/long/path/" * 99, [{"image": GREY}])
+    pixels = np.asarray(draw_sheet("title " * 99, "line " * 99, [sample] * 2, (), 40))
     assert (pixels[:, -36:] == 250).all()
-    assert (pixels[140:168, 36 + 40 : 36 + 72] == 250).all()  # between the captions of two samples
+    assert (pixels[120:, 36 + 40 : 36 + 72] == 250).all()  # between two samples
 
 
 @pytest.mark.parametrize("labels", [None, np.linspace(-1, 1, 24, dtype=np.float32).reshape(12, 2)])
@@ -172,11 +164,13 @@ def test_unlabelled_samples_and_values_are_shown_too(labels, plain_cache, tmp_pa
     assert preview_cache(plain_cache(tmp_path / "cache", labels=labels, classes=(), variants=1), 5).width > 300
 
 
-def test_what_cannot_be_shown_is_refused(tokens, plain, tmp_path):
+def test_what_cannot_be_shown_is_refused(tokens, plain, drawn, tmp_path):
     for call, error, words in (
         (lambda: preview_cache(tokens), UsageError, "holds no image to show, only the fields tokens"),
         (lambda: preview_batch(tokens), UsageError, "holds no image to show"),
         (lambda: preview_cache(plain, 0), UsageError, "no sample of"),
+        (lambda: preview_batch(plain, samples=0), UsageError, "no sample of"),
+        (lambda: preview_batch(drawn, AugmentSettings(flip=True)), UsageError, "moves pixels and masks, not boxes"),
         (
             lambda: preview_cache(plain, class_name="ants"),
             UsageError,
@@ -249,11 +243,8 @@ def test_mixed_labels_have_their_shares(deep):
     assert np.allclose(labels, shares[:, None] * own + (1 - shares[:, None]) * np.roll(own, 1, 0), atol=1e-6)
 
 
-def test_masks_move_with_their_images_and_boxes_are_shown_where_nothing_moves(drawn):
-    batch = CachedDataset(drawn)
-    assert {*augmented_batch(batch, AugmentSettings(), 0)[0]} == {"image", "mask", "boxes", "keypoints"}
-    assert {*augmented_batch(batch, AugmentSettings(flip=True), 0)[0]} == {"image", "mask"}
-    assert {*augmented_batch(batch, AugmentSettings(cutmix=1.0), 0)[0]} == {"image"}
+def test_a_batch_shows_all_that_is_drawn(drawn):
+    assert {*augmented_batch(CachedDataset(drawn), AugmentSettings(), 0)[0]} == {"image", "mask", "boxes", "keypoints"}
 
 
 def test_each_view_of_a_sample_is_shown_as_it_is_drawn(deep):

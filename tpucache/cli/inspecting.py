@@ -118,9 +118,9 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
     lines = [
         f"read    {found.images_per_second:>10,.0f} samples/s in {found.seconds:,.1f} s, the first batch after "
         f"{found.first_seconds:.2f} s",
-        f"link    {use.best_rate / 1e6:>10,.1f} MB/s at best; {found.link_share:.0%} of it in use",
-        f"bytes   {use.bytes / 1e6:>10,.1f} MB read, {found.bytes_for_each_needed:.2f} for each needed byte, in "
-        f"{use.requests:,} requests, of which {use.failures:,} failed",
+        f"link    {use.best_rate / 1e6:>10,.1f} MB/s at best, {use.bytes / found.seconds / 1e6:,.1f} MB/s on average",
+        f"bytes   {use.bytes / 1e6:>10,.1f} MB read, {use.bytes / max(use.needed_bytes, 1):.2f} for each needed byte",
+        f"asked   {use.requests:>10,} requests, of which {use.failures:,} failed",
         f"waited  {use.waited:>10,.1f} s for the network",
         f"kept    {use.kept_bytes / 1e6:>10,.1f} MB of {use.total_bytes / 1e6:,.1f} MB, in {dataset.directory}",
     ]

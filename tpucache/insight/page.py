@@ -16,8 +16,8 @@ from tpucache.insight.hashing import hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects, suspects_table
 from tpucache.insight.matching import THRESHOLD, Pairs, pairs
 from tpucache.native import Array
-from tpucache.report.page import Figure, Page, Part, Picture, Section, make_page, make_picture, pictures
-from tpucache.report.records import Records, class_name
+from tpucache.report.page import Figure, Page, Part, Picture, Records, Section, class_name, make_page, pictures
+from tpucache.report.preview import make_picture
 from tpucache.store.fields import IMAGE
 from tpucache.store.hashes import BITS
 from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import queue
+import operator
 import statistics
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -91,7 +91,7 @@ def run_bench(
     return BenchResult(
         images_per_second=statistics.median(read),
         limit_images_per_second=statistics.median(limit),
-        ratio=statistics.median(r / g for r, g in zip(read, limit, strict=True)),
+        ratio=statistics.median(map(operator.truediv, read, limit)),
         idle=statistics.median(idle) if idle else None,
         threads=threads,
         batch_size=batch_size,
@@ -138,16 +138,12 @@ def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds:
 class NetworkBench:
     """How fast a cache was read from its URL, and how it used the network.
 
-    `link_share` is the average rate in bytes as a share of the best second's rate. `bytes_for_each_needed` is the
-    number of bytes that were fetched, divided by the bytes that the batches needed. `idle` is that of an accelerator
-    after the first batch.
+    `first_seconds` passed before the first batch. `idle` is that of an accelerator after the first batch.
     """
 
     images_per_second: float
     seconds: float
     first_seconds: float
-    link_share: float
-    bytes_for_each_needed: float
     idle: float | None
     network: NetworkUse
 
@@ -175,66 +171,41 @@ def bench_network(
     loader = CachedLoader(dataset, batch_size, shuffle="block", drop_last=True, threads=threads, finish=finish)
     times: list[float] = []
 
-    def batches() -> Iterator[Any]:
-        for batch in loader:
-            times.append(time.perf_counter())
-            yield batch
-            if times[-1] - began > seconds:
-                return
+    def arrived(batch: Any) -> Any:
+        times.append(time.perf_counter())
+        return batch
 
-    waited = simulate_device(batches(), batch_size / (device_rate or math.inf), seconds)
+    idle = simulate_device(map(arrived, loader), batch_size / (device_rate or math.inf), seconds)
     use, taken = loader.dataset.network, times[-1] - began
     if use is None:
         raise UsageError(f"the cache {dataset.place} is not at a URL: use run_bench to measure it")
-    return NetworkBench(
-        images_per_second=len(times) * batch_size / taken,
-        seconds=taken,
-        first_seconds=times[0] - began,
-        link_share=use.bytes / taken / use.best_rate if use.bytes else 0.0,
-        bytes_for_each_needed=use.bytes / use.needed_bytes if use.needed_bytes else 0.0,
-        idle=None if device_rate is None else waited,
-        network=use,
-    )
+    rate = len(times) * batch_size / taken
+    return NetworkBench(rate, taken, times[0] - began, None if device_rate is None else idle, use)
 
 
-def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float) -> float:
+def simulate_device(batches: Iterable[Any], step_seconds: float, seconds: float) -> float:
     """Return the share of the time in which a simulated accelerator waits for `batches`, measured for `seconds`.
 
-    The accelerator is a thread that takes batches from a queue of two, and needs `step_seconds` for each batch. The
-    wait for the first batch does not count.
+    The accelerator needs `step_seconds` for each batch, and two more batches wait for it at most. The wait for the
+    first batch does not count.
     """
-    ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
-    waited = [0.0, 0.0]  # seconds waiting, seconds in all
-
-    def device() -> None:
-        # A step begins when the step before is over and the step's own batch has arrived. Both times are computed from
-        # arrivals, so that the accelerator does not seem slower if this thread wakes up late.
-        start = due = 0.0
-        while (item := ready.get()) is not None:
-            arrived, _ = item
-            if not due:
-                start = due = arrived
-            began = max(due, arrived)
-            waited[0] += began - due
-            waited[1] = began - start
-            due = began + step_seconds
-            del item
-            time.sleep(max(0.0, due - time.perf_counter()))
-
-    thread = threading.Thread(target=device, name="tpucache-device")
-    thread.start()
-    stop = math.inf
-    try:
-        for count, batch in enumerate(batches):
-            ready.put((time.perf_counter(), batch))
-            if not count:
-                stop = time.perf_counter() + seconds
-            elif time.perf_counter() > stop:
-                break
-    finally:
-        ready.put(None)
-        thread.join()
-    return waited[0] / waited[1] if waited[1] else 1.0
+    # Batches are kept until their steps begin: a loader cannot fill their buffers again before.
+    queued: deque[tuple[float, Any]] = deque(maxlen=_QUEUE_BATCHES + 1)
+    first = due = waited = 0.0
+    for batch in batches:
+        # A step begins when the step before is over and its own batch has arrived. Both times are computed, so that the
+        # accelerator does not seem slower if this thread wakes up late.
+        arrived = time.perf_counter()
+        first, due = first or arrived, due or arrived
+        began = max(due, arrived)
+        waited += began - due
+        due = began + step_seconds
+        queued.append((began, batch))
+        if arrived > first + seconds:
+            break
+        if len(queued) == queued.maxlen:
+            time.sleep(max(0.0, queued[0][0] - time.perf_counter()))
+    return waited / (began - first) if began > first else 1.0
 
 
 def _copies(record_bytes: int, batch_size: int, threads: int) -> Generator[npt.NDArray[np.uint8], None, None]:
@@ -242,7 +213,6 @@ def _copies(record_bytes: int, batch_size: int, threads: int) -> Generator[npt.N
     rows = max(2 * batch_size, _COPIED_BYTES // record_bytes)
     # np.zeros would map one page of zeros many times, so that reads would come from the CPU's cache
     source = np.full((rows, record_bytes), 1, np.uint8)
-    targets = [np.empty((batch_size, record_bytes), np.uint8) for _ in range(threads + 1)]
     rng = np.random.default_rng(0)
 
     def fill(target: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -250,11 +220,12 @@ def _copies(record_bytes: int, batch_size: int, threads: int) -> Generator[npt.N
         return target
 
     with ThreadPoolExecutor(threads) as pool:
-        pending = [pool.submit(fill, target) for target in targets]
-        for turn in itertools.count():
-            slot = turn % len(pending)
-            yield pending[slot].result()
-            pending[slot] = pool.submit(fill, targets[slot])
+        targets = (np.empty((batch_size, record_bytes), np.uint8) for _ in range(threads + 1))
+        pending = deque(pool.submit(fill, target) for target in targets)
+        while True:
+            filled = pending.popleft().result()
+            yield filled
+            pending.append(pool.submit(fill, filled))
 
 
 def _batches(loader: CachedLoader) -> Iterator[Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,22 +11,24 @@ import numpy as np
 
 from tpucache.recipe import Recipe
 from tpucache.report.page import (
+    SAMPLES,
+    VARIANTS,
     Block,
     Figure,
     Line,
     Page,
     Part,
+    Records,
     Section,
     bars,
     chart,
     code,
     facts,
     make_page,
-    make_picture,
     pictures,
     table,
+    variant_name,
 )
-from tpucache.report.records import SAMPLES, VARIANTS, Records, describe_label, variant_name
 from tpucache.store.cache import annotation_counts
 from tpucache.store.fields import IMAGE, LABEL, MASK
 from tpucache.store.manifest import Manifest
@@ -42,7 +43,6 @@ _OF_ARRAYS: Final = {"codec", "quality", "shard_mb", "seed", "variants", "augmen
 
 _CLASSES: Final = 40  # classes that a page shows at first; it shows the other classes on a click
 _MOST: Final = 1000  # rows in each table, at most
-_FOLDED: Final = 20  # a table of more rows is shown on a click
 _BATCH: Final = 256  # batch size in the example code
 _STEPS: Final = 28  # in the histogram of file sizes
 _VALUES: Final = 256  # in the histogram of channels
@@ -53,24 +53,19 @@ _CHANNELS: Final = {3: ["red", "green", "blue"], 1: ["grey"]}
 
 def describe(manifest: Manifest) -> dict[str, Any]:
     """Return what a cache contains and how it was made, as JSON values; `variants` counts augmented variants only."""
+    stored = json.loads(manifest.to_json())
+    names = ("samples", "fields", "classes", "statistics", "skipped", "fingerprint", "recipe", "created_by")
     return {
-        "samples": manifest.samples,
+        **{name: stored[name] for name in names},
         "variants": manifest.augmented,
         "records": manifest.records,
         "shards": len(manifest.shards),
         "version": manifest.number,
         "deleted": len(manifest.deleted),
         "bytes": manifest.total_bytes,
-        "fields": [field.to_dict() for field in manifest.fields],
-        "classes": list(manifest.classes),
         "labels": dict(_of_source(manifest, "labels")),
-        "statistics": dataclasses.asdict(manifest.statistics),
-        "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in manifest.skipped],
         "left_out": left_out(manifest),
         "annotations": _annotations(manifest),
-        "fingerprint": manifest.fingerprint,
-        "recipe": dict(manifest.recipe),
-        "created_by": dict(manifest.created_by),
     }
 
 
@@ -120,53 +115,50 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def describe_lines(manifest: Manifest) -> list[str]:
     """Return what a cache contains and how it was made, as lines of text."""
-    texts = _fact_texts(manifest)
-    lines = [f"{name:<12} {printable(text)}" for name, text in texts.items()]
+    lines = [f"{name:<12} {printable(text)}" for name, text in facts_of(manifest).items()]
     if len(manifest.classes) > _NAMED:  # otherwise the line of labels names them all
-        lines += _counted(zip(manifest.classes, manifest.statistics.class_counts, strict=False))
-    if manifest.skipped:
-        lines.append(f"skipped      {len(manifest.skipped):,}")
-        lines += [f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped]
-    if others := left_out(manifest):
-        lines.append(f"left out     {sum(others.values()):,} files that are no images by their names")
-        lines += _counted(others.items())
-    return lines
+        counted = zip(manifest.classes, manifest.statistics.class_counts, strict=False)
+        lines += [f"  {count:>9,}  {printable(name)}" for name, count in counted]
+    return [*lines, *(f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped)]
 
 
-def _fact_texts(manifest: Manifest) -> dict[str, str]:
-    classes, statistics = manifest.classes, manifest.statistics
-    recipe = ", ".join(map(" ".join, recipe_texts(manifest).items()))
-    fields = (
+def facts_of(manifest: Manifest) -> dict[str, str]:
+    """Return the facts about a cache by name, as text: what it contains, and how it was made."""
+    fields = [
         f"{field.name} {'x'.join(map(str, field.shape))} {np.dtype(field.dtype).name} {field.codec}"
         for field in manifest.fields
-    )
+    ]
     texts = {
-        "samples": f"{manifest.samples:,}{f' in {len(classes)} classes' if classes else ''}",
+        "samples": f"{manifest.samples:,}",
         "labels": label_text(manifest),
         "records": records_text(manifest),
         "fields": ", ".join(fields),
         "bytes": f"{size_text(manifest.total_bytes)} in {_count(len(manifest.shards), 'shard')}",
-        "recipe": f"{recipe}, else the defaults" if recipe else "the defaults",
-        "made by": ", ".join(map(" ".join, version_texts(manifest).items())),
+        "recipe": _joined(recipe_texts(manifest).items()) or "the defaults",
+        "made by": _joined(version_texts(manifest).items()),
     }
-    if statistics.mean:
-        dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
-        scale = "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
-        mean, std = (" ".join(f"{value:.1f}" for value in values) for values in (statistics.mean, statistics.std))
-        texts["mean, std"] = f"{mean}; {std} ({scale})"
+    if manifest.statistics.mean:
+        mean, std = (
+            " ".join(f"{value:.1f}" for value in each) for each in (manifest.statistics.mean, manifest.statistics.std)
+        )
+        texts["mean, std"] = f"{mean}; {std}"
     texts |= {"fingerprint": manifest.fingerprint, **annotation_texts(manifest)}
     if manifest.parents:
         gone = f", {_count(len(manifest.deleted), 'sample')} deleted since" if manifest.deleted else ""
         texts["version"] = f"{manifest.number}{gone}: `inspect --versions` lists all versions"
+    if manifest.skipped:
+        texts["skipped"] = f"{len(manifest.skipped):,}"
+    if others := left_out(manifest):
+        texts["left out"] = f"files that are no images by their names: {_joined(others.items())}"
     return texts
+
+
+def _joined(pairs: Iterable[tuple[str, object]]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in pairs)
 
 
 def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _counted(pairs: Iterable[tuple[str, int]]) -> list[str]:
-    return [f"  {count:>9,}  {printable(name)}" for name, count in pairs]
 
 
 def records_text(manifest: Manifest) -> str:
@@ -291,163 +283,130 @@ def report_cache(
     records' decoder.
     """
     records = Records(cache)
-    manifest = records.manifest
+    manifest, image = records.manifest, records.image
     figures = [("samples", f"{manifest.samples:,}"), ("records", f"{manifest.records:,}")]
     if manifest.classes:
         figures.append(("classes", f"{len(manifest.classes):,}"))
-    if records.image is not None:
-        figures.append(("pixels", "{1} \u00d7 {0}".format(*records.image.shape)))
+    if image is not None:
+        figures.append(("pixels", f"{image.shape[1]} \u00d7 {image.shape[0]}"))
     figures += [("on disk", size_text(manifest.total_bytes)), ("skipped", f"{len(manifest.skipped):,}")]
     sections = [
-        _samples(records, samples, seed, variants),
-        _classes(manifest),
-        _sizes(records),
-        _channels(records, seed),
-        _skipped(manifest),
-        Section(
-            "How to use it", "From the folder that the cache is in. No network is needed.", [code(_usage(records))]
-        ),
+        *_pictures(records, samples, seed, variants),
+        *_classes(manifest),
+        *_sizes(records),
+        *_channels(records, seed),
+        *_skipped(manifest),
+        Section("How to use it", "From the folder that the cache is in. No network is needed.", [_usage(records)]),
         _made(manifest),
         _disk(manifest),
     ]
-    return make_page(
-        "cache",
-        [Part(records.name, f"{records_text(manifest)}.", figures, [each for each in sections if each is not None])],
-    )
+    return make_page("cache", [Part(records.name, f"{records_text(manifest)}.", figures, sections)])
 
 
-def _samples(records: Records, samples: int, seed: int, variants: int) -> Section | None:
-    manifest, labels = records.manifest, records.table.labels
-    chosen = records.choose(samples, seed)
+def _pictures(records: Records, samples: int, seed: int, variants: int) -> Iterator[Section]:
+    manifest, chosen = records.manifest, records.choose(samples, seed)
     if records.image is None or not chosen:
-        return None
-    note = f"{len(chosen):,} of {manifest.samples:,}, at random"
-    if len(chosen) == manifest.samples:
-        note = f"All {len(chosen):,}"
-    elif labels is not None and labels.ndim == 1 and manifest.classes:
-        note += " from each class in turn"
-    shown = manifest.variants[: max(1, variants)]
+        return
+    from tpucache.report.preview import make_picture
+
+    names = {variant: variant_name(variant) for variant in manifest.variants[: max(1, variants)]}
+    figures = []
+    for position in chosen:
+        label, path, shown = records.show(position, [*names])
+        drawn = [
+            make_picture(fields, manifest.classes, f"{label}, {name}")
+            for fields, name in zip(shown, names.values(), strict=True)
+        ]
+        figures.append(Figure(drawn, [label], [path], str(int(records.table.numbers[position]))))
+    note = f"{len(chosen):,} of {manifest.samples:,} at random, from each class in turn"
     if len(manifest.variants) > 1:
-        more = len(manifest.variants) - len(shown)
-        rest = f", and {more:,} more are in the cache" if more else ""
-        note += f". Variants: {', '.join(map(variant_name, shown))}{rest}"
-    figures = [_figure(records, position, shown) for position in chosen]
+        note += f". Variants: {', '.join(names.values())}, of {len(manifest.variants):,} in the cache"
     is_drawn = len(manifest.fields) > 1
-    width = min(1080, 170 * len(shown)) if is_drawn else min(560, 72 + 88 * len(shown))
-    return Section("Samples", f"{note}.", [pictures(figures, width, 150 if is_drawn else 72)])
+    width = min(1080, 170 * len(names)) if is_drawn else min(560, 72 + 88 * len(names))
+    yield Section("Samples", f"{note}.", [pictures(figures, width, 150 if is_drawn else 72)])
 
 
-def _figure(records: Records, position: int, variants: Sequence[int]) -> Figure:
-    classes = records.manifest.classes
-    label = describe_label(records.label(position), classes)
-    shown = [
-        make_picture(records.read(position, variant), classes, f"{label}, {variant_name(variant)}")
-        for variant in variants
-    ]
-    return Figure(shown, [label], [records.table.paths[position]], str(int(records.table.numbers[position])))
-
-
-def _classes(manifest: Manifest) -> Section | None:
+def _classes(manifest: Manifest) -> Iterator[Section]:
     names, counts = manifest.classes, manifest.statistics.class_counts
     if not names or len(names) != len(counts):
-        return None
+        return
     pairs = sorted(zip(names, counts, strict=True), key=lambda pair: -pair[1])
     largest, smallest = pairs[0][1], pairs[-1][1]
-    note = f"{len(names):,}, the largest first."
-    if smallest == largest:
-        note = f"{len(names):,}, with {largest:,} samples each."
-    elif smallest:
-        note += f" The largest has {largest / smallest:,.1f} times the samples of the smallest."
+    note = f"{len(names):,}, the largest first. "
+    if smallest:
+        note += f"The largest has {largest / smallest:,.1f} times the samples of the smallest."
     else:
-        note += f" {sum(not count for count in counts):,} without any sample."
-    blocks = [bars(pairs[:_CLASSES], largest, manifest.samples)]
-    if others := pairs[_CLASSES : _CLASSES + _MOST]:
-        blocks.append(bars(others, largest, manifest.samples, folded=f"{len(pairs) - _CLASSES:,} more classes"))
-    return Section("Classes", note, blocks)
+        note += f"{counts.count(0):,} without any sample."
+    others = pairs[_CLASSES : _CLASSES + _MOST]
+    blocks = [
+        bars(pairs[:_CLASSES], largest, manifest.samples),
+        bars(others, largest, manifest.samples, folded=f"{len(pairs) - _CLASSES:,} more classes"),
+    ]
+    yield Section("Classes", note, blocks if others else blocks[:1])
 
 
-def _sizes(records: Records) -> Section | None:
-    """Return a histogram of the sizes of the source's files on a logarithmic scale; 0 is an unknown size."""
+def _sizes(records: Records) -> Iterator[Section]:
+    """Yield a histogram of the sizes of the source's files on a logarithmic scale; 0 is an unknown size."""
     sizes = np.asarray(records.table.get("source_bytes", ()), np.float64)
     known = sizes[sizes > 0]
-    if not len(known):
-        return None
-    scale = np.geomspace(known.min(), known.max(), 3).tolist()
-    counts, _ = np.histogram(np.log(known), _STEPS)
-    note = f"Files in the source, {size_text(np.median(known))} the median, {size_text(known.sum())} in all."
-    line = Line(f"{len(known):,} files by size, logarithmic", list(enumerate(counts.tolist())))
-    return _charted("Original sizes", note, chart("files", [line], [size_text(size) for size in scale], "{:,.0f}"))
+    if len(known):
+        scale = map(size_text, np.geomspace(known.min(), known.max(), 3).tolist())
+        counts, _ = np.histogram(np.log(known), _STEPS)
+        note = f"Files in the source, {size_text(np.median(known))} the median, {size_text(known.sum())} in all."
+        line = Line(f"{len(known):,} files by size, logarithmic", list(enumerate(counts.tolist())))
+        yield Section("Original sizes", note, [chart("files", [line], [*scale], "{:,.0f}")])
 
 
-def _charted(title: str, note: str, drawn: Block | None) -> Section | None:
-    return None if drawn is None else Section(title, note, [drawn])
-
-
-def _channels(records: Records, seed: int) -> Section | None:
-    """Return a histogram of the values of each channel of at most 256 random clean records, or 64 MiB of them."""
+def _channels(records: Records, seed: int) -> Iterator[Section]:
+    """Yield a histogram of the values of each channel of at most 256 random clean records, or 64 MiB of them."""
     image, manifest = records.image, records.manifest
-    if image is None or not len(records.positions):
-        return None
-    most = max(1, min(_RECORDS, _BYTES // max(1, manifest.layout.nbytes)))
-    chosen = np.unique(records.positions)
-    if len(chosen) > most:
-        chosen = np.sort(np.random.default_rng(seed).choice(chosen, most, replace=False))
-    clean = [records.read(position, manifest.variants[0])[image.name] for position in chosen.tolist()]
-    values = np.concatenate([pixels.reshape(-1, image.shape[2]) for pixels in clean])
-    low, high = values.min().item(), values.max().item()
-    steps = min(_VALUES, high - low + 1) if values.dtype.kind == "u" else _VALUES
+    chosen = records.choose(max(1, min(_RECORDS, _BYTES // max(1, manifest.layout.nbytes))), seed)
+    if image is None or not chosen:
+        return
+    clean = np.stack([records.read(position, manifest.variants[0])[IMAGE] for position in chosen])
+    low, high = clean.min().item(), clean.max().item()
+    steps = min(_VALUES, high - low + 1) if clean.dtype.kind == "u" else _VALUES
     names = _CHANNELS.get(image.shape[2], [f"channel {number}" for number in range(image.shape[2])])
     lines = []
-    for number, (name, column) in enumerate(zip(names, values.T, strict=True)):
-        counts, _ = np.histogram(column, steps, (low, high))
+    for number, name in enumerate(names):
+        counts, _ = np.histogram(clean[..., number], steps, (low, high))
         # Under- and overexposed pixels would flatten the curves between them.
-        shares = np.minimum(counts, counts[1:-1].max(initial=1)) / len(column)
+        shares = np.minimum(counts, counts[1:-1].max(initial=1)) / counts.sum()
         lines.append(Line(name, list(enumerate(shares.tolist())), 25 + 360 * number // len(names)))
-    which = "all" if len(chosen) == manifest.samples else f"{len(chosen):,} of the"
     drawn = chart("values of the channels", lines, [f"{low:.6g}", f"{high:.6g}"], "{:.1%}")
-    return _charted("Channels", f"The curves show {which} clean records.", drawn)
+    yield Section("Channels", f"The curves show {len(chosen):,} of the clean records.", [drawn])
 
 
-def _skipped(manifest: Manifest) -> Section | None:
-    skipped = manifest.skipped
-    if not skipped:
-        return None
-    note = f"{len(skipped):,} samples were found in the source, but cannot be used."
-    if len(skipped) > _MOST:
-        note += f" {len(skipped) - _MOST:,} of them are left out here: `tpucache inspect --json` lists all."
-    rows = [(skip.path, skip.reason) for skip in skipped[:_MOST]]
-    return Section("Skipped", note, [table(("path", "reason"), rows, "ct", _folded(rows, "show them"), "stacked")])
+def _skipped(manifest: Manifest) -> Iterator[Section]:
+    if skipped := manifest.skipped:
+        note = f"{len(skipped):,} samples were found in the source, but cannot be used."
+        if len(skipped) > _MOST:
+            note += f" {len(skipped) - _MOST:,} of them are left out here: `tpucache inspect --json` lists all."
+        rows = [(skip.path, skip.reason) for skip in skipped[:_MOST]]
+        yield Section("Skipped", note, [table(("path", "reason"), rows, "ct", "show them", "stacked")])
 
 
-def _folded(rows: Sequence[object], summary: str) -> str:
-    return summary if len(rows) > _FOLDED else ""
-
-
-def _usage(records: Records) -> list[str]:
-    """Return Python code, as lines, that reads a cache in batches."""
+def _usage(records: Records) -> Block:
+    """Return Python code that reads a cache in batches."""
     manifest = records.manifest
     batch = min(_BATCH, manifest.samples)
     variant = ', variant="epoch"' if manifest.augmented else ""
-    if [field.name for field in manifest.fields] == [IMAGE]:
-        height, width, channels = manifest.fields[0].shape
-        loop = f"images, {'labels' if LABEL in records.table else '_'}"
-        comment = f"{np.dtype(manifest.fields[0].dtype).name} ({batch}, {channels}, {height}, {width}), channels last"
-    else:
-        names = [*(field.name for field in manifest.fields), LABEL]
-        loop, comment = "batch", f"a dictionary of tensors: {', '.join(names)}"
-    note = "  # another augmented variant every epoch" if variant else ""
+    names = [*(field.name for field in manifest.fields), LABEL]
+    what = "images, labels" if names == [IMAGE, LABEL] else f"a dictionary of tensors: {', '.join(names)}"
     name = json.dumps(records.name, ensure_ascii=False)  # a JSON string is also a Python string
-    return [
-        "from tpucache import CachedDataset, CachedLoader",
-        "",
-        f"dataset = CachedDataset({name}{variant}){note}",
-        f"for {loop} in CachedLoader(dataset, {batch}, shuffle=True, drop_last=True):",
-        f"    ...  # {comment}",
-    ]
+    return code(
+        [
+            "from tpucache import CachedDataset, CachedLoader",
+            "",
+            f"dataset = CachedDataset({name}{variant})",
+            f"for batch in CachedLoader(dataset, {batch}, shuffle=True, drop_last=True):",
+            f"    ...  # {what}",
+        ]
+    )
 
 
 def _made(manifest: Manifest) -> Section:
-    blocks = [facts(_fact_texts(manifest).items())]
+    blocks = [facts(facts_of(manifest).items())]
     if pipeline := manifest.recipe.get("augmentation"):
         lines = json.dumps(pipeline, ensure_ascii=False, indent=1).splitlines()
         blocks.append(code(lines, "augmentation, step by step"))
@@ -455,10 +414,10 @@ def _made(manifest: Manifest) -> Section:
 
 
 def _disk(manifest: Manifest) -> Section:
-    shards = [
+    rows = [
         (entry.name, f"{entry.records:,}", size_text(entry.bytes), entry.sha256[:8])
         for entry in manifest.shards[:_MOST]
     ]
-    folded = _folded(shards, f"{len(manifest.shards):,} shards")
-    note = f"{len(manifest.shards):,} shards and {len(manifest.tables)} tables, {manifest.total_bytes:,} bytes."
-    return Section("On disk", note, [table(("shard", "records", "size", "SHA-256"), shards, "cnnc", folded)])
+    count = f"{len(manifest.shards):,} shards"
+    note = f"{count} and {len(manifest.tables)} tables, {manifest.total_bytes:,} bytes."
+    return Section("On disk", note, [table(("shard", "records", "size", "SHA-256"), rows, "cnnc", count)])

@@ -1,27 +1,30 @@
-"""Writes pages: one template shows a page's parts, which are made of sections, which are made of blocks.
+"""Pages: the records that they show, and their parts, which are made of sections, which are made of blocks.
 
 A page is one HTML file without a script that loads nothing from elsewhere. Every value is escaped.
 """
 
 from __future__ import annotations
 
-import base64
+import collections
+import difflib
 import functools
 import html
-import io
+import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from tpucache.errors import DependencyError, TpucacheError, calling
+from tpucache.errors import DependencyError, TpucacheError, UsageError, calling
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.reading.memory import Buffer
 from tpucache.native import Array
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
-from tpucache.store.fields import IMAGE
+from tpucache.store.fields import IMAGE, Field
 from tpucache.store.files import write_atomically
 from tpucache.text import printable
 from tpucache.version import __version__
@@ -29,11 +32,9 @@ from tpucache.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_DENSE: Final = 2  # for screens with small pixels, pictures have this many pixels for each one on the page, each way
-_PLAIN_SIDE: Final = 128 * _DENSE
-_DRAWN_SIDE: Final = 176 * _DENSE  # larger, so that text drawn over the picture can be read
-_SMALL: Final = 64  # images with sides up to this many pixels are shown as squares
-_QUALITY: Final = 85
+SAMPLES: Final = 12
+VARIANTS: Final = 6  # of each sample, at most
+_FOLDED: Final = 20
 _WIDTH, _HEIGHT = 640, 150
 _EDGE: Final = 3  # between a curve and the edge of its chart
 
@@ -82,6 +83,105 @@ def write_file(path: Path, data: bytes) -> None:
         raise TpucacheError(f"{path} cannot be written: {error}. Give another path") from error
 
 
+class Shown(NamedTuple):
+    """A sample: its label as text, its path, and the fields by name of one or more of its records."""
+
+    label: str
+    path: str
+    records: Sequence[Mapping[str, Array]]
+
+
+class Records:
+    """The samples of a cache, or the selected samples of a dataset; `positions` are theirs in the cache."""
+
+    def __init__(self, cache: str | Path | CachedDataset) -> None:
+        """Raises NotACacheError, FormatError or DamageError for the cache."""
+        self._dataset = CachedDataset(cache, in_memory=False) if isinstance(cache, (str, Path)) else cache
+        self.cache, self.manifest, self.table = self._dataset.cache, self._dataset.manifest, self._dataset.table
+        self.directory, self.positions = self._dataset.directory, self._dataset.positions
+
+    @property
+    def name(self) -> str:
+        """The name of the cache's folder."""
+        return Path(self._dataset.place).resolve().name
+
+    @property
+    def image(self) -> Field | None:
+        """The image field, whose shape is (height, width, channels); None for records without an image."""
+        return next((field for field in self.manifest.fields if field.name == IMAGE), None)
+
+    def need_image(self) -> Field:
+        """Return the image field. Raises UsageError for records without an image."""
+        if self.image is None:
+            names = ", ".join(self._dataset.names)
+            raise UsageError(
+                f"{self.directory} holds no image to show, only the fields {names}: give a cache of images"
+            )
+        return self.image
+
+    def read(self, position: int, variant: int) -> dict[str, Array]:
+        """Return the decoded fields of one record by name.
+
+        Raises DamageError, and DependencyError without the decoder.
+        """
+        buffer = Buffer(self.manifest.fields, 1)
+        self._dataset.in_variant(variant).read_into(buffer, np.array([position]), 0)
+        return {name: array[0] for name, array in zip(self._dataset.names, buffer.arrays, strict=True)}
+
+    def show(self, position: int, variants: Sequence[int]) -> Shown:
+        """Return the sample at this position of the cache, with its records in these variants."""
+        label = describe_label(self.label(position), self.manifest.classes)
+        return Shown(label, self.table.paths[position], [self.read(position, variant) for variant in variants])
+
+    def label(self, position: int) -> Array | None:
+        """Return the label of the sample at this position of the cache; None without labels."""
+        labels = self.table.labels
+        return None if labels is None else np.asarray(labels[position])
+
+    def choose(self, count: int, seed: int = 0, class_name: str | None = None) -> list[int]:
+        """Return the positions in the cache of at most `count` random samples, from each class in turn.
+
+        Raises UsageError if no class has the name `class_name`.
+        """
+        positions = np.unique(self.positions if class_name is None else self._of_class(class_name))
+        order, labels = np.random.default_rng(seed).permutation(positions), self.table.labels
+        if labels is not None and labels.ndim == 1:
+            turns: dict[Any, Iterator[int]] = collections.defaultdict(itertools.count)
+            order = order[np.argsort([next(turns[label]) for label in labels[order].tolist()], kind="stable")]
+        return sorted(order[:count].tolist())
+
+    def _of_class(self, name: str) -> Array:
+        classes, labels = self.manifest.classes, self.table.labels
+        if name not in classes or labels is None:
+            near = difflib.get_close_matches(name, classes, 3) or classes[:10]
+            has = f", such as {', '.join(map(repr, near))}" if near else ""
+            raise UsageError(f"{self.directory} has no class {name!r}: it has {len(classes)} classes{has}")
+        number, chosen = classes.index(name), np.asarray(labels[self.positions])
+        return self.positions[chosen == number if labels.ndim == 1 else chosen[:, number] > 0]
+
+
+def variant_name(variant: int) -> str:
+    return f"variant {variant}" if variant else "clean"
+
+
+def describe_label(label: Array | None, classes: Sequence[str]) -> str:
+    """Return a sample's label as text: its class, its classes with their weights, or its values."""
+    if label is None:
+        return "unlabelled"
+    if not label.ndim and label.dtype.kind != "f":
+        return class_name(int(label), classes)
+    values = [float(value) for value in label.reshape(-1)]
+    if len(classes) != len(values):
+        return ", ".join(f"{value:.4g}" for value in values)
+    marked = [(name, value) for name, value in zip(classes, values, strict=True) if value > 0]
+    return ", ".join(name if value == 1 else f"{name} {value:.2g}" for name, value in marked) or "none of the classes"
+
+
+def class_name(number: int, classes: Sequence[str]) -> str:
+    """Return the name of a class; its number as text if the class has no name."""
+    return classes[number] if 0 <= number < len(classes) else str(number)
+
+
 class Block(NamedTuple):
     """What the template's macro `kind` shows of `content`; shown on a click if `folded` has a summary of it."""
 
@@ -125,9 +225,11 @@ def table(
 ) -> Block:
     """Return a table; `kinds` has a letter for each column: t(ext), n(umber), c(ode), b(ar, a number of per cent).
 
-    The look "stacked" has the cells of a row one under the other on a phone.
+    With the text `folded`, a table of at least 20 rows is shown on a click on it. The look "stacked" has the cells of a
+    row one under the other on a phone.
     """
-    return Block("table", {"heads": heads, "rows": rows, "kinds": kinds, "look": look}, folded)
+    content = {"heads": heads, "rows": rows, "kinds": kinds, "look": look}
+    return Block("table", content, folded if len(rows) >= _FOLDED else "")
 
 
 def bars(
@@ -164,8 +266,8 @@ class Line(NamedTuple):
     is_faint: bool = False
 
 
-def chart(title: str, lines: Sequence[Line], across: Sequence[str] = (), up: str = "{:,.4g}") -> Block | None:
-    """Return a chart of lines on a common scale; None if no line has a point. Points that are not finite are left out.
+def chart(title: str, lines: Sequence[Line], across: Sequence[str] = (), up: str = "{:,.4g}") -> Block:
+    """Return a chart of lines on a common scale. Points that are not finite are left out.
 
     `across` are the texts below the horizontal axis, in equal distances. `up` is the format of the lowest and highest
     y.
@@ -173,7 +275,7 @@ def chart(title: str, lines: Sequence[Line], across: Sequence[str] = (), up: str
     known = [(line, np.array([point for point in line.points if np.isfinite(point).all()])) for line in lines]
     known = [(line, points) for line, points in known if len(points)]
     if not known:
-        return None
+        return Block("chart", {"lines": ()})  # shows nothing
     every = np.concatenate([points for _, points in known])
     low, high = every.min(0), every.max(0)
     scale = np.array([_WIDTH, 2 * _EDGE - _HEIGHT]) / np.where(high > low, high - low, 1)
@@ -217,21 +319,6 @@ class Figure(NamedTuple):
 def pictures(figures: Sequence[Figure], width: int, side: int, colours: Sequence[tuple[str, str]] = ()) -> Block:
     """Return figures that are about `width` pixels wide, with pictures of at least `side` pixels."""
     return Block("pictures", {"figures": figures, "width": width, "side": side, "colours": colours})
-
-
-def make_picture(fields: Mapping[str, Array], classes: Sequence[str], text: str, head: str = "") -> Picture:
-    """Return a picture of a record's image with its other fields drawn over it."""
-    from tpucache.report.preview import draw_record
-
-    longest = max(fields[IMAGE].shape[:2])
-    is_small = len(fields) == 1 and longest <= _SMALL
-    side = longest if is_small else _PLAIN_SIDE if len(fields) == 1 else _DRAWN_SIDE
-    kind, options = ("png", {}) if is_small else ("jpeg", {"quality": _QUALITY})
-    drawn, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
-    with calling("Pillow"):
-        drawn.save(target, kind, **options)
-    data = base64.b64encode(target.getvalue()).decode()
-    return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text, head, is_small)
 
 
 def escape(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import bisect
 import functools
 import importlib.util
@@ -9,14 +10,23 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DependencyError, TpucacheError, UsageError, calling
 from tpucache.native import Array
-from tpucache.report.records import SAMPLES, VARIANTS, Records, class_name, describe_label, variant_name
+from tpucache.report.page import (
+    SAMPLES,
+    VARIANTS,
+    Picture,
+    Records,
+    Shown,
+    class_name,
+    describe_label,
+    variant_name,
+)
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK
 from tpucache.text import printable
@@ -50,6 +60,7 @@ _PERCENTILES: Final = (1, 99)  # not the extremes: a few extreme pixels would tu
 _FONT: Final = "DejaVuSans.ttf"
 _INK: Final = (20, 20, 22)
 _WHITE: Final = (255, 255, 255)
+_LETTERS: Final = 11  # the size of texts over a picture
 
 #: Colours and distances of a sheet, in pixels.
 _PAPER: Final = (250, 250, 250)
@@ -57,10 +68,16 @@ _DIM: Final = (108, 113, 121)
 _MARGIN: Final = 36
 _GAP: Final = 4  # between the pictures of a sample
 _GUTTER: Final = 32  # between samples
-_TOP: Final = 122
-_CAPTION: Final = 46
+_SMALL_TEXT: Final = 12
 _MIN_WIDTH: Final = 380  # room for the heading
 _WIDTH: Final = 1200  # samples are placed side by side up to this width
+
+#: Pictures in pages. Screens with small pixels show this many of a picture's pixels for each one of the page.
+_DENSE: Final = 2
+_PLAIN_SIDE: Final = 128 * _DENSE
+_DRAWN_SIDE: Final = 176 * _DENSE  # larger, so that text drawn over the picture can be read
+_SMALL: Final = 64  # images with sides up to this many pixels are shown as squares
+_QUALITY: Final = 85
 
 
 @functools.cache
@@ -76,17 +93,17 @@ def _font(size: int) -> Font:
     return ImageFont.load_default(size)
 
 
-def _cut(text: str, font: Font, width: float, *, keep_end: bool = False) -> str:
-    """Return a text on one line, without its end (or beginning) if it is wider than `width`."""
+def _cut(text: str, font: Font, width: float) -> str:
+    """Return a text on one line, without its middle if it is wider than `width`."""
     text = printable(text)
+
+    def part(removed: int) -> str:
+        kept = len(text) - removed
+        return f"{text[: kept - kept // 2]}\u2026{text[len(text) - kept // 2 :]}"
+
     if font.getlength(text) <= width:
         return text
-
-    def part(length: int) -> str:
-        return f"\u2026{text[len(text) - length :]}" if keep_end else f"{text[:length].rstrip()}\u2026"
-
-    fitting = bisect.bisect_right(range(len(text)), width, key=lambda length: font.getlength(part(length)))
-    return part(max(0, fitting - 1))
+    return part(bisect.bisect_left(range(len(text)), -width, key=lambda removed: -font.getlength(part(removed))))
 
 
 def _displayable(pixels: Array) -> npt.NDArray[np.uint8]:
@@ -108,129 +125,109 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, 
     """Return a record's image with its mask, boxes and keypoints drawn over it; its longer side has `side` pixels.
 
     Lines and letters are `dense` times as large, for pictures that are shown smaller by this factor. `boxes` (n, 5) are
-    left, top, right, bottom, class, and `keypoints` (n, 3) x, y, visible.
+    left, top, right, bottom, class, and `keypoints` (n, 3) x, y, visible. Fields of other shapes are not drawn: data
+    sets may use these names for other data.
     """
     pixels = _displayable(fields[IMAGE])
-    height, width = pixels.shape[:2]
+    height, width, channels = pixels.shape
     scale = side / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
+    image = Image.fromarray(pixels[..., 0] if channels == 1 else pixels).convert("RGB")
     image = image.resize(size, Image.Resampling.NEAREST if scale >= _PIXELATED else Image.Resampling.LANCZOS)
-    if _has(fields, MASK, "u", (height, width, 1)):
-        image = _with_mask(image, fields[MASK][..., 0])
-    ratio = np.array([size[0] / width, size[1] / height])
-    if _has(fields, BOXES, "f", (None, 5)):
-        _draw_boxes(image, fields[BOXES], ratio, classes, dense)
-    if _has(fields, KEYPOINTS, "f", (None, 3)):
-        _draw_keypoints(image, fields[KEYPOINTS], ratio, dense)
+    mask = fields.get(MASK)
+    if mask is not None and mask.shape == (height, width, 1) and mask.dtype.kind == "u":
+        image = _with_mask(image, mask[..., 0])
+    draw, ratio = ImageDraw.Draw(image), np.array([size[0] / width, size[1] / height])
+    for _, box in _rows(fields, BOXES, 5):
+        begin, end, number = box[:2] * ratio, box[2:4] * ratio - 1, int(box[4])
+        if (box[2:4] > box[:2]).all():
+            corners = *begin.round().tolist(), *np.maximum(begin, end).round().tolist()
+            draw.rectangle(corners, outline=PALETTE[number % len(PALETTE)], width=2 * dense)
+            has_room = begin[1] > 1.5 * _LETTERS * dense
+            _write_over(image, begin.tolist(), class_name(number, classes), "ls" if has_room else "lt", dense)
+    radius = 3 * dense
+    for number, point in _rows(fields, KEYPOINTS, 3):
+        if point[2] > 0:
+            x, y = (point[:2] * ratio).tolist()
+            draw.circle((x, y), radius, PALETTE[number % len(PALETTE)], _WHITE)
+            _write_over(image, (x + radius + 2, y), str(number), "lm", dense)
     return image
 
 
-def _has(fields: Mapping[str, Array], name: str, kind: str, shape: tuple[int | None, ...]) -> bool:
-    """Return whether a field is as tpucache's own sources make it; data sets may use its name for other data."""
+def _rows(fields: Mapping[str, Array], name: str, columns: int) -> list[tuple[int, Array]]:
+    """Return the rows of a float field (n, columns) that are finite, with their numbers."""
     found = fields.get(name)
-    if found is None or found.dtype.kind != kind or found.ndim != len(shape):
-        return False
-    return all(expected in (None, size) for expected, size in zip(shape, found.shape, strict=True))
+    if found is None or found.dtype.kind != "f" or found.shape[1:] != (columns,):
+        return []
+    return [(number, row) for number, row in enumerate(found) if np.isfinite(row).all()]
 
 
 def _with_mask(image: Image.Image, mask: Array) -> Image.Image:
     """Return the image under a translucent colour for each value of the mask but 0, with outlines."""
     large = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST)).astype(np.int64)
     colours = np.array(PALETTE, np.float32)[(large - 1) % len(PALETTE)]
-    padded = np.pad(large, 1, mode="edge")
-    around = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
-    edge = np.any([neighbour != large for neighbour in around], axis=0)
-    cover = np.where(edge, 1.0, _OVERLAY) * (large > 0)
-    mixed = np.asarray(image, np.float32) * (1 - cover[..., None]) + colours * cover[..., None]
+    is_edge = np.any([np.roll(large, by, axis) != large for by in (1, -1) for axis in (0, 1)], axis=0)
+    cover = (np.where(is_edge, 1.0, _OVERLAY) * (large > 0))[..., None]
+    mixed = np.asarray(image, np.float32) * (1 - cover) + colours * cover
     return Image.fromarray(mixed.round().astype(np.uint8))
 
 
-def _draw_boxes(image: Image.Image, boxes: Array, ratio: Array, classes: Sequence[str], dense: int) -> None:
-    draw = ImageDraw.Draw(image)
-    text_size = dense * (12 if image.width >= dense * 160 else 10)
-    real = boxes[np.isfinite(boxes).all(axis=1)]
-    real = real[(real[:, 2] > real[:, 0]) & (real[:, 3] > real[:, 1])]
-    numbers = real[:, 4].astype(np.int64).tolist()
-    colours = [PALETTE[number % len(PALETTE)] for number in numbers]
-    begins = (real[:, :2] * ratio).round().tolist()
-    ends = (real[:, 2:4] * ratio - 1).round().tolist()
-    for (left, top), (right, bottom), colour in zip(begins, ends, colours, strict=True):
-        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=2 * dense)
-    for (left, top), number, colour in zip(begins, numbers, colours, strict=True):  # over all boxes
-        _draw_plate(draw, image.width, (left, top), class_name(number, classes), colour, text_size)
-
-
-def _draw_plate(
-    draw: ImageDraw.ImageDraw, width: int, corner: tuple[float, float], name: str, colour: Colour, size: int
-) -> None:
-    """Draw a name above the corner of its box, or inside the box if there is no room above."""
-    font = _font(size)
-    text = _cut(name, font, width - 6)
-    long, high = font.getlength(text) + 6, size + 4
-    left = max(0, min(corner[0], width - long))
-    top = corner[1] - high if corner[1] >= high else corner[1]
-    draw.rectangle((left, top, left + long, top + high), fill=colour)
-    luma = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]  # ITU-R BT.601
-    draw.text((left + 3, top + high / 2), text, _INK if luma > 140 else _WHITE, font, anchor="lm")
-
-
-def _draw_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int) -> None:
-    draw, radius = ImageDraw.Draw(image), 3 * dense
-    for number in np.flatnonzero(np.isfinite(points).all(axis=1) & (points[:, 2] > 0)).tolist():
-        x, y = (points[number, :2] * ratio).tolist()
-        draw.circle((x, y), radius, PALETTE[number % len(PALETTE)], _WHITE)
-        at = (x + radius + 2, y)
-        draw.text(at, str(number), _WHITE, _font(10 * dense), anchor="lm", stroke_width=1, stroke_fill=_INK)
-
-
-class Cell(NamedTuple):
-    """One sample of a sheet; the pictures of all samples have one size."""
-
-    label: str
-    path: str
-    pictures: Sequence[Image.Image]
+def _write_over(image: Image.Image, at: Sequence[float], text: str, anchor: str, dense: int) -> None:
+    """Write a text so that it can be read over any picture; it begins further left if it would reach beyond it."""
+    font = _font(_LETTERS * dense)
+    text = _cut(text, font, image.width - 2)
+    place = max(1, min(at[0], image.width - 1 - font.getlength(text))), at[1]
+    ImageDraw.Draw(image).text(place, text, _WHITE, font, anchor, stroke_width=dense, stroke_fill=_INK)
 
 
 @calling("Pillow")
-def draw_sheet(title: str, line: str, cells: Sequence[Cell], heads: Sequence[str] = ()) -> Image.Image:
-    """Return a sheet of cells; `heads` are the headings of a sample's pictures."""
-    width, height = cells[0].pictures[0].size
-    across = len(cells[0].pictures)
-    strip = across * (width + _GAP) - _GAP
-    even = max(3, math.ceil(math.sqrt(len(cells)))) if across == 1 else len(cells)
-    columns = max(1, min((_WIDTH + _GUTTER) // (strip + _GUTTER), len(cells), even))
-    inner = max(_MIN_WIDTH, columns * (strip + _GUTTER) - _GUTTER)
-    down = math.ceil(len(cells) / columns) * (_CAPTION + height + _GUTTER) - _GUTTER
-    sheet = Image.new("RGB", (inner + 2 * _MARGIN, _TOP + down + _MARGIN), _PAPER)
-    _write(sheet, (_MARGIN, 52), title, 26, inner)
-    _write(sheet, (_MARGIN, 76), line, 13, inner, _DIM)
-    for number, cell in enumerate(cells):
-        left = _MARGIN + number % columns * (strip + _GUTTER)
-        top = _TOP + number // columns * (_CAPTION + height + _GUTTER)
-        if number < columns:
-            for turn, head in enumerate(heads):
-                _write(sheet, (left + turn * (width + _GAP), 114), head, 12, width, _DIM)
-        _write(sheet, (left, top + 24), cell.label, 15, strip)
-        _write(sheet, (left, top + 40), cell.path, 11, strip, _DIM, keep_end=True)
-        for turn, picture in enumerate(cell.pictures):
-            sheet.paste(picture, (left + turn * (width + _GAP), top + _CAPTION))
-    return sheet
+def make_picture(fields: Mapping[str, Array], classes: Sequence[str], text: str, head: str = "") -> Picture:
+    """Return a picture for a page: a record's image with its other fields drawn over it."""
+    longest = max(fields[IMAGE].shape[:2])
+    is_small = len(fields) == 1 and longest <= _SMALL
+    side = longest if is_small else _PLAIN_SIDE if len(fields) == 1 else _DRAWN_SIDE
+    kind, options = ("png", {}) if is_small else ("jpeg", {"quality": _QUALITY})
+    drawn, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
+    drawn.save(target, kind, **options)
+    data = base64.b64encode(target.getvalue()).decode()
+    return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text, head, is_small)
 
 
-def _write(
-    sheet: Image.Image,
-    at: tuple[int, int],
-    text: str,
-    size: int,
-    width: int,
-    colour: Colour = _INK,
-    *,
-    keep_end: bool = False,
-) -> None:
-    """Write a line of text whose base line begins at `at`."""
-    font = _font(size)
-    ImageDraw.Draw(sheet).text(at, _cut(text, font, width, keep_end=keep_end), colour, font, anchor="ls")
+@calling("Pillow")
+def draw_sheet(title: str, line: str, samples: Sequence[Shown], classes: Sequence[str], side: int) -> Image.Image:
+    """Return a sheet of samples, the records of each side by side under its label and path."""
+    tiles = []
+    for sample in samples:
+        strip = _side_by_side([draw_record(fields, classes, side) for fields in sample.records], _GAP)
+        tiles.append(_below(sample.label, sample.path, strip, 15))
+    fitting = (_WIDTH + _GUTTER) // (tiles[0].width + _GUTTER)
+    even = max(3, math.ceil(math.sqrt(len(tiles)))) if len(samples[0].records) == 1 else len(tiles)
+    return _below(title, line, _side_by_side(tiles, _GUTTER, max(1, min(fitting, even))), 26, _MARGIN)
+
+
+def _side_by_side(images: Sequence[Image.Image], gap: int, columns: int = 1 << 20) -> Image.Image:
+    """Return images of one size in rows of `columns`."""
+    width, height = (side + gap for side in images[0].size)
+    columns = min(columns, len(images))
+    laid = Image.new("RGB", (columns * width - gap, math.ceil(len(images) / columns) * height - gap), _PAPER)
+    for number, image in enumerate(images):
+        laid.paste(image, (number % columns * width, number // columns * height))
+    return laid
+
+
+def _below(title: str, line: str, image: Image.Image, size: int, margin: int = 0) -> Image.Image:
+    """Return an image below a title in letters of `size` pixels and a line in small letters."""
+    top = margin + size + 2 * _SMALL_TEXT + margin // 2
+    width = max(image.width, _MIN_WIDTH if margin else 0)
+    whole = Image.new("RGB", (width + 2 * margin, top + image.height + margin), _PAPER)
+    for text, letters, place, colour in (
+        (title, size, margin + size, _INK),
+        (line, _SMALL_TEXT, margin + size + 3 * _SMALL_TEXT // 2, _DIM),
+    ):
+        font = _font(letters)
+        ImageDraw.Draw(whole).text((margin, place), _cut(text, font, width), colour, font, "ls")
+    whole.paste(image, (margin, top))
+    return whole
 
 
 def preview_cache(
@@ -252,24 +249,19 @@ def preview_cache(
     DependencyError without Pillow or the records' decoder.
     """
     records = Records(cache)
+    image, manifest = records.need_image(), records.manifest
     chosen = records.choose(samples, seed, class_name)
-    if records.image is None:
-        names = ", ".join(field.name for field in records.manifest.fields)
-        raise UsageError(f"{records.directory} holds no image to show, only the fields {names}: give a cache of images")
     if not chosen:
         raise UsageError(f"no sample of {records.directory} is chosen: ask for at least one sample, or another class")
-    shown = records.manifest.variants[: max(1, variants)]
-    classes = records.manifest.classes
-    cells = [
-        Cell(
-            describe_label(records.label(position), classes),
-            records.table.paths[position],
-            [draw_record(records.read(position, variant), classes, side) for variant in shown],
-        )
-        for position in chosen
-    ]
-    heads = [variant_name(variant) for variant in shown] if len(shown) > 1 else []
-    return draw_sheet(records.name, _headline(records, len(shown)), cells, heads)
+    shown = manifest.variants[: max(1, variants)]
+    parts = [f"{manifest.samples:,} samples"]
+    if manifest.classes:
+        parts.append(f"{len(manifest.classes):,} classes")
+    parts.append(f"{image.shape[1]}x{image.shape[0]}, {image.codec}")
+    if len(manifest.variants) > 1:
+        parts.append(f"{len(shown)} of {len(manifest.variants):,} variants: {', '.join(map(variant_name, shown))}")
+    sampled = [records.show(position, shown) for position in chosen]
+    return draw_sheet(records.name, "  \u00b7  ".join(parts), sampled, manifest.classes, side)
 
 
 def contact_sheet(cache: str | Path) -> bytes | None:
@@ -297,19 +289,6 @@ def save_picture(picture: Image.Image, path: str | Path) -> Path:
     return path
 
 
-def _headline(records: Records, shown: int) -> str:
-    manifest, image = records.manifest, records.image
-    several = len(manifest.variants)
-    parts = [f"{manifest.samples:,} samples"]
-    if manifest.classes:
-        parts.append(f"{len(manifest.classes):,} classes")
-    if several > 1:
-        parts.append(f"{shown} of {several} variants" if shown < several else f"{several} variants")
-    if image is not None:
-        parts.append(f"{image.shape[1]}x{image.shape[0]}, {image.codec}")
-    return "  \u00b7  ".join(parts)
-
-
 # A batch as the model receives it in training: augmented on the device, with mixed labels.
 
 
@@ -323,9 +302,9 @@ def preview_batch(
 ) -> Image.Image:
     """Return a sheet with the images of the first batch that training with the seed `seed` reads.
 
-    Its images are augmented as on the device, and shown without normalisation, under the labels after augmentation.
-    Masks move with their image; boxes and keypoints are drawn only if nothing moves. If `cache` is a path, and the
-    cache has augmented variants, the batch shows these. Raises UsageError when there is nothing to show.
+    Its images are augmented as on the device, and shown without normalisation, under the labels after augmentation. If
+    `cache` is a path, and the cache has augmented variants, the batch shows these. Raises UsageError when there is
+    nothing to show, and for augmentations that a CachedLoader refuses for this cache.
     """
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.order import full_order
@@ -334,23 +313,23 @@ def preview_batch(
     if isinstance(cache, (str, Path)):
         cache = CachedDataset(cache)
         cache = cache.in_variant("epoch") if cache.manifest.augmented else cache
-    if IMAGE not in cache.names or not len(cache):
-        raise UsageError(f"{cache.directory} holds no image to show: give a cache with at least one image")
-    settings = augment or AugmentSettings()
+    records, settings = Records(cache), augment or AugmentSettings()
+    records.need_image()
     batch = cache[full_order(len(cache), seed, 0)[:samples]]
-    paths = [path for path in batch.paths for _ in range(settings.views)]
-    shown, targets = augmented_batch(batch, settings, seed)
-    cells = [
-        Cell(
-            describe_label(None if targets is None else targets[row], cache.classes),
+    if not len(batch):
+        raise UsageError(f"no sample of {cache.directory} is chosen: ask for at least one sample")
+    fields, labels = augmented_batch(batch, settings, seed)
+    shown = [
+        Shown(
+            describe_label(None if labels is None else labels[row], cache.classes),
             path,
-            [draw_record({name: array[row] for name, array in shown.items()}, cache.classes, side)],
+            [{name: array[row] for name, array in fields.items()}],
         )
-        for row, path in enumerate(paths)
+        for row, path in enumerate(path for path in batch.paths for _ in range(settings.views))
     ]
     chosen = [f"{name} {value:g}" for name, value in vars(settings).items() if value != getattr(AugmentSettings, name)]
     line = f"a batch of {len(batch)}, {', '.join(chosen) if chosen else 'not augmented'}"
-    return draw_sheet(Path(cache.place).resolve().name, line, cells)
+    return draw_sheet(records.name, line, shown, cache.classes, side)
 
 
 def augmented_batch(
@@ -360,28 +339,14 @@ def augmented_batch(
 
     Images are (batch, height, width, channels), in their dtype.
     """
-    import torch
-
     from tpucache.loading.loader import CachedLoader
-    from tpucache.ondevice.draws import draw
-    from tpucache.ondevice.modules import Augment
 
-    image, statistics = batch.manifest.fields[batch.names.index(IMAGE)], batch.manifest.statistics
-    given = next(iter(CachedLoader(batch, len(batch))))
-    fields: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {IMAGE: given[0], LABEL: given[1]}
-    labels = fields.pop(LABEL)
-    height, width, _ = image.shape
-    augment = Augment(settings, statistics.mean, statistics.std, height, width, torch.device("cpu"), image.dtype)
-    draws = torch.from_numpy(draw(settings, seed, 0, len(batch), (height, width)))
-    moved = augment.fields({**fields, IMAGE: fields[IMAGE].permute(0, 2, 3, 1)}, draws)
-    labels = augment.views(labels)
-    if settings.mixes:
-        is_class = labels.dim() == 1 and not labels.is_floating_point()
-        targets = torch.nn.functional.one_hot(labels.clamp(min=0), max(1, len(batch.classes))) if is_class else labels
-        moved[IMAGE], labels = augment.mix(moved[IMAGE], targets.float().reshape(len(targets), -1), draws)
-    numbers = moved[IMAGE].permute(0, 2, 3, 1).numpy() * [each or 1.0 for each in statistics.std] + statistics.mean
-    if (kind := np.dtype(image.dtype)).kind != "f":
-        numbers = np.rint(numbers).clip(np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
-    drawn = () if settings.mixes else (MASK,) if settings.moves else (MASK, BOXES, KEYPOINTS)
-    shown = {IMAGE: numbers, **{name: moved[name].numpy() for name in drawn if name in moved}}
-    return shown, None if batch.table.labels is None else labels.numpy()
+    given = next(iter(CachedLoader(batch, len(batch), seed=seed, augment=settings)))
+    named: Any = given if isinstance(given, Mapping) else dict(zip((IMAGE, LABEL), given, strict=True))
+    fields: dict[str, Array] = {name: tensor.numpy() for name, tensor in named.items()}
+    labels, statistics = fields.pop(LABEL), batch.manifest.statistics
+    dtype = np.dtype(batch.manifest.fields[batch.names.index(IMAGE)].dtype)
+    pixels = fields[IMAGE].transpose(0, 2, 3, 1) * [each or 1.0 for each in statistics.std] + statistics.mean
+    if dtype.kind != "f":
+        pixels = np.rint(pixels).clip(np.iinfo(dtype).min, np.iinfo(dtype).max).astype(dtype)
+    return {**fields, IMAGE: pixels}, None if batch.table.labels is None else labels

@@ -20,22 +20,23 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.find import locate
 from tpucache.native import Array
 from tpucache.report.page import (
+    SAMPLES,
     Block,
     Figure,
     Line,
     Page,
     Part,
+    Records,
     Section,
     bars,
     chart,
+    class_name,
     facts,
     make_page,
-    make_picture,
     matrix,
     pictures,
     table,
 )
-from tpucache.report.records import SAMPLES, Records, class_name
 from tpucache.runs import (
     ACCOUNT_NAME,
     FOLDS_NAME,
@@ -263,12 +264,12 @@ def _state(summary: Mapping[str, Any], best: int) -> str:
     return " ".join([*parts, str(summary.get("advice") or "")])
 
 
-def _curves(note: str, charts: Sequence[Block | None]) -> list[Section]:
-    drawn = [each for each in charts if each is not None]
+def _curves(note: str, charts: Sequence[Block]) -> list[Section]:
+    drawn = [each for each in charts if each.content["lines"]]
     return [Section("Curves", f"{note}, from left to right.", drawn)] if drawn else []
 
 
-def _charts(run: _Run) -> list[Block | None]:
+def _charts(run: _Run) -> list[Block]:
     """Return a chart of the losses, one of each metric, and one of the learning rate."""
     losses, rates = (run.summary.get(name) or () for name in ("losses", "learning_rates"))
     lines = [
@@ -397,6 +398,8 @@ def _find_worst(run: _Run, count: int) -> list[int]:
 
 
 def _figure(run: _Run, records: Records, row: int) -> Figure:
+    from tpucache.report.preview import make_picture
+
     arrays, classes = run.arrays, run.classes
     position = int(arrays["positions"][row])
     fields, path = records.read(position, run.info["validation"]["variant"]), records.table.paths[position]
