@@ -62,7 +62,7 @@ def test_where_all_is_well_there_is_nothing_to_fix():
     assert found(without("torch_xla", "libtpu", torch_tpu="0.2.0"), xla=None).advice == []  # the TPU of torch_tpu
 
 
-SLOW = Mount(Space("/nfs", GB, GB), writable=True, caches=[("/nfs/a", 3, "")], network="nfs4", open_seconds=0.1)
+SLOW = Mount(Space("/nfs", GB, GB), writable=True, caches=[("/nfs/a", 3, "")], network="nfs4")
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,9 @@ def test_a_machine_made_of_files_is_read_as_it_is(tmp_path, plain, monkeypatch):
     assert content["decoders"]["JPEG"] == ""
     (caches,) = [mount["caches"] for mount in content["mounts"] if mount["caches"]]
     assert caches[0][:2] == [str(tmp_path / "kaggle" / "input" / "datasets" / "owner" / "plain"), 12]
-    assert 0 < content["mounts"][0]["open_seconds"] < PATIENCE
     assert [advice["what"] for advice in content["advice"] if "wait for peers" in advice["what"]]
     text = "\n".join(diagnosis.lines())
-    for part in (
-        "1 usable",
-        "12 samples",
-        "to fix:",
-        "none of simplejpeg" if not content["decoders"]["simplejpeg"] else "none of JPEG",
-    ):
+    for part in ("1 usable", "12 samples", "to fix:", "decoders     JPEG (none), PNG (none)"):
         assert part in text
 
 

@@ -57,7 +57,6 @@ def inspect(options: argparse.Namespace) -> int:
 def bench(options: argparse.Namespace) -> int:
     """Measure how fast this machine reads a cache."""
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.reading.record_reader import ReadingPlan
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 
@@ -77,7 +76,7 @@ def bench(options: argparse.Namespace) -> int:
     one, many = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
     lines = [
         f"read    {result.images_per_second:>10,.0f} {many}/s, batches of {result.batch_size}, "
-        f"{result.threads} threads, shuffled, {ReadingPlan(result.reading, result.planned_bytes).text}",
+        f"{result.threads} threads, shuffled, {result.reading}",
         f"limit   {result.limit_images_per_second:>10,.0f} {many}/s copied in memory by as many threads",
         f"ratio   {result.ratio:>10.2f}",
         f"bytes   {result.bytes_per_image:>10,} {one} on disk, {result.batch_bytes_per_image:,} in a batch",

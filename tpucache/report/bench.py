@@ -5,7 +5,6 @@ It also measures how long an accelerator would wait for batches.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import statistics
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +34,8 @@ class BenchResult:
 
     `limit_images_per_second` is the rate at which this machine copies as many bytes in memory, and `ratio` the rate of
     reading divided by it. `idle` is the share of the time in which a simulated accelerator waits. `bytes_per_image` is
-    the mean size of a record on disk, `batch_bytes_per_image` its size in a batch for the device. `reading` and
-    `planned_bytes` are those of `ReadingPlan`.
+    the mean size of a record on disk, `batch_bytes_per_image` its size in a batch for the device. `reading` says how
+    records are read.
     """
 
     images_per_second: float
@@ -45,12 +44,10 @@ class BenchResult:
     idle: float | None
     threads: int
     batch_size: int
-    in_memory: bool
     finish: Finish
     bytes_per_image: int
     batch_bytes_per_image: int
-    reading: Literal["keep", "map", "stream"]
-    planned_bytes: int
+    reading: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,7 +84,6 @@ def run_bench(
         if device_rate is not None:
             idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
     copies.close()
-    plan = loader.dataset.reading
     return BenchResult(
         images_per_second=statistics.median(read),
         limit_images_per_second=statistics.median(limit),
@@ -98,9 +94,7 @@ def run_bench(
         finish=finish,
         bytes_per_image=loader.dataset.mean_record_bytes,
         batch_bytes_per_image=batch_bytes,
-        in_memory=plan.way == "keep",
-        reading=plan.way,
-        planned_bytes=plan.planned_bytes,
+        reading=loader.dataset.reading.text,
     )
 
 
@@ -124,9 +118,12 @@ def measure_reading(
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 
 
-def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish) -> CachedLoader:
-    """Return a loader that has read for `seconds`, so that caches and buffers are filled."""
-    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish)
+def _warm_loader(
+    dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
+) -> CachedLoader:
+    loader = CachedLoader(
+        dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory
+    )
     if loader.dataset.reading.planned_bytes:
         for _ in CachedLoader(loader.dataset, batch_size, threads=threads):
             pass  # reads every record into memory
@@ -234,7 +231,6 @@ def _batches(loader: CachedLoader) -> Iterator[Any]:
 
 
 def count_rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:
-    """Return the images a second, measured for `seconds` after the first batch."""
     iterator = iter(batches)
     next(iterator)
     start = time.perf_counter()

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tpucache.errors import TpucacheError
 from tpucache.loading.find import Search
@@ -82,7 +80,6 @@ _DECODERS: Final = {
 }
 
 _SEARCH_SECONDS: Final = 5.0  # to search each folder, at most: a mounted drive may be too large
-_OPENED: Final = 5  # files that are opened to measure the time, at least
 
 #: Kaggle's TPU image sets this variable although there are no peers; libtpu would wait for them.
 _LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
@@ -122,17 +119,17 @@ _PAIR: Final = "torch==2.9.0 torch_xla==2.9.0"  # the last pair: torch_xla works
 _ALBUMENTATIONS: Final = "2.0.8"  # the last release under the MIT licence; warmup is pinned to it
 
 
-class Mount(NamedTuple):
+@dataclass(frozen=True)
+class Mount:
     """A folder: its file system, and the caches in it as (path, samples, how this machine would read its shards).
 
-    `network` is the type of a network file system. `open_seconds` is the median time to open a file in the folder.
+    `network` is the type of a network file system.
     """
 
     space: Space
     writable: bool
     caches: Sequence[tuple[str, int, str]]
     network: str | None
-    open_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -157,19 +154,17 @@ class Diagnosis:
     @property
     def advice(self) -> list[tuple[str, str]]:
         """The problems to fix, the most important first, each with what to do about it."""
-        checks = (*_check_devices(self), *_check_machine(self), *_check_libraries(self.libraries))
-        return [(what, remedy) for is_wrong, what, remedy in checks if is_wrong]
+        return [*_check_devices(self), *_check_machine(self), *_check_libraries(self.libraries)]
 
     def to_dict(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
         content["cores"]["usable"] = self.cores.usable
-        content["mounts"] = [{**mount._asdict(), "space": dataclasses.asdict(mount.space)} for mount in self.mounts]
-        content["advice"] = [{"what": what, "remedy": remedy} for what, remedy in self.advice]
-        return content
+        return {**content, "advice": [{"what": what, "remedy": remedy} for what, remedy in self.advice]}
 
     def lines(self) -> list[str]:
         """Return what the machine has as lines of text, with the problems to fix last."""
-        lines = [*_machine_lines(self), "", *_software_lines(self), "", *_mount_lines(self.mounts), ""]
+        lines = [f"{name:<12} {text}" for name, text in _machine_texts(self).items()]
+        lines += ["", "libraries", *_library_lines(self.libraries), "", "mounts", *_mount_lines(self.mounts), ""]
         advice = self.advice
         lines.append(f"to fix: {len(advice)}" if advice else "nothing to fix")
         for number, (what, remedy) in enumerate(advice, 1):
@@ -213,7 +208,7 @@ def _version(name: str) -> str:
 
 
 def _find_decoders() -> dict[str, str]:
-    decoders = {"simplejpeg": _version("simplejpeg"), **dict.fromkeys(_DECODERS, "")}
+    decoders = dict.fromkeys(_DECODERS, "")
     with contextlib.suppress(ImportError):
         from PIL import features
 
@@ -234,17 +229,7 @@ def look_into(folder: Path) -> Mount | None:
             cache = Cache.open(found.path)
             reading = TEXTS[ShardMaps(cache.reader, 0).how_to_map(0)] if cache.manifest.shards else ""
             caches.append((str(found.path), cache.manifest.samples, reading))
-    return Mount(space, os.access(folder, os.W_OK), sorted(caches), network_file_system(folder), _open_seconds(folder))
-
-
-def _open_seconds(folder: Path) -> float | None:
-    found = []
-    for path in itertools.islice(filter(Path.is_file, folder.rglob("*")), _OPENED):
-        began = time.perf_counter()
-        with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
-            file.read(1)
-            found.append(time.perf_counter() - began)
-    return statistics.median(found) if found else None
+    return Mount(space, os.access(folder, os.W_OK), sorted(caches), network_file_system(folder))
 
 
 def ask(code: str, environ: Mapping[str, str], seconds: float = _ASK_SECONDS) -> dict[str, Any]:
@@ -276,145 +261,136 @@ def ask(code: str, environ: Mapping[str, str], seconds: float = _ASK_SECONDS) ->
     return {**found, "seconds": time.monotonic() - began}
 
 
-# Checks: whether something is wrong, what, and what to do about it.
+# Checks: each yields what is wrong, and what to do about it.
 
-_Checks = Iterator[tuple[object, str, str]]
+_Checks = Iterator[tuple[str, str]]
 
 
 def _check_devices(facts: Diagnosis) -> _Checks:
     torch, xla, libtpu, jax, other = map(facts.libraries.get, ("torch", "torch_xla", "libtpu", "jax", "torch_tpu"))
-    device, has_tpu = facts.environment.get("PJRT_DEVICE", "TPU"), facts.tpu is not None
+    device, found = facts.environment.get("PJRT_DEVICE", "TPU"), facts.xla or {}
     name, value = _LOCAL
-    yield (
-        facts.environment.get(name) == value,
-        f"{name}={value} is set, and libtpu would wait for peers that are not there",
-        f'`tpucache train` unsets it; in your own code, os.environ.pop("{name}") before importing torch_xla',
-    )
-    yield (
-        has_tpu and device != "TPU",
-        f"there is a TPU, but PJRT_DEVICE={device} keeps XLA from it",
-        "`unset PJRT_DEVICE`, or set it to TPU",
-    )
-    yield (
-        not torch,
-        f"torch is not installed: caches are read by {'JAX' if jax else 'numpy'} (batches are arrays); train and "
-        "predict need torch",
-        "`pip install torch`, or leave torch out if you do not train or predict here",
-    )
-    is_of_others = other or (not torch and jax)
-    yield (
-        has_tpu and not xla and not is_of_others,
-        "there is a TPU, but torch_xla is not installed",
-        f"`pip install {_PAIR}`",
-    )
-    yield (
-        has_tpu and xla and not libtpu,
-        "there is a TPU, but libtpu is not installed",
-        f"`pip install 'torch_xla[tpu]=={xla}'`",
-    )
+    if facts.environment.get(name) == value:
+        yield (
+            f"{name}={value} is set, and libtpu would wait for peers that are not there",
+            f'`tpucache train` unsets it; in your own code, os.environ.pop("{name}") before importing torch_xla',
+        )
+    if not torch:
+        yield (
+            f"torch is not installed: caches are read by {'JAX' if jax else 'numpy'} (batches are arrays); train and "
+            "predict need torch",
+            "`pip install torch`, or leave torch out if you do not train or predict here",
+        )
     for problem in dict.fromkeys((facts.torch or {}).get("broken", ())):
         yield (
-            True,
             f"torch {torch} does not run on {problem}",
             "choose another accelerator (on Kaggle GPU T4 x2, with `train --processes 2`), or install a torch that is "
             "built for this GPU",
         )
-    yield (
-        torch and xla and _release(torch) != _release(xla),
-        f"torch {torch} and torch_xla {xla} do not fit: torch_xla works with one release of torch only",
-        f"`pip install torch=={_release(xla or '')}.*`, in a new environment if other programs need torch {torch}",
-    )
-    error, started = (facts.xla or {}).get("error"), (facts.xla or {}).get("device", "TPU")
-    yield (
-        error,
-        f"XLA does not start: {error}",
-        "end other processes and notebooks that hold the TPU, or train with --backend torch",
-    )
-    yield (
-        has_tpu and started != "TPU",
-        f"there is a TPU, but XLA runs on {started}",
-        "install the libtpu that belongs to torch_xla, and leave PJRT_DEVICE unset",
-    )
+    if torch and xla and _release(torch) != _release(xla):
+        yield (
+            f"torch {torch} and torch_xla {xla} do not fit: torch_xla works with one release of torch only",
+            f"`pip install torch=={_release(xla)}.*`, in a new environment if other programs need torch {torch}",
+        )
+    if found.get("error"):
+        yield (
+            f"XLA does not start: {found['error']}",
+            "end other processes and notebooks that hold the TPU, or train with --backend torch",
+        )
+    if facts.tpu is None:
+        return
+    if device != "TPU":
+        yield (
+            f"there is a TPU, but PJRT_DEVICE={device} keeps XLA from it",
+            "`unset PJRT_DEVICE`, or set it to TPU",
+        )
+    if torch and not xla and not other:
+        yield "there is a TPU, but torch_xla is not installed", f"`pip install {_PAIR}`"
+    if xla and not libtpu:
+        yield "there is a TPU, but libtpu is not installed", f"`pip install 'torch_xla[tpu]=={xla}'`"
+    if found.get("device", "TPU") != "TPU":
+        yield (
+            f"there is a TPU, but XLA runs on {found['device']}",
+            "install the libtpu that belongs to torch_xla, and leave PJRT_DEVICE unset",
+        )
 
 
 def _release(version: str) -> str:
-    """Return the first two numbers of a version, such as `2.9` for `2.9.0+cpu`."""
     return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
 
 
 def _check_machine(facts: Diagnosis) -> _Checks:
-    cores, free = facts.cores, facts.memory.available
-    yield (
-        not free,
-        "the amount of free memory is unknown: /proc/meminfo does not have it",
-        'give in_memory=True where a cache fits into memory: in_memory="auto" keeps nothing in memory here',
-    )
-    yield (
-        0 < free < _SMALL_MEMORY,
-        f"{size_text(free)} of memory are free",
-        "end other programs; read with in_memory=False, and warm up with --jobs 1",
-    )
-    if (shm := facts.shm) is not None:
+    cores, free, shm, disk = facts.cores, facts.memory.available, facts.shm, facts.disk
+    if not free:
         yield (
-            shm.total < _SMALL_SHM,
+            "the amount of free memory is unknown: /proc/meminfo does not have it",
+            'give in_memory=True where a cache fits into memory: in_memory="auto" keeps nothing in memory here',
+        )
+    elif free < _SMALL_MEMORY:
+        yield (
+            f"{size_text(free)} of memory are free",
+            "end other programs; read with in_memory=False, and warm up with --jobs 1",
+        )
+    if shm is not None and shm.total < _SMALL_SHM:
+        yield (
             f"{shm.path} has {size_text(shm.total)}: when it is full, bus errors end DataLoader's worker processes",
             "read with CachedLoader, whose threads need no shared memory; or start the container with --shm-size 8g",
         )
-    if (disk := facts.disk) is not None:
+    if disk is not None and disk.free < _SMALL_DISK:
         yield (
-            disk.free < _SMALL_DISK,
             f"{size_text(disk.free)} are free on the disk of {disk.path}",
             "write the cache to another disk, or make the cache smaller by --codec dct-zstd",
         )
     for mount in facts.mounts:
+        if mount.network and mount.caches:
+            yield (
+                f"the caches in {mount.space.path} lie on {mount.network}, across a network",
+                "read the caches with --cache-dir (in Python cache_dir=) and a folder of a fast disk, or copy the "
+                "caches to such a folder",
+            )
+    if cores.usable < cores.machine:
         yield (
-            mount.network and mount.caches,
-            f"the caches in {mount.space.path} lie on {mount.network}, across a network",
-            "read the caches with --cache-dir (in Python cache_dir=) and a folder of a fast disk, or copy the "
-            "caches to such a folder",
+            f"this process may use {cores.usable} of the {cores.machine} cores that os.cpu_count() counts",
+            f"warmup uses {cores.usable}; set OMP_NUM_THREADS={cores.usable} for libraries that would use more",
         )
-    yield (
-        cores.usable < cores.machine,
-        f"this process may use {cores.usable} of the {cores.machine} cores that os.cpu_count() counts",
-        f"warmup uses {cores.usable}; set OMP_NUM_THREADS={cores.usable} for libraries that would use more",
-    )
 
 
 def _check_libraries(libraries: Mapping[str, str]) -> _Checks:
     pillow, installed, other = map(libraries.get, ("pillow", "albumentations", "albumentationsx"))
-    yield (
-        other,
-        "albumentationsx is installed: it is another library under albumentations' module name, AGPL-licensed",
-        f"`pip uninstall -y albumentationsx && pip install --force-reinstall albumentations=={_ALBUMENTATIONS}`",
-    )
-    yield (
-        not other and installed and installed != _ALBUMENTATIONS,
-        f"albumentations {installed} is installed: presets may make other pixels than with {_ALBUMENTATIONS}",
-        f"`pip install albumentations=={_ALBUMENTATIONS}`, or keep one version for a cache's whole life",
-    )
-    yield (
-        not pillow,
-        "Pillow is not installed: warmup cannot run, pictures cannot be drawn, JPEG and PNG records not decoded",
-        "`pip install pillow`, or leave Pillow out if you only read caches of other codecs",
-    )
+    if other:
+        yield (
+            "albumentationsx is installed: it is another library under albumentations' module name, AGPL-licensed",
+            f"`pip uninstall -y albumentationsx && pip install --force-reinstall albumentations=={_ALBUMENTATIONS}`",
+        )
+    elif installed and installed != _ALBUMENTATIONS:
+        yield (
+            f"albumentations {installed} is installed: presets may make other pixels than with {_ALBUMENTATIONS}",
+            f"`pip install albumentations=={_ALBUMENTATIONS}`, or keep one version for a cache's whole life",
+        )
+    if not pillow:
+        yield (
+            "Pillow is not installed: warmup cannot run, pictures cannot be drawn, JPEG and PNG records not decoded",
+            "`pip install pillow`, or leave Pillow out if you only read caches of other codecs",
+        )
     slower = {
         "simplejpeg": "JPEG is decoded by Pillow, which is slower" if pillow else "",
         "cykooz-resizer": "warmup resizes by Pillow, which is slower" if pillow else "",
         "llvmlite": "batches in memory are copied by numpy, and packed records are unpacked by numpy, which is slower",
     }
     for name, what in slower.items():
-        yield what and not libraries.get(name), what, f"`pip install {name}`"
+        if what and not libraries.get(name):
+            yield what, f"`pip install {name}`"
 
 
 # Texts.
 
 
-def _machine_lines(facts: Diagnosis) -> Iterator[str]:
-    cores, memory, tpu = facts.cores, facts.memory, facts.tpu
+def _machine_texts(facts: Diagnosis) -> dict[str, str]:
+    cores, memory, tpu, decoders = facts.cores, facts.memory, facts.tpu, facts.decoders
     quota = "no quota" if cores.quota is None else f"{cores.quota:g} by the container's quota"
     limit = "no limit by a container" if memory.limit is None else f"{size_text(memory.limit)} the container's limit"
     files = "" if tpu is None else ", ".join(tpu.devices) or "no device files"
-    texts = {
+    return {
         "tpucache": f"{facts.tpucache}, Python {facts.python}, {facts.platform}",
         "cores": f"{cores.usable} usable, {cores.machine} in the machine, {cores.affinity} by affinity, {quota}",
         "memory": f"{size_text(memory.available)} available, {size_text(memory.machine)} in the machine, {limit}",
@@ -425,8 +401,8 @@ def _machine_lines(facts: Diagnosis) -> Iterator[str]:
         "torch": _found_text("torch", facts.libraries.get("torch"), facts.torch),
         "environment": ", ".join(f"{name}={value}" for name, value in facts.environment.items())
         or "no variable that XLA reads is set",
+        "decoders": ", ".join(f"{kind} {version or '(none)'}" for kind, version in decoders.items()),
     }
-    return (f"{name:<12} {text}" for name, text in texts.items())
 
 
 def _space_text(space: Space | None) -> str:
@@ -447,22 +423,14 @@ def _found_text(library: str, version: str | None, found: Mapping[str, Any] | No
 
 
 def _mount_lines(mounts: Sequence[Mount]) -> Iterator[str]:
-    yield "mounts"
     for mount in mounts:
-        opening = "" if mount.open_seconds is None else f", a file opens in {1e3 * mount.open_seconds:.1f} ms"
         kind = f"{'writable' if mount.writable else 'read-only'}, {len(mount.caches):,} caches"
-        yield f"  {mount.space.path}: {_space_text(mount.space)}, {kind}{opening}"
+        yield f"  {mount.space.path}: {_space_text(mount.space)}, {kind}"
         for path, samples, reading in mount.caches:
             yield f"    cache {path}: {samples:,} samples{reading and ', '}{reading}"
 
 
-def _software_lines(facts: Diagnosis) -> list[str]:
-    lines = ["libraries"]
-    for name, version in facts.libraries.items():
-        use = _USES.get(name, "")
-        if version or use:
-            lines.append(f"  {name:<16} {version or f'-          not installed: needed for {use}'}")
-    there = [f"{kind} {version}" for kind, version in facts.decoders.items() if version]
-    missing = [kind for kind, version in facts.decoders.items() if not version]
-    without = f"; none of {', '.join(missing)}" if missing else ""
-    return [*lines, f"decoders     {', '.join(there) or 'none'}{without}"]
+def _library_lines(libraries: Mapping[str, str]) -> Iterator[str]:
+    for name, version in libraries.items():
+        if use := version or _USES.get(name):
+            yield f"  {name:<16} {version or f'-          not installed: needed for {use}'}"

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 _NAMED: Final = 8
-#: The settings of a recipe that also concern records without an image.
-_OF_ARRAYS: Final = {"codec", "quality", "shard_mb", "seed", "variants", "augment"}
 
 _CLASSES: Final = 40  # classes that a page shows at first; it shows the other classes on a click
 _MOST: Final = 1000  # rows in each table, at most
@@ -70,7 +68,6 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return each version of a cache and its changes as JSON values, the oldest first; `times` are by identity."""
     return [
         {
             "version": manifest.number,
@@ -103,7 +100,6 @@ def _changes(before: Manifest, now: Manifest) -> list[str]:
 
 
 def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the result of `describe_versions` as lines of text, with the newest version last."""
     return [
         printable(
             f"{each['version']:>4}  {each['time'] or 'time not known':20}  {each['samples']:>9,} samples  "
@@ -162,24 +158,22 @@ def _count(count: int, noun: str) -> str:
 
 
 def records_text(manifest: Manifest) -> str:
-    """Return a text that says how many records a cache has, and which variants they are."""
     records = f"{manifest.records:,} records"
     if not manifest.augmented:
-        is_image = IMAGE in {field.name for field in manifest.fields}
-        return f"{records}, {'the clean images alone' if is_image else 'one of each'}"
+        return f"{records}, {'the clean images alone' if _has_images(manifest) else 'one of each'}"
     clean = "the clean one and " if len(manifest.variants) > manifest.augmented else ""
     return f"{records}: {clean}{_count(manifest.augmented, 'augmented variant')} of each"
 
 
 def recipe_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the size, the augmentation and the settings other than the defaults that concern a cache's records."""
     recipe, defaults = manifest.recipe, Recipe().to_dict()
-    names = {name for name in recipe if name in ("size", "augment") or recipe[name] != defaults.get(name)}
-    if IMAGE not in {field.name for field in manifest.fields}:
-        names &= _OF_ARRAYS
-    if not manifest.augmented:
-        names -= {"augment", "seed"}
-    return {name: _setting_text(recipe[name]) for name in recipe if name in names - {"augmentation"}}
+    is_shown = {"size": _has_images(manifest), "augment": manifest.augmented > 0, "augmentation": False}
+    names = [name for name in recipe if is_shown.get(name, recipe[name] != defaults.get(name))]
+    return {name: _setting_text(recipe[name]) for name in names}
+
+
+def _has_images(manifest: Manifest) -> bool:
+    return IMAGE in {field.name for field in manifest.fields}
 
 
 def _setting_text(value: object) -> str:
@@ -189,7 +183,6 @@ def _setting_text(value: object) -> str:
 
 
 def version_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the versions of the libraries that made a cache."""
     return {name: str(value) for name, value in manifest.created_by.items() if value}
 
 
@@ -199,13 +192,11 @@ def _of_source(manifest: Manifest, name: str) -> Mapping[str, Any]:
 
 
 def left_out(manifest: Manifest) -> dict[str, int]:
-    """Return how many files of the source are not samples, by suffix; empty without valid counts."""
     content = _of_source(manifest, "left_out")
     return dict(content) if all(type(count) is int for count in content.values()) else {}
 
 
 def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Return how many annotations of each kind the source, the clean images and each variant have, if known."""
     augmented = [str(variant) for variant in manifest.variants if variant]
     return {
         name: {
@@ -218,7 +209,6 @@ def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
 
 
 def annotation_texts(manifest: Manifest) -> dict[str, str]:
-    """Return a text for each kind of annotation: how many the source has, and how many lie outside of the images."""
     texts = {}
     for name, counts in _annotations(manifest).items():
         given, clean, left = counts["source"], counts["clean"], counts["variants"]
@@ -346,7 +336,6 @@ def _classes(manifest: Manifest) -> Iterator[Section]:
 
 
 def _sizes(records: Records) -> Iterator[Section]:
-    """Yield a histogram of the sizes of the source's files on a logarithmic scale; 0 is an unknown size."""
     sizes = np.asarray(records.table.get("source_bytes", ()), np.float64)
     known = sizes[sizes > 0]
     if len(known):
@@ -358,7 +347,6 @@ def _sizes(records: Records) -> Iterator[Section]:
 
 
 def _channels(records: Records, seed: int) -> Iterator[Section]:
-    """Yield a histogram of the values of each channel of at most 256 random clean records, or 64 MiB of them."""
     image, manifest = records.image, records.manifest
     chosen = records.choose(max(1, min(_RECORDS, _BYTES // max(1, manifest.layout.nbytes))), seed)
     if image is None or not chosen:
@@ -387,7 +375,6 @@ def _skipped(manifest: Manifest) -> Iterator[Section]:
 
 
 def _usage(records: Records) -> Block:
-    """Return Python code that reads a cache in batches."""
     manifest = records.manifest
     batch = min(_BATCH, manifest.samples)
     variant = ', variant="epoch"' if manifest.augmented else ""

@@ -63,7 +63,6 @@ class Page:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame, so that its style and a notebook's do not meet."""
         style = "width:100%;height:760px;border:0"
         return (
             f'<iframe srcdoc="{html.escape(self.html)}" title="{escape(self.name)}" sandbox style="{style}"></iframe>'
@@ -102,7 +101,6 @@ class Records:
 
     @property
     def name(self) -> str:
-        """The name of the cache's folder."""
         return Path(self._dataset.place).resolve().name
 
     @property
@@ -111,7 +109,6 @@ class Records:
         return next((field for field in self.manifest.fields if field.name == IMAGE), None)
 
     def need_image(self) -> Field:
-        """Return the image field. Raises UsageError for records without an image."""
         if self.image is None:
             names = ", ".join(self._dataset.names)
             raise UsageError(
@@ -134,7 +131,6 @@ class Records:
         return Shown(label, self.table.paths[position], [self.read(position, variant) for variant in variants])
 
     def label(self, position: int) -> Array | None:
-        """Return the label of the sample at this position of the cache; None without labels."""
         labels = self.table.labels
         return None if labels is None else np.asarray(labels[position])
 
@@ -165,7 +161,6 @@ def variant_name(variant: int) -> str:
 
 
 def describe_label(label: Array | None, classes: Sequence[str]) -> str:
-    """Return a sample's label as text: its class, its classes with their weights, or its values."""
     if label is None:
         return "unlabelled"
     if not label.ndim and label.dtype.kind != "f":
@@ -178,7 +173,6 @@ def describe_label(label: Array | None, classes: Sequence[str]) -> str:
 
 
 def class_name(number: int, classes: Sequence[str]) -> str:
-    """Return the name of a class; its number as text if the class has no name."""
     return classes[number] if 0 <= number < len(classes) else str(number)
 
 
@@ -197,8 +191,6 @@ class Section(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A name, a text about it, figures as pairs of a title and a value, and sections."""
-
     name: str
     text: str
     figures: Sequence[tuple[str, str]]
@@ -206,7 +198,6 @@ class Part(NamedTuple):
 
 
 def make_page(kind: str, parts: Sequence[Part], table: bytes | None = None) -> Page:
-    """Return a page that has the name of its first part; `kind` comes before it in the title."""
     name = parts[0].name
     values = {"title": f"{kind} {name}", "parts": parts, "version": __version__}
     return Page(name, fill("tpucache.report", "page.html", values), table)
@@ -239,7 +230,6 @@ def bars(
     to_text: Callable[[float], str] = "{:,}".format,
     folded: str = "",
 ) -> Block:
-    """Return a table with a bar for each name and amount; shares are those of `total`."""
     rows = [
         (name, f"{100 * amount / (largest or 1):.2f}", to_text(amount), f"{100 * amount / (total or 1):.1f} %")
         for name, amount in pairs
@@ -248,7 +238,6 @@ def bars(
 
 
 def matrix(names: Sequence[str], counts: Array) -> Block:
-    """Return counts by true and then by predicted class."""
     shares = np.ceil(100 * counts / np.maximum(counts.sum(1, keepdims=True), 1))
     rows = [
         (name, [(f"{count:,.0f}", f"{share:.0f}") for count, share in zip(*row, strict=True)])
@@ -308,8 +297,6 @@ class Picture(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """Pictures side by side above their titles and notes, and a short text in the corner."""
-
     pictures: Sequence[Picture]
     titles: Sequence[str]
     notes: Sequence[str]
@@ -336,7 +323,6 @@ def fill(package: str, name: str, values: Mapping[str, object], escape: Callable
 
 
 def check_jinja() -> None:
-    """Raise DependencyError if jinja2 is not installed."""
     try:
         import jinja2  # noqa: F401  # only a check
     except ImportError as error:

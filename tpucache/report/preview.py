@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DependencyError, TpucacheError, UsageError, calling
+from tpucache.errors import DependencyError, UsageError, calling
 from tpucache.native import Array
 from tpucache.report.page import (
     SAMPLES,
@@ -26,8 +26,8 @@ from tpucache.report.page import (
     class_name,
     describe_label,
     variant_name,
+    write_file,
 )
-from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK
 from tpucache.text import printable
 
@@ -155,7 +155,6 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, 
 
 
 def _rows(fields: Mapping[str, Array], name: str, columns: int) -> list[tuple[int, Array]]:
-    """Return the rows of a float field (n, columns) that are finite, with their numbers."""
     found = fields.get(name)
     if found is None or found.dtype.kind != "f" or found.shape[1:] != (columns,):
         return []
@@ -163,7 +162,6 @@ def _rows(fields: Mapping[str, Array], name: str, columns: int) -> list[tuple[in
 
 
 def _with_mask(image: Image.Image, mask: Array) -> Image.Image:
-    """Return the image under a translucent colour for each value of the mask but 0, with outlines."""
     large = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST)).astype(np.int64)
     colours = np.array(PALETTE, np.float32)[(large - 1) % len(PALETTE)]
     is_edge = np.any([np.roll(large, by, axis) != large for by in (1, -1) for axis in (0, 1)], axis=0)
@@ -187,9 +185,8 @@ def make_picture(fields: Mapping[str, Array], classes: Sequence[str], text: str,
     is_small = len(fields) == 1 and longest <= _SMALL
     side = longest if is_small else _PLAIN_SIDE if len(fields) == 1 else _DRAWN_SIDE
     kind, options = ("png", {}) if is_small else ("jpeg", {"quality": _QUALITY})
-    drawn, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
-    drawn.save(target, kind, **options)
-    data = base64.b64encode(target.getvalue()).decode()
+    drawn = draw_record(fields, classes, side, _DENSE)
+    data = base64.b64encode(_encoded(drawn, kind, **options)).decode()
     return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text, head, is_small)
 
 
@@ -206,7 +203,6 @@ def draw_sheet(title: str, line: str, samples: Sequence[Shown], classes: Sequenc
 
 
 def _side_by_side(images: Sequence[Image.Image], gap: int, columns: int = 1 << 20) -> Image.Image:
-    """Return images of one size in rows of `columns`."""
     width, height = (side + gap for side in images[0].size)
     columns = min(columns, len(images))
     laid = Image.new("RGB", (columns * width - gap, math.ceil(len(images) / columns) * height - gap), _PAPER)
@@ -216,7 +212,6 @@ def _side_by_side(images: Sequence[Image.Image], gap: int, columns: int = 1 << 2
 
 
 def _below(title: str, line: str, image: Image.Image, size: int, margin: int = 0) -> Image.Image:
-    """Return an image below a title in letters of `size` pixels and a line in small letters."""
     top = margin + size + 2 * _SMALL_TEXT + margin // 2
     width = max(image.width, _MIN_WIDTH if margin else 0)
     whole = Image.new("RGB", (width + 2 * margin, top + image.height + margin), _PAPER)
@@ -265,28 +260,26 @@ def preview_cache(
 
 
 def contact_sheet(cache: str | Path) -> bytes | None:
-    """Return a contact sheet of a cache as a PNG; None without images."""
-    if Records(cache).image is None:
-        return None
-    target = io.BytesIO()
-    preview_cache(cache, side=128).save(target, "PNG")
-    return target.getvalue()
+    return None if Records(cache).image is None else _encoded(preview_cache(cache, side=128), "png")
 
 
-@calling("Pillow")
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
     """Write a picture in the format that the suffix of `path` names. Raises UsageError or TpucacheError."""
     path = Path(path)
-    check_no_cache_file(path)
     try:
-        picture.save(path)
-    except ValueError as error:
+        data = _encoded(picture, Image.registered_extensions()[path.suffix.lower()])
+    except KeyError as error:
         raise UsageError(
             f"the ending of {path.name!r} is that of no picture format: use .png, .jpg or .webp"
         ) from error
-    except OSError as error:
-        raise TpucacheError(f"the picture cannot be written: {error}. Give another path") from error
+    write_file(path, data)
     return path
+
+
+def _encoded(picture: Image.Image, kind: str, **options: int) -> bytes:
+    target = io.BytesIO()
+    picture.save(target, kind, **options)
+    return target.getvalue()
 
 
 # A batch as the model receives it in training: augmented on the device, with mixed labels.
