@@ -84,7 +84,6 @@ def cut(directory: Path) -> Path:
 
 def half_removed(directory: Path) -> Path:
     (directory / "index.npy").unlink()
-    directory.with_name(f"{directory.name}.use").unlink()
     return directory.rename(directory.with_name(f".removed-{'0' * 16}"))
 
 

@@ -1,8 +1,8 @@
 """Find, build and remove the caches of drop-in data sets. The caches are stored in these folders:
 
 FOLDER/datasets/train-1f0c…/       one data set and recipe; the name ends with a digest of their identity
-    7b52…/                         the cache for one state of the data set's pictures, named by the state's digest
-    7b52….use                      locked by each process that reads or builds the cache
+    7b52…/                         the cache for one state of the data set's pictures, named by the state's digest; each
+                                   process that reads or builds it has a shared lock on this folder
     .removed-9d41…/                a cache that is being removed, or whose removal was interrupted
 """
 
@@ -17,16 +17,17 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tpucache.adopt.growing import start_building
-from tpucache.errors import BuildError, DamageError, FormatError, SampleError, StoreError
+from tpucache.adopt.growing import LEAST_GROWING, start_building
+from tpucache.errors import BuildError, DamageError, FormatError, SampleError, SourceError, StoreError
 from tpucache.progress import LateProgress, note
+from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.cache import Cache
-from tpucache.store.files import OpenFile, check_is_local
+from tpucache.store.files import OpenFolder, check_is_local
 from tpucache.store.format import WORK_NAME, is_cache_file
 from tpucache.store.growing import LOCK_NAME
 from tpucache.store.lock import flock, is_held
@@ -35,7 +36,6 @@ from tpucache.text import duration_text, size_text
 from tpucache.warmup.run.folder import HeldError, finished_cache
 
 if TYPE_CHECKING:
-    from tpucache.recipe import Recipe
     from tpucache.warmup.build_options import OnError
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.sources.source import Source
@@ -47,6 +47,7 @@ _LONGEST_NAME: Final = 40
 _PLACE: Final = re.compile(r".+-[0-9a-f]{16}")  # the folder of a data set and recipe
 _STATE: Final = re.compile(r"[0-9a-f]{1,32}")
 _REMOVED: Final = ".removed-"
+_UNFINISHED: Final = "unfinished"
 _ANY: Final = re.compile(rf"{_STATE.pattern}|{re.escape(_REMOVED)}[0-9a-f]{{16}}")
 
 
@@ -57,6 +58,10 @@ class BuildChoices:
     recipe: Recipe
     jobs: int | None = None
     on_error: OnError = "fail"
+
+    def grows(self, samples: int) -> bool:
+        """Return whether the cache of so many samples is read while it is built."""
+        return self.on_error == "fail" and samples >= LEAST_GROWING
 
 
 class KeptFolder(NamedTuple):
@@ -147,7 +152,7 @@ def _problem(directory: Path) -> str:
             return ""
     except (StoreError, OSError) as error:
         return f"damaged ({error})"
-    return "unfinished" if (directory / WORK_NAME).is_dir() else "without its manifest"
+    return _UNFINISHED if (directory / WORK_NAME).is_dir() else "without its manifest"
 
 
 def _size(directory: Path) -> int:
@@ -168,16 +173,16 @@ class KeptCache(NamedTuple):
 class Kept:
     """All caches of one data set and recipe. There is one cache for each state of the pictures."""
 
-    def __init__(self, name: str, identity: Any, below: str | Path | None) -> None:
+    def __init__(self, name: str, identity: Any, below: str | Path | None, choices: BuildChoices) -> None:
         """Compute the path of the folder for these caches; the folder is not made yet.
 
         `name` is the data set's name, for the folder's name and for messages. `identity` (JSON values) differs for each
-        data set and recipe. `below` is the folder for all data sets, by default `default_directory()`.
+        data set. `below` is the folder for all data sets, by default `default_directory()`.
         """
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        plain = _UNSAFE.sub("_", name).strip("._")[:_LONGEST_NAME] or "set"
-        self.name = name
-        self.folder = _base(below) / FOLDER / f"{plain}-{digest}"
+        told = json.dumps([identity, fingerprint(choices.recipe.to_dict())], sort_keys=True)
+        self._plain = _UNSAFE.sub("_", name).strip("._")[:_LONGEST_NAME] or "set"
+        self.name, self._choices = name, choices
+        self.folder = _base(below) / FOLDER / f"{self._plain}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
     def states(self) -> list[str]:
         """Return the states that have a cache, finished or not."""
@@ -185,10 +190,10 @@ class Kept:
 
     def namesakes(self) -> int:
         """Return the number of folders for other data sets and recipes of the same name."""
-        name = self.folder.name.rpartition("-")[0]
-        return len({*_folders(self.folder.parent, re.compile(rf"{re.escape(name)}-[0-9a-f]{{16}}"))} - {self.folder})
+        places = re.compile(rf"{re.escape(self._plain)}-[0-9a-f]{{16}}")
+        return len({*_folders(self.folder.parent, places)} - {self.folder})
 
-    def open(self, state: str, on_error: OnError) -> KeptCache | None:
+    def open(self, state: str) -> KeptCache | None:
         """Return the finished cache for a state of the pictures, or None if there is none that can be read.
 
         This needs no permission to write.
@@ -208,94 +213,101 @@ class Kept:
             ) from error
         if cache is None:
             return None
-        if cache.manifest.skipped and on_error == "fail":
+        if cache.manifest.skipped and self._choices.on_error == "fail":
             skipped = cache.manifest.skipped[0]
             raise SampleError(skipped.path, f"{skipped.reason}; or leave such samples out with on_error='skip'")
         return KeptCache(cache, use)
 
-    def build(
-        self, state: str, source: Source, choices: BuildChoices, check: Callable[[], None] = lambda: None
-    ) -> KeptCache:
+    def build(self, state: str, source: Any, find: Callable[[], str], *, grows: bool = False) -> KeptCache:
         """Build the cache for a state of the pictures, or continue a build that was killed.
 
-        If another process is building it, wait for that process. `check` is called at the end: if the source has
-        changed, it raises an error, and the cache stays unfinished. After a build, caches of other states are removed
-        unless a process reads them.
+        `source` is a source, or a `functools.partial` that makes one. If `find`, called at the end, returns another
+        state, a SourceError is raised, and nothing is kept. After a build, caches of other states are removed unless a
+        process reads them.
+
+        If another process is building the cache, wait for that process. With `grows`, another process builds, and the
+        cache is returned once the source is listed: an error of the build is raised by this call, or in a reader that
+        waits for a record. `source` and `find` are pickled.
         """
-        with self._writing(state) as directory:
+        directory = self.folder / state
+        others: dict[str, Any] = {
+            **vars(self._choices),
+            "check": functools.partial(_check_unchanged, find, state, self.name),
+            "announce": functools.partial(_announce, self.name, directory),
+        }
+        with self._writing(directory):
             use, has_noted = Use(directory), False
-            while (found := self.open(state, choices.on_error)) is None:
+            if grows:
+                done = functools.partial(self.remove_others, state)
+                return KeptCache(start_building(source, directory, {**others, "done": done})(), use)
+            source = source() if isinstance(source, functools.partial) else source
+            while (found := self.open(state)) is None:
                 try:
-                    self._make(directory, source, choices, check)
+                    self._make(directory, source, others)
                     self.remove_others(state)
                 except HeldError as error:
                     if not has_noted:
                         note(f"{self.name}: waiting for the process that builds its cache: {error}")
                     has_noted = True
-            return found._replace(use=use)
-
-    def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
-        """Let another process build the cache for a state of the pictures; return the cache once `source` is listed.
-
-        If a process is building this cache already, no second build is started. `source` is a source, or a
-        `functools.partial` that makes one. `check` is called at the end of the build, as by `build`. Both are pickled.
-        An error of the build is raised by this call, or in a reader that waits for a record.
-        """
-        with self._writing(state) as directory:
-            use, done = Use(directory), functools.partial(self.remove_others, state)
-            others = self._arguments(directory, choices, check)
-            return KeptCache(start_building(source, directory, {**others, "done": done})(), use)
+            return found
 
     @contextlib.contextmanager
-    def _writing(self, state: str) -> Iterator[Path]:
-        """Yield the folder of a cache that is built in it. An OSError here or in the `with` block becomes a BuildError.
+    def _writing(self, directory: Path) -> Iterator[None]:
+        """Make the folder of a cache. An OSError here or in the `with` block becomes a BuildError.
 
-        What cannot be read there, and is no unfinished build, is removed.
+        What is there, and can neither be read nor continued, is removed.
         """
-        directory = self.folder / state
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_own(self.folder, self.folder.parents[1])
-            if (problem := _problem(directory)) != "unfinished" and problem and directory.is_dir():
+            if _names(directory) and (problem := _problem(directory)) not in ("", _UNFINISHED):
                 _remove(directory)
                 if not directory.exists():
                     note(f"{self.name}: its cache was {problem}, and is built again")
-            yield directory
+            directory.mkdir(exist_ok=True)
+            yield
         except OSError as error:
             raise BuildError(
                 f"the cache of {self.name} cannot be kept in {self.folder}: {error}. Give another folder as cache=, or "
                 "set TPUCACHE_DIR"
             ) from error
+        finally:
+            with contextlib.suppress(OSError):  # it is not empty
+                directory.rmdir()
 
-    def _arguments(self, directory: Path, choices: BuildChoices, check: Callable[[], None]) -> dict[str, Any]:
-        announce = functools.partial(_announce, self.name, directory)
-        return {**vars(choices), "check": check, "announce": announce}
-
-    def _make(self, directory: Path, source: Source, choices: BuildChoices, check: Callable[[], None]) -> None:
+    def _make(self, directory: Path, source: Source, others: Mapping[str, Any]) -> None:
         from tpucache.warmup.build import build_cache
 
-        if directory.exists():
+        if _names(directory):
             note(f"{self.name}: continuing the cache that a stopped process has left unfinished")
-        elif self.states():
+        elif len(self.states()) > 1:
             note(f"{self.name} has changed since its cache was made")
         began = time.monotonic()
         with LateProgress("build") as bar:
-            others = self._arguments(directory, choices, check)
             manifest = build_cache(source, directory, on_progress=bar.show_build, **others)
         note(
             f"{self.name}: {manifest.samples:,} pictures, {size_text(manifest.total_bytes)}, "
             f"{duration_text(time.monotonic() - began)}; later runs with the same pictures will use this cache"
         )
 
-    def remove(self, state: str) -> None:
-        """Remove the cache for a state of the pictures, unless a process reads or builds it."""
-        _remove(self.folder / state)
+    def remove(self, directory: Path) -> None:
+        """Remove one of these caches, unless a process reads or builds it."""
+        with contextlib.suppress(OSError):  # another process has just removed it
+            _remove(directory)
 
     def remove_others(self, state: str) -> None:
-        """Remove the caches for all other states of the pictures, as by `remove`, and half removed ones."""
+        """Remove the caches for all other states of the pictures, and half removed ones, as by `remove`."""
         for other in _folders(self.folder, _ANY):
             if other.name != state:
-                _remove(other)
+                self.remove(other)
+
+
+def _check_unchanged(find: Callable[[], str], state: str, name: str) -> None:
+    if find() != state:
+        raise SourceError(
+            f"pictures of {name} were changed while its cache was made: run this again when no other program writes "
+            "there"
+        )
 
 
 def _announce(name: str, directory: Path, expected: Estimate) -> None:
@@ -308,59 +320,30 @@ def _announce(name: str, directory: Path, expected: Estimate) -> None:
 class Use:
     """A shared lock that keeps other processes from removing a cache, as long as this object exists.
 
-    A forked process, and a process that unpickles a copy, hold the lock, too. If the file system has no locks, or this
-    user may not read or make the lock file, there is no lock.
+    A forked process, and a process that unpickles a copy, hold the lock, too. If the file system has no locks, there is
+    no lock. Raises FileNotFoundError if the cache is being removed.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._lock = _shared_lock(_use_path(directory))
+        self._directory, self._folder = directory, OpenFolder(directory)
+        is_locked = True
+        with contextlib.suppress(OSError):  # no locks
+            is_locked = flock(self._folder.number, is_shared=True)
+        if not is_locked or not os.path.samestat(os.fstat(self._folder.number), directory.stat()):
+            raise FileNotFoundError(f"{directory} is being removed")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Use, (self._directory,)
 
 
-def _use_path(directory: Path) -> Path:
-    return directory.with_name(f"{directory.name}.use")
-
-
-def _shared_lock(path: Path) -> OpenFile | None:
-    """Make a file if it is missing, and take a shared lock on it. Returns None if that is impossible."""
-    while True:
-        try:
-            file = _open_lock(path)
-        except OSError:
-            try:
-                file = OpenFile(path)
-            except OSError:  # this process cannot write into the folder
-                return None
-        try:
-            is_locked = flock(file.number, is_shared=True)
-        except OSError:  # no locks
-            return None
-        if not is_locked:
-            raise FileNotFoundError(f"{path.with_suffix('')} is being removed")
-        with contextlib.suppress(FileNotFoundError):  # a process has just removed the cache and this file
-            if os.path.samestat(os.fstat(file.number), path.stat()):
-                return file
-
-
-def _open_lock(path: Path) -> OpenFile:
-    return OpenFile.of(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
-
-
 def _remove(directory: Path) -> None:
     """Remove a cache, finished or not, unless a process reads or builds it, or the system has no file locks."""
     if not directory.name.startswith(_REMOVED):
-        path = _use_path(directory)
-        file = _open_lock(path)
-        try:
-            is_used = is_held(directory / WORK_NAME / LOCK_NAME) or not flock(file.number)
-            if is_used or not all(map(_is_ours, _names(directory))):
-                return
-            # It disappears in one step.
-            directory = directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))
-            path.unlink()
-        except OSError:  # the file system has no locks
+        folder, is_free = OpenFolder(directory), False
+        with contextlib.suppress(OSError):  # no locks
+            is_free = flock(folder.number) and not is_held(directory / WORK_NAME / LOCK_NAME)
+        if not is_free or not all(map(_is_ours, _names(directory))):
             return
+        # It disappears in one step.
+        directory = directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))
     shutil.rmtree(directory, ignore_errors=True)

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tpucache.adopt.growing import LEAST_GROWING
 from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
 from tpucache.adopt.states import (
     CONTENT,
     MapStyleSource,
     PictureFolderSource,
     at_rest,
-    check_unchanged,
     compared,
     folder_state,
     hugging_face_state,
@@ -32,7 +30,7 @@ from tpucache.errors import SourceError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.tensors import Dataset
 from tpucache.progress import note
-from tpucache.recipe import Recipe, fingerprint
+from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import check_is_local
 from tpucache.warmup.sources.datasets import DatasetSource, is_saved, is_stream, load_saved
@@ -193,7 +191,6 @@ class ImageFolder(PictureDataset):
         self.samples: list[tuple[str, Any]] = list(zip(paths, self.targets, strict=True))
         self.imgs = self.samples
         self._original_samples = tuple(self.samples)  # in the order of the cache; callers may change `samples`
-        self._positions: dict[str, int] = {}  # by path; filled when it is first needed
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -206,11 +203,13 @@ class ImageFolder(PictureDataset):
         positions = [self._position(path, at) for at, (path, _) in enumerate(self.samples)]
         return positions, [label for _, label in self.samples]
 
+    @functools.cached_property
+    def _positions(self) -> dict[str, int]:
+        return {path: at for at, (path, _) in enumerate(self._original_samples)}
+
     def _position(self, path: str, guess: int) -> int:
         if 0 <= guess < len(self._original_samples) and self._original_samples[guess][0] == path:
             return guess
-        if not self._positions:
-            self._positions = {each: at for at, (each, _) in enumerate(self._original_samples)}
         if path not in self._positions:
             raise UsageError(f"{path} is not one of the pictures that {self.root} had when this ImageFolder was opened")
         return self._positions[path]
@@ -245,25 +244,26 @@ def cached(
     choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
     source = MapStyleSource(dataset)
     numbers: Sequence[int] = compared(len(source))
-    few, made_by = source.state(numbers, 1), fingerprint(choices.recipe.to_dict())
+    few = source.state(numbers, 1)
     if identity is not None:
-        kept = Kept(identity, ["cached", identity, made_by], cache)
+        kept = Kept(identity, ["cached", identity], cache, choices)
     else:
         numbers = range(len(source))
-        kept = Kept(source.name, ["cached", source.kind, few, made_by], cache)
+        kept = Kept(source.name, ["cached", source.kind, few], cache, choices)
         if kept.states():
             note(
                 f"{kept.name}: comparing all {len(source):,} pictures with its cache. To compare only a few, pass an "
                 "identity=, a text by which you state that the pictures are the same"
             )
     state = source.state(numbers, jobs)  # the few are read again, so that items that differ each time are found early
-    found = _opened(kept, state, source, choices)
+    found = kept.open(state) or kept.build(state, source, lambda: state)
     table = found.cache.samples
     try:
         source.check(dict(zip(table.numbers.tolist(), map(str, table[CONTENT]), strict=True)))
     except UsageError:
+        directory = found.cache.directory
         del found
-        kept.remove(state)
+        kept.remove(directory)
         raise
     return PictureDataset(found, transform, target_transform)
 
@@ -306,7 +306,7 @@ def from_hf(
     except UsageError as error:  # the data set is in memory
         raise UsageError(f"{error}; or call dataset.save_to_disk(FOLDER), and from_hf(FOLDER)") from error
     name = f"{dataset.info.dataset_name or 'dataset'}-{dataset.split or 'all'}"
-    kept = Kept(name, ["from_hf", dataset._fingerprint, fingerprint(choices.recipe.to_dict())], cache)
+    kept = Kept(name, ["from_hf", dataset._fingerprint], cache, choices)
     if not kept.states() and (others := kept.namesakes()):
         note(
             f"{name}: caches of {others:,} other data sets or recipes of this name are kept. If each run adds one, the "
@@ -314,7 +314,9 @@ def from_hf(
             f"{name}` removes these caches"
         )
     find = functools.partial(hugging_face_state, dataset, source)
-    return PictureDataset(_opened(kept, find(), source, choices, len(dataset), find), transform, target_transform)
+    state = find()
+    found = kept.open(state) or kept.build(state, source, find, grows=choices.grows(len(dataset)))
+    return PictureDataset(found, transform, target_transform)
 
 
 def _check_hugging_face(dataset: Any) -> None:
@@ -335,29 +337,9 @@ def _check_hugging_face(dataset: Any) -> None:
         raise UsageError("the data set has no samples")
 
 
-def _opened(
-    kept: Kept,
-    state: str,
-    source: Any,
-    choices: BuildChoices,
-    samples: int = 0,
-    find: Callable[[], str] | None = None,
-) -> KeptCache:
-    """Return the cache for a state. Build it if there is none; while it is read, if there are many `samples`.
-
-    `source` is a source, or a `functools.partial` that makes one. `find` returns the state again at the end.
-    """
-    if (found := kept.open(state, choices.on_error)) is not None:
-        return found
-    check = functools.partial(check_unchanged, find, state, kept.name) if find is not None else lambda: None
-    if find is not None and choices.on_error == "fail" and samples >= LEAST_GROWING:
-        return kept.grow(state, source, choices, check)
-    return kept.build(state, source() if isinstance(source, functools.partial) else source, choices, check)
-
-
 def _kept_folder(root: str, cache: str | Path | None, choices: BuildChoices, allow_empty: bool) -> KeptCache:
     real = os.path.realpath(root)
-    kept = Kept(Path(real).name, ["ImageFolder", real, fingerprint(choices.recipe.to_dict())], cache)
+    kept = Kept(Path(real).name, ["ImageFolder", real], cache, choices)
     if kept.folder.is_relative_to(real) or Path(os.path.realpath(kept.folder)).is_relative_to(real):
         raise UsageError(
             f"the cache would lie in {kept.folder}, inside of {root}, whose folders are classes: give another folder "
@@ -368,7 +350,8 @@ def _kept_folder(root: str, cache: str | Path | None, choices: BuildChoices, all
     )
     source = functools.partial(PictureFolderSource, real, folder)
     find = functools.partial(folder_state, real, allow_empty)
-    return _opened(kept, folder.state, source, choices, len(folder.files), find)
+    grows = choices.grows(len(folder.files))
+    return kept.open(folder.state) or kept.build(folder.state, source, find, grows=grows)
 
 
 def _own_method(dataset: PictureDataset) -> str | None:

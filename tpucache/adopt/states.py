@@ -47,15 +47,6 @@ _MOST_LISTINGS: Final = 5
 T = TypeVar("T")
 
 
-def check_unchanged(find: Callable[[], str], state: str, name: str) -> None:
-    """Raise SourceError if `find` returns another state now. `name` is that of the data set."""
-    if find() != state:
-        raise SourceError(
-            f"pictures of {name} were changed while its cache was made: run this again when no other program writes "
-            "there"
-        )
-
-
 def at_rest(look: Callable[[], T], times: Callable[[T], Sequence[int]]) -> T:
     """Return what `look` sees of files, so late that any later change gives a file a new time.
 
@@ -142,7 +133,6 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
 
 
 def folder_state(root: str, allow_empty: bool) -> str:
-    """Return the state of a folder."""
     return list_pictures(root, allow_empty=allow_empty).state
 
 
