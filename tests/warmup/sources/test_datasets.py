@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from PIL import Image
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.sources import DatasetSource, Sample, open_source
-from tpucache.warmup.sources import datasets as dataset
 from tpucache.warmup.sources.source import Item
 
 IMAGE = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
 NAME = "datasets_by_test:make"
+
+_NUMBERS = itertools.count()
 
 Make = Callable[..., DatasetSource]
 
@@ -43,22 +45,18 @@ class _Dataset:
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """An importable module, and a source that remembers nothing of other tests' datasets."""
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """An importable module. A process keeps what a function of it made, so that each has a name of its own."""
     module = types.ModuleType("datasets_by_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for cached in (dataset._dataset, dataset._numbers):
-        cached.cache_clear()
-    yield module
-    for cached in (dataset._dataset, dataset._numbers):
-        cached.cache_clear()
+    return module
 
 
 @pytest.fixture
 def make(module: types.ModuleType) -> Make:
     def make(*items: Any, **attributes: Any) -> DatasetSource:
-        module.make = lambda: _Dataset(items, **attributes)  # type: ignore[attr-defined]
-        return DatasetSource(NAME)
+        setattr(module, name := f"make{next(_NUMBERS)}", lambda: _Dataset(items, **attributes))
+        return DatasetSource(f"{module.__name__}:{name}")
 
     return make
 
@@ -81,8 +79,8 @@ def test_the_callable_is_called_once_a_process_and_only_when_needed(module: type
         calls.append(1)
         return _Dataset([IMAGE, IMAGE], classes=["a", "b"])
 
-    module.make = create  # type: ignore[attr-defined]
-    source = open_source(NAME)
+    module.counted = create  # type: ignore[attr-defined]
+    source = open_source("datasets_by_test:counted")
     assert not calls
     copy = pickle.loads(pickle.dumps(source))
     assert not calls
@@ -111,9 +109,9 @@ def test_classes_that_are_no_different_names_are_told_of(
 @pytest.mark.parametrize(
     ("name", "created", "error", "reason"),
     [
-        (NAME, lambda: {}[1], SourceError, f"{NAME} .*raised KeyError"),
-        (NAME, lambda: 7, SourceError, f"{NAME} .*returned a int"),
-        (NAME, lambda: {1}, SourceError, f"{NAME} .*a set"),
+        (NAME, lambda: {}[1], SourceError, f"{NAME}.*raised KeyError"),
+        (NAME, lambda: 7, SourceError, f"{NAME}.*returned a int"),
+        (NAME, lambda: {1}, SourceError, f"{NAME}.*a set"),
         (NAME, lambda: _Dataset([IMAGE, IMAGE], paths=["a"]), SourceError, f"{NAME}.*paths"),
         (NAME, lambda: _Dataset([IMAGE, IMAGE], paths=[1, 2]), SourceError, f"{NAME}.*paths"),
         (NAME, lambda: _Dataset([IMAGE], classes=["a", "b"], class_to_idx={"b": 0, "a": 1}), SourceError, "classes"),
@@ -124,9 +122,11 @@ def test_classes_that_are_no_different_names_are_told_of(
 def test_what_is_no_dataset_is_refused(
     module: types.ModuleType, name: str, created: Any, error: type[Exception], reason: str
 ) -> None:
-    module.make = created  # type: ignore[attr-defined]
+    own = name.replace("make", f"make{next(_NUMBERS)}")
+    if created:
+        setattr(module, own.rpartition(":")[2], created)
     with pytest.raises(error, match=reason):
-        open_source(name).list()
+        open_source(own if created else name).list()
 
 
 @pytest.mark.parametrize("image", [IMAGE, Image.fromarray(IMAGE)], ids=["array", "PIL"])
@@ -259,7 +259,7 @@ def test_an_image_that_is_decoded_late_and_broken_is_a_sample_error(make: Make) 
 def test_an_exception_of_the_dataset_is_a_sample_error_with_its_type(make: Make) -> None:
     source = make(IMAGE, ZeroDivisionError("by zero"), paths=["a", "b"])
     _load(source, 0)
-    with pytest.raises(SampleError, match=f"{NAME} raised ZeroDivisionError: by zero") as caught:
+    with pytest.raises(SampleError, match=f"{NAME}.* raised ZeroDivisionError: by zero") as caught:
         _load(source, 1)
     assert caught.value.path == "b"
 

@@ -8,7 +8,6 @@ with mask or seg. `cls` is the number or name of a class; `json` an object of co
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 from collections import Counter
@@ -44,6 +43,8 @@ Read = Callable[[Member, str], bytes]
 _TABLE: Final = ".csv"
 _CLASS, _JSON, _TEXT, _ARRAY = "cls", "json", "txt", "npy"
 _MASKS: Final = ("mask", "seg")
+#: How the texts of a JPEG and of a PNG in base64 begin.
+_BASE64: Final = ("/9j/", "iVBORw0KGgo")
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -107,6 +108,8 @@ class ArchiveSource:
 
     def load(self, sample: Sample) -> Item:
         """Return its content."""
+        if sample.fault:
+            raise SampleError(sample.path, sample.fault)
         return read_group(sample, self._files.read)
 
 
@@ -185,8 +188,9 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
         for number, group in enumerate(groups.values()):
             members = tuple(files[name] for name in group.values())
             named = next((name for ending, name in group.items() if _kind(ending) == IMAGE), next(iter(group.values())))
-            samples.append(Sample(number, named, None, sum(member.bytes for member in members), members))
-            found.append(_listed_metadata(samples[-1], read))
+            metadata, fault = _metadata(group, files, read, named)
+            samples.append(Sample(number, named, None, sum(member.bytes for member in members), members, fault))
+            found.append(metadata)
             progress.advance(1)
     columns: dict[str, Sequence[Any]] = {
         name: [metadata.get(name) for metadata in found] for name in dict.fromkeys(n for m in found for n in m)
@@ -200,11 +204,40 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     if not options.label_cols:
         tell_of_others(where, likely)
     free = [name for name in columns if name not in labels and options.is_kept(name)]
-    kept = [name for name in free if all(isinstance(value, (str, int, float, NoneType)) for value in columns[name])]
+    kept = [name for name in free if all(map(_is_plain, columns[name]))]
     if unread := [name for name in free if name not in kept]:
-        _log.warning("%s: leaving out keys of JSON that are neither numbers nor text: %s", where, ", ".join(unread))
+        _log.warning(
+            "%s: leaving out keys of JSON that are neither numbers nor plain text: %s", where, ", ".join(unread)
+        )
     left = dict(sorted(left_out.items()))
     return to_listing(samples, columns, where, options, labels=labels, kept=kept, left_out=left)
+
+
+def _metadata(
+    group: Mapping[str, str], files: Mapping[str, Member], read: Read, path: str
+) -> tuple[dict[str, Any], str]:
+    """Return the label, columns and text of a sample's files, and why one of them cannot be used, or ""."""
+    known: dict[str, Any] = {}
+    fault = ""
+    for kind in (_JSON, _CLASS, _TEXT):  # other files win over keys of a .json
+        try:
+            if kind not in group:
+                continue
+            text = read(files[group[kind]], path).decode("utf-8-sig")  # Windows begins texts with a byte order mark
+            content = parse_json(text) if kind == _JSON else {kind: text.strip() if kind == _CLASS else text}
+            if not isinstance(content, dict):
+                raise SampleError(path, f"its JSON is a {type(content).__name__}: give an object")
+            known |= content
+        except ValueError as error:
+            fault = f"its .{kind} cannot be read: {error}"
+        except SampleError as error:
+            fault = error.reason
+    return known, fault
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value of JSON is a number or a text that is no image in base64."""
+    return isinstance(value, (int, float, NoneType)) or (isinstance(value, str) and not value.startswith(_BASE64))
 
 
 def read_group(sample: Sample, read: Read) -> Item:
@@ -213,44 +246,21 @@ def read_group(sample: Sample, read: Read) -> Item:
     arrays: dict[str, Array] = {}
     for member in sample.members:
         ending = _split(member.name)[1]
-        kind, data = _kind(ending), read(member, sample.path)
+        kind = _kind(ending)
         if kind in fields:
             raise SampleError(
                 sample.path, f"has more than one {kind}: give each file a name of its own before the first dot"
             )
         if kind in (IMAGE, MASK):
-            fields[kind] = data
+            fields[kind] = read(member, sample.path)
         elif kind == _ARRAY:
+            data = read(member, sample.path)
             arrays[ending.removesuffix(_ARRAY).rstrip(".") or "array"] = _array(data, sample.path)
-        else:
-            _metadata(kind, data, sample.path)  # a broken file is an error here
     safe = field_names(arrays)
     fields |= {safe[name]: array for name, array in arrays.items()}
     if not fields:
         raise SampleError(sample.path, "has no image and no .npy array among its files")
     return Item(fields)
-
-
-def _listed_metadata(sample: Sample, read: Read) -> dict[str, Any]:
-    """Return a sample's label, columns and text. Unreadable metadata are ignored here: loading raises the error."""
-    known: dict[str, Any] = {}
-    kinds = [(_kind(_split(member.name)[1]), member) for member in sample.members]
-    for kind, member in sorted(kinds, key=lambda each: each[0] != _JSON):  # other files win over keys of a .json
-        if kind in (_CLASS, _JSON, _TEXT):
-            with contextlib.suppress(SampleError):
-                known |= _metadata(kind, read(member, sample.path), sample.path)
-    return known
-
-
-def _metadata(kind: str, data: bytes, path: str) -> dict[str, Any]:
-    try:
-        text = data.decode("utf-8-sig")  # Windows begins texts with a byte order mark
-        content = parse_json(text) if kind == _JSON else {kind: text.strip() if kind == _CLASS else text}
-    except ValueError as error:
-        raise SampleError(path, f"its .{kind} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise SampleError(path, f"its JSON is a {type(content).__name__}: give an object")
-    return content
 
 
 def _class_column(values: Sequence[Any]) -> Sequence[Any]:

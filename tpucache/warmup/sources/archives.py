@@ -17,16 +17,16 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Final
 
 from tpucache import machine
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
-from tpucache.store.ahead import ThreadCache, open_scanned
-from tpucache.store.files import OpenFile, open_file
-from tpucache.warmup.sources.source import Member, find_files, has_wildcard, split_pattern
+from tpucache.store.ahead import open_scanned
+from tpucache.store.files import OpenFile
+from tpucache.warmup.sources.source import Member, cached_until_changed, find_files, has_wildcard, split_pattern
 
 _ZIP: Final = ".zip"
 #: The suffixes of archives. Compressed ones are listed so that the error can say what they are.
@@ -62,13 +62,6 @@ class ArchiveFiles:
     root: Path
     pattern: str
     inside: str = ""
-    #: Opens an archive. Storage that answers late would answer twice for each file, if its archive were opened again.
-    _open: ThreadCache[[Path], OpenFile] = field(
-        default_factory=lambda: ThreadCache(OpenFile, _MOST_OPEN), init=False, repr=False, compare=False
-    )
-
-    def __reduce__(self) -> tuple[type[ArchiveFiles], tuple[Path, str, str]]:
-        return type(self), (self.root, self.pattern, self.inside)  # without files that only this process has opened
 
     def __str__(self) -> str:
         return str(self.root / self.pattern / self.inside)
@@ -83,40 +76,34 @@ class ArchiveFiles:
 
         Names are relative to `inside`; with several archives, they begin with the archive's path.
         """
-        return without_folders(self.entries())
+        return {name: member for name, member in self.entries().items() if not name.endswith("/")}
 
     def entries(self) -> dict[str, Member]:
         """Return all files and folders by name, as `list` does; the name of a folder ends with a slash."""
-        self._open.cache_clear()  # archives may have been replaced since an earlier listing
         found: dict[str, Member] = {}
+        start = f"{self.inside}/" if self.inside else ""
         with Progress(None, "list", "files", is_brief=True) as progress:
-            for archive in find_files(self.root, self.pattern):
-                found |= self._entries_of(archive.as_posix(), progress.advance)
-        if not without_folders(found):
+            for each in find_files(self.root, self.pattern):
+                path, name = self.root / each, each.as_posix()
+                if not _NAMES.search(path.name):
+                    raise SourceError(f"{path} does not end with .zip or .tar: give a pattern of archives alone")
+                prefix = f"{name}/" if self.is_several else ""
+                found |= {
+                    prefix + text.removeprefix(start): member
+                    for text, member in plain_members(_members(path, name, progress.advance), str(path)).items()
+                    if text.startswith(start) and text != start
+                }
+        if all(name.endswith("/") for name in found):
             raise SourceError(f"{self} holds no files")
         return found
-
-    def _entries_of(self, name: str, advance: Callable[[int], None]) -> dict[str, Member]:
-        path = self.root / name
-        if not _NAMES.search(path.name):
-            raise SourceError(f"{path} does not end with .zip or .tar: give a pattern that matches only archives")
-        members = (list_zip if path.suffix.lower() == _ZIP else list_tar)(path, name, advance)
-        prefix = f"{name}/" if self.is_several else ""
-        start = f"{self.inside}/" if self.inside else ""
-        found = plain_members(members, str(path))
-        return {
-            prefix + text[len(start) :]: member
-            for text, member in found.items()
-            if len(text) > len(start) and text.startswith(start)
-        }
 
     def read(self, member: Member, path: str) -> bytes:
         """Return a file's content."""
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file in an archive may have at most {_LARGEST:,}")
         archive = self.root / member.archive
+        opened = _opened(archive)  # stays open as long as this refers to it
         try:
-            opened = self._open(archive)  # stays open as long as this refers to it
             if archive.suffix.lower() != _ZIP:
                 return read_tar(opened.number, member, path)
             return read_zip(functools.partial(os.pread, opened.number), member, path)
@@ -134,9 +121,9 @@ def find_archive(source: str | Path) -> ArchiveFiles | None:
     return None
 
 
-def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
-    """Return the entries that are files."""
-    return {name: member for name, member in entries.items() if not name.endswith("/")}
+@cached_until_changed(_MOST_OPEN)
+def _opened(archive: Path) -> OpenFile:
+    return OpenFile(archive)
 
 
 def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
@@ -156,30 +143,39 @@ def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
     return found
 
 
-def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return a Member for each file and folder of a tar, in order; `archive` is the tar's path in the Members.
+def _members(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
+    """Return a Member for each file and folder of an archive; `archive` is its path in the Members.
 
-    A link stands for the file that it names. The name of a folder ends with a slash. `advance` is called with 1 for
-    each entry.
+    The name of a folder ends with a slash. `advance` is called with the number of entries that were read.
     """
     try:
-        with open_scanned(path) as file:
-            start = file.read(_BLOCK)
-            kind = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
-            if kind is not None:
-                raise SourceError(
-                    f"{path} is compressed as a whole ({kind}), so that single files cannot be read: decompress "
-                    "it to a .tar, or make a .zip of it"
-                )
-            file.seek(0)
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                entries = _entries(tar, advance)
-                end = tar.offset
-            _check_end(path, end)
+        if path.suffix.lower() != _ZIP:
+            with open_scanned(path) as file:
+                return _list_tar(file, path, archive, advance)
+        opened = _opened(path)
+        size = os.fstat(opened.number).st_size
+        with zip_file(lambda start, stop: machine.pread(opened.number, stop - start, start), size) as file:
+            return list_zip(file, str(path), archive, advance)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _list_tar(file: BinaryIO, path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
+    """Return the Members of an open tar, in order. A link stands for the file that it names."""
+    start = file.read(_BLOCK)
+    if kind := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), ""):
+        raise SourceError(
+            f"{path} is compressed as a whole ({kind}), so that single files cannot be read: decompress it to a .tar, "
+            "or make a .zip of it"
+        )
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            entries = _entries(tar, advance)
+            end = tar.offset
     except _BROKEN_TAR as error:
         raise SourceError(f"{path} is not a complete .tar file: {error or type(error).__name__}; {_AGAIN}") from error
+    _check_end(file, path, end)
     regular = {entry.name: entry for entry in entries if entry.isreg()}
     return [
         Member(archive, f"{entry.name}/", 0, 0, 0, 0) if entry.isdir() else _member(path, archive, entry, regular)
@@ -213,21 +209,20 @@ def _entries(tar: tarfile.TarFile, advance: Callable[[int], object]) -> list[tar
     return entries
 
 
-def _check_end(path: Path, end: int) -> None:
+def _check_end(file: BinaryIO, path: Path, end: int) -> None:
     """Raise SourceError unless only zeros follow the last file: tarfile mistakes a damaged header for the end."""
-    with open_file(path) as file:
-        file.seek(end)
-        first = file.read(_BLOCK)
-        if len(first) < _BLOCK:
-            raise SourceError(f"{path} is cut short: it has no end mark; {_AGAIN}")
-        if any(first):
-            raise SourceError(f"{path}, offset {end}: here is neither a file nor the end of the archive; {_AGAIN}")
-        while block := file.read(_READ):
-            if any(block):
-                raise SourceError(
-                    f"{path} has more data after its end, at offset {end}: it is several archives in one, or damaged. "
-                    "Give each archive as a file of its own"
-                )
+    file.seek(end)
+    first = file.read(_BLOCK)
+    if len(first) < _BLOCK:
+        raise SourceError(f"{path} is cut short: it has no end mark; {_AGAIN}")
+    if any(first):
+        raise SourceError(f"{path}, offset {end}: here is neither a file nor the end of the archive; {_AGAIN}")
+    while block := file.read(_READ):
+        if any(block):
+            raise SourceError(
+                f"{path} has more data after its end, at offset {end}: it is several archives in one, or damaged. Give "
+                "each archive as a file of its own"
+            )
 
 
 def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[str, tarfile.TarInfo]) -> Member:
@@ -245,31 +240,12 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
     return Member(archive, entry.name, target.offset_data - _BLOCK, target.size, target.size, target.chksum)
 
 
-def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return a Member for each file of a zip, in the order of its directory, and then for each folder.
-
-    `archive` is the zip's path in the Members. The name of a folder ends with a slash. `advance` is called with the
-    number of files.
-    """
-    try:
-        opened = OpenFile(path)
-        size = os.fstat(opened.number).st_size
-        with zip_file(lambda start, stop: machine.pread(opened.number, stop - start, start), size) as file:
-            return list_zip_file(file, str(path), archive, advance)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
 class _TailFile(io.RawIOBase):
     """A file for zipfile, which reads at the end first: the last MiB is fetched at once, and other bytes as asked."""
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
-        self._fetch, self._size, self._at = fetch, size, 0
-        self._tail_start = max(0, size - _READ)
-
-    @functools.cached_property
-    def _tail(self) -> bytes:
-        return self._fetch(self._tail_start, self._size)
+        self._fetch, self._size, self._at = functools.lru_cache(1)(fetch), size, 0
+        self._tail = max(0, size - _READ)
 
     def readable(self) -> bool:
         return True
@@ -281,29 +257,21 @@ class _TailFile(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def readinto(self, buffer: Any) -> int:
-        stop = min(self._size, self._at + len(buffer))
-        if self._at >= stop:
-            return 0
-        if self._at >= self._tail_start:
-            data = self._tail[self._at - self._tail_start : stop - self._tail_start]
-        else:
-            data = self._fetch(self._at, stop)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+        start, stop = self._at, max(self._at, min(self._size, self._at + len(buffer)))
+        first, last = (self._tail, self._size) if start >= self._tail else (start, stop)
+        buffer[: stop - start] = self._fetch(first, last)[start - first : stop - first] if stop > start else b""
+        self._at = stop
+        return stop - start
 
 
 def zip_file(fetch: Callable[[int, int], bytes], size: int) -> BinaryIO:
-    """Return a file for `list_zip_file` whose bytes `start` to `stop` are `fetch(start, stop)`; it has `size` bytes."""
+    """Return a file for `list_zip` whose bytes `start` to `stop` are `fetch(start, stop)`; it has `size` bytes."""
     return io.BufferedReader(_TailFile(fetch, size), _READ)
 
 
-def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return the Members of an open zip, as `list_zip` does; `path` names the zip in errors."""
+def list_zip(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
+    """Return the Members of an open zip, as `_members` does: files in the order of its directory, then folders."""
     try:
         with zipfile.ZipFile(opened) as file:
             infos = file.infolist()
@@ -356,6 +324,8 @@ def _inflate(data: bytes, size: int, path: str) -> bytes:
 
 def _problem(entry: zipfile.ZipInfo) -> str:
     """Return why an entry cannot be read, as the rest of a sentence, or ""."""
+    if "\0" in entry.orig_filename:  # zipfile cuts the name there
+        return "has a zero byte in its name: the archive is damaged, or made to do harm"
     if entry.flag_bits & _ENCRYPTED:
         return "is encrypted: unpack it with its password, and zip it without one"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

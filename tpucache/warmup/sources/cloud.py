@@ -21,7 +21,7 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local
 from tpucache.text import shown
 from tpucache.warmup.sources.archive_samples import ArchiveSource
-from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, zip_file
+from tpucache.warmup.sources.archives import list_zip, plain_members, read_zip, zip_file
 from tpucache.warmup.sources.columns import TableOptions
 from tpucache.warmup.sources.folder import FoundFile, is_ignored, list_images
 from tpucache.warmup.sources.kept import Files, kept_listings
@@ -103,7 +103,7 @@ class CloudZip:
             raise SourceError(f"{self} does not exist, or its server does not say how large it is")
         fetch = functools.partial(remote.part, self._name)
         with Progress(None, "list", "files", is_brief=True) as progress, zip_file(fetch, size) as file:
-            members = list_zip_file(file, str(self), self._name, progress.advance)
+            members = list_zip(file, str(self), self._name, progress.advance)
         return plain_members(members, str(self))
 
     def read(self, member: Member, path: str) -> bytes:

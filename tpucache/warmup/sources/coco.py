@@ -111,7 +111,13 @@ class BoxSource(DerivedSource):
         Boxes that reach beyond their image are counted in a warning, and for each image in the column `boxes_outside`.
         """
         listing, coco = self.source.list(), _coco_of(self.path)
-        names = self._names([sample.path for sample in listing.samples], coco)
+        names = {sample.path: name for sample in listing.samples if (name := coco.find(sample.path)) is not None}
+        if twice := repeated(names.values()):
+            both = " and ".join(repr(path) for path, name in names.items() if name == twice)
+            raise SourceError(
+                f"{both} both match {twice!r} in the JSON: list each by its path in the JSON, or remove one from the "
+                "source"
+            )
         kept = [at for at, sample in enumerate(listing.samples) if sample.path in names]
         if not kept:
             raise SourceError(
@@ -153,18 +159,6 @@ class BoxSource(DerivedSource):
         if found.fault:
             raise SampleError(sample.path, f"{found.fault}: correct it in {self.path}, or skip such images")
         return dataclasses.replace(item, fields={**item.fields, BOXES: found.boxes}, boxes_size=found.size)
-
-    def _names(self, paths: Sequence[str], coco: _Coco) -> dict[str, str]:
-        """Return the file name in the JSON for each path that the JSON lists."""
-        names = {path: name for path in paths if (name := coco.find(path)) is not None}
-        first: dict[str, str] = {}
-        for path, name in names.items():
-            if (other := first.setdefault(name, path)) != path:
-                raise SourceError(
-                    f"{other!r} and {path!r} both match {name!r} in the JSON: list each by its path in the JSON, or "
-                    "remove one from the source"
-                )
-        return names
 
     def _tell(
         self, coco: _Coco, names: Mapping[str, str], outside: npt.NDArray[np.int64], samples: Sequence[Sample]

@@ -63,8 +63,7 @@ _TEXT: Final = (
 )
 #: Modes of PIL images that a PNG can hold unchanged, so that they are treated like those of a file.
 _PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
-_TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA")
-_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read the TIFF files of this mode that they write
+_TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA", "YCbCr")
 
 ATTENTION: Final = "attention_mask"
 #: Names of the main sequence: the first of these that exists, or else the first sequence of an item.
@@ -96,9 +95,9 @@ class DatasetSource:
         """
         self._name = dataset if isinstance(dataset, str) else f"the {type(dataset).__name__}"
         self._stream = dataset if not isinstance(dataset, str) and is_stream(dataset) else None
-        self._dataset: str | bytes = b""
+        self._made_by: str | bytes = b""
         if self._stream is None:
-            self._dataset = dataset if isinstance(dataset, str) else _pickled(dataset, self._name)
+            self._made_by = dataset if isinstance(dataset, str) else _pickled(dataset, self._name)
         self._copy: Copy | None = None
         self._copied: Sequence[Sample] = ()
 
@@ -115,7 +114,10 @@ class DatasetSource:
         item's number. The class names are those of `class_names`, or of the label column of a Hugging Face dataset,
         whose labels are listed.
         """
-        dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
+        if self._stream is None:
+            dataset, numbers = _made(self._made_by, self._name)
+        else:
+            dataset, numbers = _undecoded(self._stream), {}
         features = getattr(dataset, "features", None)
         features = features if isinstance(features, Mapping) else {}
         label = next((name for name in LABEL_NAMES if name in features), "")
@@ -127,7 +129,7 @@ class DatasetSource:
                 self._copied = self._copy.make(self._items(dataset))
             samples = self._copied
         else:
-            names = _numbers(self._dataset, self._name) or map(str, range(len(dataset)))
+            names = numbers or map(str, range(len(dataset)))
             labels = _label_column(dataset, label) or itertools.repeat(None)
             samples = [Sample(number, *found) for number, found in enumerate(zip(names, labels, strict=False))]
         return Listing(samples, classes or own, has_class_lists=has_lists and not classes)
@@ -138,8 +140,7 @@ class DatasetSource:
             raise SampleError(sample.path, sample.fault)
         if self._copy is not None:
             return self._copy.load(int(sample.path))
-        dataset = _dataset(self._dataset, self._name)
-        numbers = _numbers(self._dataset, self._name)
+        dataset, numbers = _made(self._made_by, self._name)
         try:
             value = dataset[numbers[sample.path] if numbers else int(sample.path)]
         except Exception as error:  # a user's dataset raises anything
@@ -191,10 +192,10 @@ def _pickled(dataset: Items, name: str) -> bytes:
 
 
 @cached_for_threads(None)
-def _dataset(made_by: str | bytes, name: str) -> Any:
-    """Return the dataset that `made_by` makes: a `module:callable`, or a pickled dataset.
+def _made(made_by: str | bytes, name: str) -> tuple[Any, Mapping[str, int]]:
+    """Return the dataset that a `module:callable` or a pickle makes, once in each process, and its items by path.
 
-    Each process makes the dataset once.
+    There are no paths if the dataset has no attribute `paths`.
     """
     make = load_callable(made_by) if isinstance(made_by, str) else functools.partial(pickle.loads, made_by)
     try:
@@ -206,7 +207,15 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
             f"{name} returned a {type(dataset).__name__}: give a dataset with a length and numbered items, or one to "
             "iterate"
         )
-    return _undecoded(dataset)
+    dataset = _undecoded(dataset)
+    paths = getattr(dataset, "paths", None)
+    if paths is None:
+        return dataset, {}
+    if not isinstance(paths, (list, tuple, np.ndarray)) or not all(isinstance(path, (str, Path)) for path in paths):
+        raise SourceError(f"{name}: the dataset's paths are a {type(paths).__name__}: make them a list of texts")
+    if len(paths) != len(dataset):
+        raise SourceError(f"{name}: the dataset has {len(dataset)} items and {len(paths)} paths: give each item a path")
+    return dataset, {path: number for number, path in enumerate(unique(map(str, paths)))}
 
 
 def _undecoded(dataset: Any) -> Any:
@@ -238,20 +247,6 @@ def _undecoded(dataset: Any) -> Any:
     return dataset.rename_column(*classes, "label")
 
 
-@cached_for_threads(None)
-def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
-    """Return the number of each item by its path; empty if the dataset has no attribute `paths`."""
-    dataset = _dataset(made_by, name)
-    paths = getattr(dataset, "paths", None)
-    if paths is None:
-        return {}
-    if not isinstance(paths, (list, tuple, np.ndarray)) or not all(isinstance(path, (str, Path)) for path in paths):
-        raise SourceError(f"{name}: the dataset's paths are a {type(paths).__name__}: make them a list of texts")
-    if len(paths) != len(dataset):
-        raise SourceError(f"{name}: the dataset has {len(dataset)} items and {len(paths)} paths: give each item a path")
-    return {path: number for number, path in enumerate(unique(map(str, paths)))}
-
-
 def class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the names of the class numbers of a dataset that has any, else (); `name` is for the message.
 
@@ -262,22 +257,21 @@ def class_names(dataset: Any, name: str) -> tuple[str, ...]:
     if kind.__module__.startswith("torch.utils.data"):  # a subclass may number the labels anew
         if kind.__name__ == "Subset":
             return class_names(dataset.dataset, name)
-        if kind.__name__ == "ConcatDataset" and len({class_names(part, name) for part in dataset.datasets}) == 1:
-            return class_names(dataset.datasets[0], name)
+        if (
+            kind.__name__ == "ConcatDataset"
+            and len(parts := {class_names(each, name) for each in dataset.datasets}) == 1
+        ):
+            return parts.pop()
     stated: Any = getattr(dataset, "classes", None)
     is_list = isinstance(stated, (list, tuple, np.ndarray)) and all(isinstance(each, str) for each in stated)
-    is_named = is_list and len({*stated}) == len(stated)
-    if stated is not None and not is_named:
+    names: tuple[str, ...] = tuple(map(str, stated)) if is_list and len({*stated}) == len(stated) else ()
+    if stated is not None and not names:
         _log.warning("%s: its attribute classes is no list of different texts, and no names of classes", name)
-    names: tuple[str, ...] = tuple(map(str, stated)) if is_named else ()
     numbers = getattr(dataset, "class_to_idx", None)
-    if not isinstance(numbers, Mapping) or not all(isinstance(each, str) for each in numbers):
-        return names
-    by_number = {number: each for each, number in numbers.items()}
-    if len(by_number) != len(numbers) or {*by_number} != {*range(len(numbers))}:  # a class may have several names
-        return names
-    ordered = tuple(by_number[number] for number in range(len(by_number)))
-    if names and names != ordered and {*names} == {*ordered}:
+    if not isinstance(numbers, Mapping) or {*numbers.values()} != {*range(len(numbers))}:
+        return names  # a class may have several names
+    ordered = tuple(map(str, sorted(numbers, key=numbers.__getitem__)))
+    if names != ordered and {*names} == {*ordered}:
         wrong = next(number for number, pair in enumerate(zip(names, ordered, strict=True)) if pair[0] != pair[1])
         raise SourceError(
             f"{name}: class {wrong} is {names[wrong]!r} in the attribute classes and {ordered[wrong]!r} in "
@@ -338,21 +332,20 @@ def to_item(value: Any, path: str) -> Item:
     """Return the content of an item, in one of the forms that `DatasetSource` describes."""
     if not isinstance(value, Mapping) or _is_encoded(value):
         single = _field(value, IMAGE, path)
-        is_sequence = isinstance(single, np.ndarray) and single.ndim == 1
-        return Item({SEQUENCE if is_sequence else IMAGE: single})
-    for key in value:
-        if not isinstance(key, str):
-            raise SampleError(path, f"key {key!r} is a {type(key).__name__}: name every field by text")
+        return Item({SEQUENCE if isinstance(single, np.ndarray) and single.ndim == 1 else IMAGE: single})
+    if unnamed := [key for key in value if not isinstance(key, str)]:
+        raise SampleError(path, f"key {unnamed[0]!r} is a {type(unnamed[0]).__name__}: name every field by text")
     rest = dict(value)
-    label_key = next((key for key in LABEL_NAMES if key in rest), None)
-    label = None if label_key is None else to_label(rest.pop(label_key), label_key, path)
+    label_key = next((key for key in LABEL_NAMES if key in rest), "")
+    label = to_label(rest.pop(label_key), label_key, path) if label_key else None
     fields: dict[str, bytes | Array] = {}
     columns: dict[str, str | int | float] = {}
     for key, content in rest.items():
         field = content if isinstance(content, str) else _field(content, key, path)
-        if isinstance(field, str) or (isinstance(field, np.ndarray) and not field.ndim):
-            name = "id" if key == "path" and isinstance(field, str) and "id" not in rest else key
-            columns[name] = str(field) if isinstance(field, str) else _scalar(field)
+        if isinstance(field, str):
+            columns["id" if key == "path" and "id" not in rest else key] = str(field)
+        elif isinstance(field, np.ndarray) and not field.ndim:
+            columns[key] = float(field) if field.dtype.kind == "f" else int(field)
         else:
             fields[key] = field
     boxes = fields.get(BOXES)
@@ -363,57 +356,48 @@ def to_item(value: Any, path: str) -> Item:
             "call the labels of the image 'label'",
         )
     if not fields:
-        is_text = any(isinstance(content, str) for content in rest.values())
-        advice = f": {_TEXT}" if is_text else ""
+        advice = f": {_TEXT}" if any(isinstance(content, str) for content in rest.values()) else ""
         raise SampleError(path, f"has no image and no array among its keys {', '.join(value)}{advice}")
     safe = column_names(columns)
     return Item(fields, label, {safe[name]: content for name, content in columns.items()})
 
 
+def _is_encoded(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"bytes"} <= {*value} <= {"bytes", "path"}
+
+
 def _field(value: Any, key: str, path: str) -> bytes | Array:
-    if key in _PIXELS and isinstance(value, Mapping) and _is_encoded(value):
-        return _encoded(value, key, path)
-    if key in _PIXELS and isinstance(value, bytes):
+    if key not in _PIXELS:
+        return _array(value, key, path)
+    if isinstance(value, bytes):
         return value
-    if key in _PIXELS and _is_pil_image(value):
-        return _pixels(value, key, path)
-    return _array(value, key, path)
-
-
-def _is_encoded(value: Mapping[Any, Any]) -> bool:
-    return {"bytes"} <= set(value) <= {"bytes", "path"}
-
-
-def _encoded(value: Mapping[Any, Any], key: str, path: str) -> bytes:
-    data, file = value["bytes"], value.get("path")
-    if isinstance(data, bytes) and data:
-        return data
-    if isinstance(file, (str, Path)) and str(file):
-        return read_sample(Path(file), path)
-    raise SampleError(path, f"{key!r} has neither bytes nor the path of a file")
-
-
-def _is_pil_image(value: Any) -> bool:
+    if _is_encoded(value):
+        if isinstance(value["bytes"], bytes) and value["bytes"]:
+            return value["bytes"]
+        if file := value.get("path"):
+            return read_sample(Path(file), path)
+        raise SampleError(path, f"{key!r} has neither bytes nor the path of a file")
     pillow = sys.modules.get("PIL.Image")  # a program that made a PIL image has imported it
-    return pillow is not None and isinstance(value, pillow.Image)
+    is_image = pillow is not None and isinstance(value, pillow.Image)
+    return _pixels(value, key, path) if is_image else _array(value, key, path)
 
 
 def _pixels(image: Image, key: str, path: str) -> bytes | Array:
     """Return an array, or the bytes of a PNG or TIFF for modes that an array alone does not describe."""
-    if image.mode not in (*_PNG_MODES, *_TIFF_MODES, _YCBCR):
-        known = ", ".join((*_PNG_MODES, *_TIFF_MODES, _YCBCR))
-        raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {known}")
+    mode, target = image.mode, io.BytesIO()
+    if mode not in (*_PNG_MODES, *_TIFF_MODES):
+        raise SampleError(
+            path, f"{key!r} is a {mode} image: convert it to one of {', '.join((*_PNG_MODES, *_TIFF_MODES))}"
+        )
     try:
-        if image.mode in ("L", "RGB") and "transparency" not in image.info:
-            return np.asarray(image)
-        if key == MASK and image.mode == "P" and np.asarray(image).max() >= len(image.getpalette() or ()) // 3:
-            return np.asarray(image)  # a PNG would lose palette indices beyond the end of the palette
-        if image.mode == _YCBCR:
+        if mode == "YCbCr":  # some releases of Pillow cannot read the TIFF files of this mode that they write
             return np.asarray(image.convert("RGB"))
-        target = io.BytesIO()
-        options: dict[str, Any] = {"compress_level": 0} if image.mode in _PNG_MODES else {}
+        is_plain = mode in ("L", "RGB") and "transparency" not in image.info
+        if is_plain or (key == MASK and mode == "P" and np.asarray(image).max() >= len(image.getpalette() or ()) // 3):
+            return np.asarray(image)  # a PNG would lose palette indices beyond the end of the palette
         # The image is turned by its EXIF already, or should not be turned.
-        image.save(target, "PNG" if image.mode in _PNG_MODES else "TIFF", exif=b"", **options)
+        options: dict[str, Any] = {"format": "PNG", "compress_level": 0} if mode in _PNG_MODES else {"format": "TIFF"}
+        image.save(target, exif=b"", **options)
     except Exception as error:  # an image that is decoded only now may raise any error of its decoder
         raise SampleError(path, f"{key!r} does not decode: {type(error).__name__}: {error}") from error
     return target.getvalue()
@@ -421,8 +405,8 @@ def _pixels(image: Image, key: str, path: str) -> bytes | Array:
 
 def _array(value: Any, key: str, path: str) -> Array:
     numpy = getattr(value, "numpy", None)  # of a tensor
-    like_array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
-    if not (callable(numpy) or like_array or isinstance(value, (list, tuple, int, float))):
+    is_array = callable(numpy) or hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    if not is_array and not isinstance(value, (list, tuple, int, float)):
         raise SampleError(path, f"{key!r} is a {type(value).__name__}: {_TEXT if isinstance(value, str) else _KEPT}")
     try:
         array = np.asarray(numpy() if callable(numpy) else value)
@@ -431,10 +415,6 @@ def _array(value: Any, key: str, path: str) -> Array:
     if array.dtype.kind not in "biuf":
         raise SampleError(path, f"{key!r} is a {type(value).__name__} of dtype {array.dtype}: {_KEPT}")
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
-
-
-def _scalar(array: Array) -> int | float:
-    return float(array) if array.dtype.kind == "f" else int(array)
 
 
 def to_label(value: Any, key: str, path: str) -> Any:
@@ -497,62 +477,56 @@ class PaddedSource(DerivedSource):
         dtypes, length = self._shape
         if not dtypes:
             return item
-        first = next(iter(dtypes))
-        own = len(_sequences(item).get(first, ()))
-        if first not in _sequences(item):
-            raise SampleError(sample.path, f"has no sequence {first!r}, as other samples have")
+        arrays, (main, *_) = _sequences(item), dtypes
+        if main not in arrays:
+            raise SampleError(sample.path, f"has no sequence {main!r}, as other samples have")
+        own = len(arrays[main])
         if own > length and not self.truncate:
             raise SampleError(
                 sample.path,
-                f"{first!r} has {own:,} numbers: give --pad {own} or more, leave --pad out to pad to the longest "
+                f"{main!r} has {own:,} numbers: give --pad {own} or more, leave --pad out to pad to the longest "
                 "sequence, or cut with --truncate",
             )
         fields = dict(item.fields)
         for name, dtype in dtypes.items():
-            value = _sequences(item).get(name)
-            if value is None or len(value) != own:
+            if len(arrays.get(name, ())) != own or name not in arrays:
                 raise SampleError(sample.path, f"{name!r} is not a sequence of {own:,} numbers, like the main sequence")
-            padded = np.zeros(length, value.dtype if own else dtype)  # an empty list has no dtype
-            padded[:own] = value[:length]
+            padded = np.zeros(length, arrays[name].dtype if own else dtype)  # an empty list has no dtype
+            padded[:own] = arrays[name][:length]
             fields[name] = padded
-        if not {ATTENTION, MASK} & set(fields):
+        if not {ATTENTION, MASK} & {*fields}:
             fields[ATTENTION] = (np.arange(length) < own).astype(np.uint8)
-        name = column_names([*item.columns, LENGTH])[LENGTH] if LENGTH not in item.columns else f"{LENGTH}_"
+        name = f"{LENGTH}_" if LENGTH in item.columns else LENGTH
         return dataclasses.replace(item, fields=fields, columns={**item.columns, name: own})
 
     @functools.cached_property
-    def _shape(self) -> tuple[dict[str, str], int]:
+    def _shape(self) -> tuple[Mapping[str, str], int]:
         """The dtypes of the sequences by name, the main one first, and their length; ({}, 0) if nothing is padded.
 
         `list` computes it once, and workers receive it with the source.
         """
         return self._find_shape(self.source.list().samples)
 
-    def _find_shape(self, samples: Sequence[Sample]) -> tuple[dict[str, str], int]:
-        dtypes = self._find_dtypes(samples)
-        if not dtypes or self.pad is not None:
-            return dtypes, self.pad or 0
-        lengths = set()
-        for sample in samples:
-            with contextlib.suppress(SampleError):
-                if (value := _sequences(self.source.load(sample)).get(next(iter(dtypes)))) is not None:
-                    lengths.add(len(value))
-        return (dtypes, max(lengths)) if len(lengths) > 1 else ({}, 0)
-
-    def _find_dtypes(self, samples: Sequence[Sample]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for sample in samples[:_TRIED]:
+    def _find_shape(self, samples: Sequence[Sample]) -> tuple[Mapping[str, str], int]:
+        main, dtypes, lengths = "", dict[str, str](), set[int]()
+        for number, sample in enumerate(samples):
+            is_known = any(lengths)  # empty lists do not show the dtype
+            if (number >= _TRIED and not dtypes) or (self.pad is not None and (is_known or number >= _TRIED)):
+                break
             with contextlib.suppress(SampleError):
                 item = self.source.load(sample)
                 arrays = _sequences(item)
-                if IMAGE in item.fields or not arrays:
-                    return {}
-                main = next(name for name in (*_MAIN, *arrays) if name in arrays)
-                names = (main, *(name for name in arrays if name != main and len(arrays[name]) == len(arrays[main])))
-                found = {name: arrays[name].dtype.str for name in names}
-                if len(arrays[main]):  # empty lists do not show the dtype
-                    break
-        return found
+                if not is_known and number < _TRIED:
+                    if IMAGE in item.fields or not arrays:
+                        return {}, 0
+                    main = next(name for name in (*_MAIN, *arrays) if name in arrays)
+                    alike = [name for name in arrays if name != main and len(arrays[name]) == len(arrays[main])]
+                    dtypes = {name: arrays[name].dtype.str for name in (main, *alike)}
+                if main in arrays:
+                    lengths.add(len(arrays[main]))
+        if self.pad is not None:
+            return dtypes, self.pad
+        return (dtypes, max(lengths)) if len(lengths) > 1 else ({}, 0)
 
 
 def _sequences(item: Item) -> dict[str, Array]:

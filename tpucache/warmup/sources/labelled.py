@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -185,6 +186,7 @@ class UnreadLabelError(SampleError):
     """A sample has no label, or one that cannot be converted to the kind of the other labels, such as a class."""
 
 
+@dataclasses.dataclass(repr=False)
 class LabelledSource(DerivedSource):
     """The samples of another source, with labels of one kind. A sample does not load if its label cannot be converted.
 
@@ -193,97 +195,83 @@ class LabelledSource(DerivedSource):
     are read to decide. Call `list` before the source is sent to workers.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        kind: LabelKind,
-        classes: tuple[str, ...],
-        missing: tuple[str, ...] | None,
-        before: Mapping[str, Any],
-    ) -> None:
-        self.source, self._kind, self._classes, self._missing, self._before = source, kind, classes, missing, before
-        self._reading: Reading | None = None
+    source: Source
+    kind: LabelKind
+    classes: tuple[str, ...]
+    missing: tuple[str, ...] | None
+    before: Mapping[str, Any]
+    #: How the labels in the samples are read; None if the listing has the labels.
+    reading: Reading | None = None
 
     def list(self) -> Listing:
         """Return the listing of the wrapped source, with its labels converted to one kind, and their classes."""
-        listing = self.source.list()
-        asked = {**listing.asked, "classes": "given"} if self._classes else dict(listing.asked)
-        if self._missing:
-            asked["missing_label"] = [*self._missing]
+        listing, where = self.source.list(), repr(self)
+        asked = {**listing.asked, **({"classes": "given"} if self.classes else {})}
+        if self.missing:
+            asked["missing_label"] = [*self.missing]
+        listing = dataclasses.replace(listing, asked=asked)
         if not listing.more_labels and all(sample.label is None and not sample.fault for sample in listing.samples):
-            self._reading = self._look(listing)
-            return dataclasses.replace(listing, classes=self._reading.classes, asked=asked)
-        self._reading = None
-        read = read_labels(
-            listing,
-            self._kind,
-            self._classes,
-            self._missing,
-            where=repr(self),
-            check=lambda reading: _check_like(reading, listing.like, repr(self)),
-        )
-        return dataclasses.replace(read, asked=asked)
+            self.reading = self._look(listing, where)
+            return dataclasses.replace(listing, classes=self.reading.classes)
+        self.reading = None
+        check = functools.partial(_check_like, like=listing.like, where=where)
+        return read_labels(listing, self.kind, self.classes, self.missing, where=where, check=check)
 
     def load(self, sample: Sample) -> Item:
         """Load a sample from the wrapped source, and return its item with the label converted as `list` has decided."""
-        item, reading = self.source.load(sample), self._reading
-        if reading is None:
+        item = self.source.load(sample)
+        if self.reading is None:
             return item
         label = plain(item.label)
-        if reading.form == "none":
+        if self.reading.form == "none":
             return item if item.label is None else self._unexpected(item, sample)
         try:
-            read = reading.read(label)
+            read = self.reading.read(label)
         except LabelFault as fault:
             raise UnreadLabelError(sample.path, str(fault)) from None
-        if read is None and label is None:
-            raise UnreadLabelError(sample.path, NO_LABEL_REASON)
-        if read is None:
-            raise UnreadLabelError(
-                sample.path,
-                f"has the label {shown(label)}, which means no label (class numbers begin at 0; see "
-                "--missing-label): give it a label, or leave such samples out with --on-error skip",
-            )
-        return dataclasses.replace(item, label=read)
+        if read is not None:
+            return dataclasses.replace(item, label=read)
+        raise UnreadLabelError(
+            sample.path,
+            NO_LABEL_REASON
+            if label is None
+            else f"has the label {shown(label)}, which means no label (class numbers begin at 0; see "
+            "--missing-label): give it a label, or leave such samples out with --on-error skip",
+        )
 
     def _unexpected(self, item: Item, sample: Sample) -> Item:
-        as_class = Reading("class", missing=self._missing)
         with contextlib.suppress(LabelFault):
-            if as_class.read(plain(item.label)) is None:
+            if Reading("class", missing=self.missing).read(plain(item.label)) is None:
                 return dataclasses.replace(item, label=None)
-        if self._before:
+        if self.before:
             return item  # it is compared with the labels of the cache later
         raise SourceError(
             f"{sample.path!r} has the label {shown(item.label)}, and the {_LOOKED_AT} samples that were looked at have "
             "none: say with --labels how to read labels"
         )
 
-    def _look(self, listing: Listing) -> Reading:
+    def _look(self, listing: Listing, where: str) -> Reading:
         """Read the labels of some samples, and return how to read all labels."""
-        samples, where, before, kind = listing.samples, repr(self), self._before.get("kind"), self._kind
+        samples, before, kind = listing.samples, self.before.get("kind"), self.kind
         if before == "none" and kind == "auto":
-            return Reading("none", listing.classes, self._classes or listing.classes, missing=self._missing)
-        count = _LOOKED_AT_AGAIN if before else _LOOKED_AT
+            return Reading("none", listing.classes, self.classes or listing.classes, missing=self.missing)
+        count = _LOOKED_AT_AGAIN if self.before else _LOOKED_AT
         chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), count).round().astype(int).tolist()})
         is_all = len(chosen) >= len(samples)
         values = self._labels_of([samples[at] for at in chosen[: len(samples)]])
-        if self._classes and not listing.classes and any(map(_has_text, values)):
-            listing = dataclasses.replace(listing, classes=self._classes)
-        names = listing.value_names[1:] or listing.classes
-        if kind == "auto" and before in ("classes", "multilabel", "numbers"):
+        if self.classes and not listing.classes and any(map(_has_text, values)):
+            listing = dataclasses.replace(listing, classes=self.classes)
+        if kind == "auto" and before in _KINDS:
             kind = before
         lengths = {len(value) if isinstance(value, tuple) else 1 for value in values if value is not None}
         has_lists = kind == "multilabel" and (len(lengths) > 1 or lengths == {1})  # the highest number is needed
-        if not names and not is_all and kind != "numbers" and (has_lists or any(map(_has_text, values))):
+        is_known = is_all or kind == "numbers" or listing.value_names[1:] or listing.classes
+        if not is_known and (has_lists or any(map(_has_text, values))):
             _log.warning("%s: the labels are texts or lists: reading all samples to find their classes", where)
             values = self._labels_of(samples)
-        reading = decide(values, listing, kind, self._classes, self._missing, where=where, is_all=False)
+        reading = decide(values, listing, kind, self.classes, self.missing, where=where, is_all=False)
         _check_like(reading, listing.like, where)
-        if reading.form == "none" and kind == "classes":
-            return dataclasses.replace(reading, form="class")
-        if reading.form == "numbers" and isinstance(columns := self._before.get("columns"), int):
-            return dataclasses.replace(reading, length=columns)
-        return reading
+        return dataclasses.replace(reading, form="class") if (reading.form, kind) == ("none", "classes") else reading
 
     def _labels_of(self, samples: Sequence[Sample]) -> Sequence[Any]:
         values: list[Any] = []

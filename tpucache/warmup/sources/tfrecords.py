@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,7 +144,10 @@ class TFRecordSource:
                 progress.advance(len(bounds) - 1)
         if not samples:
             raise SourceError(f"{self} holds no records")
-        few = list(self._some_features(samples))
+        few = list[Features]()
+        for sample in samples[:: max(1, len(samples) // _LOOKED_AT)]:
+            with contextlib.suppress(SampleError):
+                few.append(_features(_parse(self._data(sample.path), sample.path), self._options))
         self._tell_of_features(few)
         names = sorted({name for features in few for name in features})
         return Listing(samples, value_names=self._options.label_cols, spellings=spellings(names))
@@ -153,34 +156,23 @@ class TFRecordSource:
         """Return its content."""
         return read_example(self._data(sample.path), sample.path, self._options)
 
-    def _some_features(self, samples: Sequence[Sample]) -> Iterator[Features]:
-        for sample in samples[:: max(1, len(samples) // _LOOKED_AT)]:
-            with contextlib.suppress(SampleError):
-                yield _features(_parse(self._data(sample.path), sample.path), self._options)
-
     def _tell_of_features(self, few: Sequence[Features]) -> None:
         """Warn of boxes and features that are left out, and if more than one feature could be the label by its name."""
-        if any(
-            len(features.get(_CROWDS, ())) for features in few
-        ):  # not counted, because that would read all records twice
+        filled = [{name for name, values in features.items() if len(values)} for features in few]
+        if any(_CROWDS in names for names in filled):  # not counted, because that would read all records twice
             _log.warning("%s: boxes of crowds, those whose %r is not 0, are left out", self, _CROWDS)
-        objects = {
-            name
-            for features in few
-            if LEFT in features
-            for name in features
-            if name.startswith(OBJECTS) and len(features[name])
-        }
+        objects = {name for names in filled if LEFT in names for name in names if name.startswith(OBJECTS)}
         if unread := objects - {*_CORNERS, *_CLASSES, _CLASS_NAMES, _CROWDS}:
             shown = ", ".join(map(repr, sorted(unread)))
             _log.warning(
                 "%s: of objects, only boxes and their classes are read, not %s: they are left out", self, shown
             )
+        if self._options.label_cols:
+            return
         used = sorted({name for features in few for name in _found_label(features)})
-        if len(used) == 1 and not self._options.label_cols:
-            named = {name for features in few for name in _LABELS if len(features.get(name, ()))}
-            tell_of_others(repr(self), [*used, *sorted(named - {*used})])
-        elif used and not self._options.label_cols:
+        if len(used) == 1:
+            tell_of_others(repr(self), [*used, *sorted(set().union(*filled) & {*_LABELS} - {*used})])
+        elif used:
             _log.warning(
                 "%s: the label of some records is feature %r, of others %r: name the right one with --label-col",
                 self, *used[:2],
@@ -370,10 +362,11 @@ def _found_label(features: Features) -> list[str]:
 
 def _label(features: Features, names: Sequence[str], path: str) -> Any:
     """Remove the features `names`, or the default label, and return their values as the raw label, None without one."""
-    found: list[Any] = []
-    for name in names or _found_label(features):
-        if name not in features:
-            raise SampleError(path, f"has no feature {name!r}: there are {', '.join(features)}")
+    chosen = names or _found_label(features)
+    if missing := [name for name in chosen if name not in features]:
+        raise SampleError(path, f"has no feature {missing[0]!r}: there are {', '.join(features)}")
+    found: list[float] = []
+    for name in chosen:
         values = features.pop(name)
         if isinstance(values, list):
             if len(names) > 1:
@@ -388,9 +381,9 @@ def _label(features: Features, names: Sequence[str], path: str) -> Any:
             raise SampleError(
                 path, f"feature {name!r} has several values: each of several label features may have only one"
             )
-        found += values.tolist()
         if len(values) == 1 and len(names) < 2 and values.dtype == np.int64:
-            return found[0]
+            return values[0].item()
+        found += values.tolist()
     return tuple(map(float, found)) or None
 
 
@@ -422,25 +415,21 @@ def read_boxes(features: Mapping[str, Any], path: str) -> tuple[Array, tuple[int
     """
     if missing := [name for name in (*_CORNERS, *_SIZE) if name not in features]:
         raise SampleError(path, f"has boxes but no feature {missing[0]!r}: leave boxes out with --drop '{OBJECTS}*'")
-    classes = next((features[name] for name in _CLASSES if name in features), None)
-    if classes is None and _CLASS_NAMES in features:
+    classes = [features[name] for name in _CLASSES if name in features][:1]
+    if not classes and _CLASS_NAMES in features:
         raise SampleError(
             path,
             f"has the classes of boxes only as texts: write their numbers as {_CLASSES[0]!r}, or give "
             f"--drop {_CLASS_NAMES} to leave the classes out",
         )
-    crowds = features.get(_CROWDS, np.empty(0))
-    columns = [features[name].astype(np.float64) for name in _CORNERS]
-    columns += [] if classes is None else [classes.astype(np.float64)]
+    crowds = features.get(_CROWDS, ())
+    columns = [column.astype(np.float64) for column in (*(features[name] for name in _CORNERS), *classes)]
     if several := [name for name in _SIZE if len(features[name]) != 1]:
         raise SampleError(path, f"has {len(features[several[0]])} values of {several[0]!r} in place of one")
-    if len(set(map(len, columns))) > 1:
+    counts = [*map(len, columns), *([len(crowds)] if len(crowds) else [])]
+    if len({*counts}) > 1:
         raise SampleError(
-            path, f"has boxes without a corner or a class: their features have {list(map(len, columns))} values"
-        )
-    if len(crowds) not in (0, len(columns[0])):
-        raise SampleError(
-            path, f"has {len(columns[0])} boxes, and {len(crowds)} values of {_CROWDS!r}: give one for each"
+            path, f"has boxes without a corner, a class or a {_CROWDS!r}: their features have {counts} values"
         )
     width, height = (int(features[name][0]) for name in _SIZE)
     boxes: Array = np.stack(columns, axis=1)
@@ -450,4 +439,4 @@ def read_boxes(features: Mapping[str, Any], path: str) -> tuple[Array, tuple[int
             f"has a box corner of {boxes[:, :4].max():g}: corners must be fractions of the image's width and height",
         )
     boxes[:, :4] *= (width, height, width, height)
-    return (boxes[crowds == 0] if len(crowds) else boxes), (width, height)
+    return (boxes[np.equal(crowds, 0)] if len(crowds) else boxes), (width, height)
