@@ -87,3 +87,22 @@ def test_a_heif_is_decoded_itself_and_not_its_thumbnail() -> None:
     with opened(target.getvalue(), "a") as image:
         decoded = decode(image, target.getvalue(), (32, 32))
     assert (decoded.pixels.shape[:2], decoded.scale) == ((128, 128), 1.0)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "(" * 3000,
+        "'" * 3001,
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000, 1000000, 3), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999999999999, 3, 3), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (-1, 40, 3), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (40, 40, 3), }",
+        "__import__('os').abort()",
+    ],
+    ids=lambda header: header[:60],
+)
+def test_a_hostile_header_of_an_array_is_an_error_of_its_sample(header: str) -> None:
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(4800)
+    with pytest.raises(SampleError, match=r"a\.npy': does not decode as \.npy: ."):
+        presize(data, Recipe(mode="keep"), "a.npy")

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from PIL import Image
 from tpucache.errors import SampleError
 from tpucache.native import Array
 from tpucache.recipe import Mode, Recipe
+from tpucache.store.files import load_npy
 
 #: The dtypes of images in the mode `keep`.
 KEPT_DTYPES: Final = ("|u1", "<u2", "<i2", "<f4")
@@ -167,8 +167,8 @@ def is_npy(data: bytes) -> bool:
 
 def read_npy(data: bytes, path: str) -> Array:
     try:
-        array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError, MemoryError, TypeError, SyntaxError, OverflowError) as error:
+        array = load_npy(data)
+    except ValueError as error:
         raise SampleError(path, f"does not decode as .npy: {error}") from error
     if array.dtype.kind not in "biuf":
         raise SampleError(path, f"holds {array.dtype}: an .npy file of an image must hold numbers")

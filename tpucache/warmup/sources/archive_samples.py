@@ -8,7 +8,6 @@ with mask or seg. `cls` is the number or name of a class; `json` an object of co
 
 from __future__ import annotations
 
-import io
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Protocol
 
-import numpy as np
-
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.files import load_npy
 from tpucache.text import parse_json
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.columns import TableOptions, are_names, tell_of_others, to_listing, to_number
@@ -273,10 +271,9 @@ def _class_column(values: Sequence[Any]) -> Sequence[Any]:
 
 def _array(data: bytes, path: str) -> Array:
     try:
-        array: Array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, MemoryError, TypeError, OverflowError) as error:
+        return load_npy(data)
+    except ValueError as error:
         raise SampleError(path, f"its .npy cannot be read: {error}") from error
-    return array
 
 
 def _split(name: str) -> tuple[str, str]:
