@@ -261,7 +261,7 @@ PAGES: Final[Mapping[str, str]] = {
 FUNCTIONS: Final[Mapping[str, str]] = {
     "hashes": "tpucache.insight.hashing:hashes",  # for publish --hashes and push --hashes
     "folds": "tpucache.insight.commands:make_folds",  # for relabel --make-folds
-    "leak": "tpucache.insight.comparison:find_leak",  # for train
+    "leak": "tpucache.insight.copies:find_leak",  # for train
     "upload_rate": "tpucache.training.feed:measure_xla",  # for doctor
 }
 

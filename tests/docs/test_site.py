@@ -13,7 +13,7 @@ def test_defaults_of_functions_and_options_are_shown_as_values():
     from scripts.site import Defaults
 
     found = griffe.load("tpucache", extensions=griffe.load_extensions(Defaults()))
-    copies = found["insight.matching.pairs"].parameters["threshold"].default
+    copies = found["insight.copies.pairs"].parameters["threshold"].default
     assert re.fullmatch(r"\d+", str(copies))
     assert str(found["ondevice.settings.AugmentSettings"].parameters["zoom"].default) == "0.08"
     threads = found["training.settings.TrainSettings"]["threads"]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk import tmp_path, tmp_path_factory
+from disk import disk, tmp_path, tmp_path_factory
 from photographs import edited, picture
 from PIL import Image
 
 from tpucache.recipe import Recipe
 from tpucache.warmup import build_cache
 
-__all__ = ["tmp_path", "tmp_path_factory"]
+__all__ = ["disk", "tmp_path", "tmp_path_factory"]
 
 
 @pytest.fixture(scope="session")

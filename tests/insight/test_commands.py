@@ -17,7 +17,6 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
-from tpucache.errors import UsageError
 from tpucache.insight import hashes
 from tpucache.text import to_cell
 from tpucache.warmup.relabel import set_columns
@@ -73,7 +72,7 @@ def test_compare_finds_equal_records_and_near_copies(caches: Path, capsys: pytes
         ("b/09.png", "b/near9.png"),
     }
     assert [pair["mirrored"] for pair in found["near"]["pairs"] if "near8" in pair["second"]["path"]] == [True]
-    assert (found["near"]["search"], found["near"]["share"], found["near"]["count"]) == ("exact", 1.0, 3)
+    assert (found["near"]["threshold"], found["near"]["blank"], found["near"]["count"]) == (48, 0, 3)
     are_copies = {pair["second"]["path"]: pair["copy"] for pair in found["near"]["pairs"]}
     assert found["near"]["copies"] == sum(are_copies.values())
     assert are_copies["b/near6.png"]  # halved
@@ -291,15 +290,11 @@ def test_train_warns_of_copies_that_validate(
     apart = together.copy()
     apart[paths.index("a/copy1.png")] ^= 1
 
-    def untrained(*_: object, **__: object) -> None:
-        raise UsageError("nothing is trained here")
-
-    # The folds first: they import the loop's function by its name, which would stay replaced in them.
-    monkeypatch.setattr("tpucache.training.folds.train_folds", untrained)
-    monkeypatch.setattr("tpucache.training.loop.train", untrained)
+    (tmp_path / "untrained.py").write_text("def model(*_, **__):\n    raise ValueError('nothing is trained here')\n")
+    monkeypatch.syspath_prepend(tmp_path)
     for number, (fold, warns) in enumerate(((together, False), (apart, True))):
         set_columns(cache, {"fold": fold})
-        run = ["--run", str(tmp_path / f"run{number}"), "--backend", "torch", "--model", "cnn", "--epochs", "1"]
+        run = ["--run", str(tmp_path / f"run{number}"), "--backend", "torch", "--model", "untrained:model"]
         assert main(["train", str(cache), *run, *options]) == 2
         said = capsys.readouterr().err
         assert "nothing is trained here" in said

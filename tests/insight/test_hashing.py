@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from disk import SmallDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from photographs import picture
 
 from tpucache import CachedDataset, build_cache
 from tpucache.errors import UsageError
-from tpucache.insight import hashes, pairs
+from tpucache.insight import Hashes, hashes, pairs
 from tpucache.insight.hashing import grey_grids, phash
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
@@ -43,8 +46,19 @@ def copied(cache: Path, folder: Path) -> Path:
     return Path(shutil.copytree(cache, folder / "copy", ignore=shutil.ignore_patterns("hashes-*")))
 
 
+def columns_of(found: Hashes) -> dict[str, np.ndarray]:
+    """Return the columns of a file of hashes."""
+    names = ("number", "phash256", "phash256_mirrored", "is_blank")
+    return dict(zip(names, (found.numbers, found.words, found.mirrored, found.is_blank), strict=True))
+
+
+def assert_equal(one: Hashes, two: Hashes) -> None:
+    for name, column in columns_of(one).items():
+        assert np.array_equal(column, columns_of(two)[name]), name
+
+
 @settings(max_examples=30)
-@given(st.integers(1, 90), st.integers(1, 90), st.sampled_from([1, 3, 4]), st.integers(0, 9))
+@given(st.integers(1, 400), st.integers(1, 90), st.sampled_from([1, 3, 4]), st.integers(0, 9))
 def test_a_grid_has_the_means_of_its_parts(height: int, width: int, channels: int, seed: int) -> None:
     images = np.random.default_rng(seed).integers(0, 256, (2, height, width, channels), np.uint8)
     weights = np.array([77, 150, 29]) / 256 if channels == 3 else np.full(channels, 1 / channels)
@@ -115,17 +129,17 @@ def test_records_without_images_are_refused(tmp_path: Path) -> None:
         hashes(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_hashes_are_the_same_for_any_number_of_threads_and_any_batch(
-    copies: Path, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = hashes(copies, keep=False)
-    monkeypatch.setattr("tpucache.insight.hashing._BATCH_BYTES", 64 * 64 * 3 * 5)
+def test_hashes_are_the_same_for_any_number_of_threads(tmp_path: Path) -> None:
+    arrays = [picture(seed, side=400) for seed in range(7)]  # of which a few make a batch
+    build_cache(Arrays(arrays), tmp_path / "cache", Recipe(size=400), jobs=1)
+    one, *others = (hashes(tmp_path / "cache", threads=threads, keep=False) for threads in (1, 2, 5))
+    assert all(np.array_equal(one.words, other.words) for other in others)
+    assert np.array_equal(one.words, phash(grey_grids(np.stack(arrays)))[0])
     seen: list[tuple[int, int]] = []
-    parts = hashes(copies, threads=threads, keep=False, on_progress=lambda done, total: seen.append((done, total)))
-    assert np.array_equal(whole.words, parts.words)
-    assert np.array_equal(whole.numbers, parts.numbers)
-    assert seen == [(5, 24), (10, 24), (15, 24), (20, 24), (24, 24)]
+    hashes(tmp_path / "cache", keep=False, on_progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 2
+    assert seen == sorted({*seen})
+    assert seen[-1] == (7, 7)
 
 
 def test_a_selection_has_the_hashes_of_its_samples(copies: Path, tmp_path: Path) -> None:
@@ -138,32 +152,34 @@ def test_a_selection_has_the_hashes_of_its_samples(copies: Path, tmp_path: Path)
     assert np.array_equal(hashes(part).words, whole.words[[7, 3, 3]])
 
 
-def test_hashes_are_kept_once_and_read_again(copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_are_kept_once_and_read_again(copies: Path, tmp_path: Path) -> None:
     cache = copied(copies, tmp_path)
     (cache / f"hashes-{'0' * 64}.npz").write_bytes(b"of other records")
     first = hashes(cache)
-    assert [path.name for path in cache.glob("hashes-*")] == [hashes_name(Cache.open(cache).manifest)]
-    monkeypatch.setattr("tpucache.insight.hashing._compute", lambda *_: pytest.fail("computed again"))
-    again = hashes(cache)
-    for name in ("numbers", "words", "mirrored", "is_blank"):
-        assert np.array_equal(getattr(first, name), getattr(again, name))
+    (path,) = cache.glob("hashes-*")
+    assert path.name == hashes_name(Cache.open(cache).manifest)
+    assert_equal(hashes(cache), first)
+    other = replace(first, words=~first.words)  # what nobody would compute
+    path.write_bytes(encode_columns(columns_of(other)))
+    assert_equal(hashes(cache), other)
 
 
 def test_a_folder_that_cannot_be_written_is_left_as_it_is(
-    copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    copies: Path, disk: SmallDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = copied(copies, tmp_path)
+    disk.mount("size=4m")
+    cache = copied(copies, disk.path)
+    with (disk.path / "rest").open("wb", 0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
     names = sorted(path.name for path in cache.iterdir())
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tpucache.store.hashes.write_atomically", fail)
     with caplog.at_level(logging.WARNING):
         assert len(hashes(cache)) == 24
     assert "No space left" in caplog.text
-    monkeypatch.setattr("tpucache.store.hashes.os.access", lambda *_: False)
+    caplog.clear()
+    disk.mount("remount", "ro")
     assert len(hashes(cache)) == 24
+    assert not caplog.text
     assert sorted(path.name for path in cache.iterdir()) == names
 
 
@@ -187,12 +203,7 @@ def test_a_damaged_file_of_hashes_is_not_used_and_written_anew(
     cache = copied(copies, tmp_path)
     whole = hashes(cache)
     path = cache / hashes_name(Cache.open(cache).manifest)
-    columns = {
-        "number": whole.numbers,
-        "phash256": whole.words,
-        "phash256_mirrored": whole.mirrored,
-        "is_blank": whole.is_blank,
-    }
+    columns = columns_of(whole)
     path.write_bytes(damage(path.read_bytes(), columns))
     with caplog.at_level(logging.WARNING):
         found = hashes(cache)

@@ -15,8 +15,7 @@ from tpucache.cli.parser import note, show
 from tpucache.errors import UsageError
 
 if TYPE_CHECKING:
-    from tpucache.insight.comparison import Comparison
-    from tpucache.insight.matching import Pairs
+    from tpucache.insight.copies import Comparison, Exact, Pairs
     from tpucache.store.cache import Cache
     from tpucache.store.hashes import Hashes
     from tpucache.store.manifest import Manifest
@@ -32,19 +31,18 @@ def compare(options: argparse.Namespace) -> int:
 
     The exit status is 1 if two of the caches have a picture in common, or pictures that look alike.
     """
-    from tpucache.insight.comparison import compare as compare_two
+    from tpucache.insight.copies import compare as compare_two
     from tpucache.loading.find import open_cache
 
     if len(options.caches) < 2:
         raise UsageError("give two caches or more to compare")
     caches = [open_cache(each) for each in options.caches]
     hashed = [_hashes(each) for each in caches]
-    found = [
-        (one, two, compare_two(caches[one], caches[two], options.threshold, hashed=(hashed[one], hashed[two])))
-        for one, two in combinations(range(len(caches)), 2)
-    ]
-    has_copies = any(each.has_copies for _, _, each in found)
-    comparisons = [_comparison_dict(caches[one], caches[two], each) for one, two, each in found]
+    comparisons, has_copies = [], False
+    for one, two in combinations(range(len(caches)), 2):
+        found = compare_two(caches[one], caches[two], options.threshold, hashed=(hashed[one], hashed[two]))
+        comparisons.append(_comparison_dict(caches[one], caches[two], found))
+        has_copies = has_copies or found.has_copies
     report = {
         "caches": [{"place": each.place, "samples": each.manifest.samples} for each in caches],
         "threshold": options.threshold,
@@ -68,69 +66,57 @@ def _sample(cache: Cache, position: int) -> dict[str, Any]:
     labels, classes = cache.samples.labels, cache.manifest.classes
     label: Any = None
     if labels is not None:
-        value = labels[position]
+        label = labels[position].tolist()
         if labels.ndim == 1 and classes:
-            label = classes[int(value)] if value >= 0 else None
-        elif classes and len(classes) == len(value):
-            label = [name for name, mark in zip(classes, value.tolist(), strict=True) if mark > 0]
-        else:
-            label = value.tolist()
+            label = classes[label] if label >= 0 else None
+        elif classes and len(classes) == len(label):
+            label = [name for name, mark in zip(classes, label, strict=True) if mark > 0]
     return {"number": int(cache.samples.numbers[position]), "path": cache.samples.paths[position], "label": label}
 
 
+def _samples(one: Cache, two: Cache, ends: Exact | Pairs) -> list[dict[str, Any]]:
+    both = zip(ends.first.tolist(), ends.second.tolist(), strict=True)
+    return [{"first": _sample(one, first), "second": _sample(two, second)} for first, second in both]
+
+
 def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any]:
-    exact = zip(found.exact.first.tolist(), found.exact.second.tolist(), strict=True)
-    columns = [found.near.first, found.near.second, found.near.distance, found.near.is_mirrored, found.is_copy]
-    near = zip(*(column.tolist() for column in columns), strict=True)
+    exact, near = found.exact, found.near
+    likeness = zip(near.distance.tolist(), near.is_mirrored.tolist(), found.is_copy.tolist(), strict=True)
     return {
         "first": one.place,
         "second": two.place,
         "exact": {
-            "compared": not found.exact.reason,
-            "reason": found.exact.reason,
-            "count": len(found.exact),
-            "pairs": [{"first": _sample(one, first), "second": _sample(two, second)} for first, second in exact],
+            "compared": not exact.reason,
+            "reason": exact.reason,
+            "count": len(exact),
+            "pairs": _samples(one, two, exact),
         },
         "near": {
-            **_search_dict(found.near),
-            "count": len(found.near),
+            "threshold": near.threshold,
+            "blank": near.blank,
+            "count": len(near),
             "copies": int(found.is_copy.sum()),
             "pairs": [
-                {
-                    "first": _sample(one, first),
-                    "second": _sample(two, second),
-                    "distance": distance,
-                    "mirrored": is_mirrored,
-                    "copy": is_copy,
-                }
-                for first, second, distance, is_mirrored, is_copy in near
+                {**pair, "distance": distance, "mirrored": is_mirrored, "copy": is_copy}
+                for pair, (distance, is_mirrored, is_copy) in zip(_samples(one, two, near), likeness, strict=True)
             ],
         },
     }
 
 
-def _search_dict(found: Pairs) -> dict[str, Any]:
-    return {"search": found.search, "share": found.share, "threshold": found.threshold, "blank": found.blank}
-
-
-def _search_text(threshold: int, search: str, share: float, blank: int) -> str:
-    text = f"at most {threshold} of 256 bits apart"
-    if search == "exact":
-        text += ", all images compared"
-    else:
-        text += f", searched by bands, which find {share:.1%} of pairs at that distance, and more of closer pairs"
+def _search_text(threshold: int, blank: int) -> str:
+    text = f"at most {threshold} of 256 bits apart, all images compared"
     return f"{text}; {blank:,} blank images left out" if blank else text
 
 
 def _comparison_lines(found: dict[str, Any]) -> list[str]:
     """Return the result of `_comparison_dict` as lines of text."""
     exact, near = found["exact"], found["near"]
-    search = _search_text(near["threshold"], near["search"], near["share"], near["blank"])
+    search = _search_text(near["threshold"], near["blank"])
+    equal = f"{exact['count']:,}" if exact["compared"] else f"not compared: {exact['reason']}"
     return [
         f"{found['first']} and {found['second']}",
-        f"  equal records  {exact['count']:,}"
-        if exact["compared"]
-        else f"  equal records  not compared: {exact['reason']}",
+        f"  equal records  {equal}",
         *_pair_lines(exact["pairs"]),
         f"  look alike     {near['count']:,} ({search}), of which {near['copies']:,} are copies by details",
         *_pair_lines(near["pairs"]),
@@ -154,9 +140,7 @@ def _pair_lines(pairs: Sequence[dict[str, Any]]) -> list[str]:
 
 def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], list[str]]:
     """Write the column `fold` of a cache; return its manifest, and the result as JSON values and as lines."""
-    from tpucache.insight.comparison import confirm_copies
-    from tpucache.insight.matching import groups as join
-    from tpucache.insight.matching import pairs
+    from tpucache.insight.copies import confirm_copies, groups, pairs
     from tpucache.insight.splitting import column_groups, folds
     from tpucache.store.cache import Cache
     from tpucache.warmup.relabel import set_columns
@@ -166,9 +150,8 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     search, lines = {}, []
     if options.groups == _DUPLICATES:
         found = pairs(_hashes(cache))
-        members, search = join(found), _search_dict(found)
-        copies = int(confirm_copies(found, cache).sum())
-        text = _search_text(found.threshold, found.search, found.share, found.blank)
+        members, search = groups(found), {"threshold": found.threshold, "blank": found.blank}
+        copies, text = int(confirm_copies(found, cache).sum()), _search_text(**search)
         lines.append(f"  look alike: {len(found):,} pairs {text}; {copies:,} of them are copies by details")
     elif options.groups is not None:
         members = column_groups(cache, options.groups)
@@ -178,16 +161,19 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     sizes = np.bincount(fold, minlength=options.make_folds).tolist()
     _, firsts, counts = np.unique(members, return_index=True, return_counts=True)
     several = int((counts > 1).sum())
-    large = [at for at in np.argsort(-counts, kind="stable").tolist() if counts[at] > _LARGE_GROUP * len(members) > 1]
-    groups = [{"path": cache.samples.paths[int(firsts[at])], "samples": int(counts[at])} for at in large]
-    report = {"folds": {"sizes": sizes, "groups": several, "large_groups": groups, **search}}
+    large = [
+        {"path": cache.samples.paths[int(firsts[at])], "samples": int(counts[at])}
+        for at in np.argsort(-counts, kind="stable")
+        if counts[at] > _LARGE_GROUP * len(members) > 1
+    ]
+    report = {"folds": {"sizes": sizes, "groups": several, "large_groups": large, **search}}
     lines.insert(0, f"  folds: {', '.join(f'{size:,}' for size in sizes)} samples")
     if options.groups is not None:
         lines.append(f"  groups: {several:,} of more than one sample, none divided")
     lines += [
         f"  large: {group['samples']:,} samples are one group, with {group['path']!r}: look at this group, as "
         "it may be a chain of pictures in which only neighbours look alike"
-        for group in groups[:_SHOWN]
+        for group in large[:_SHOWN]
     ]
     return manifest, report, lines
 
@@ -211,7 +197,7 @@ def suspects(options: argparse.Namespace) -> int:
         for at, score in zip(found.positions[: options.top].tolist(), found.scores.tolist(), strict=False)
     ]
     if options.output is not None:
-        write_file(options.output, suspects_table(tuple(row.values()) for row in rows))
+        write_file(options.output, suspects_table(row.values() for row in rows))
         note(f"{options.output}: correct the labels in this file, then `tpucache relabel CACHE {options.output}`")
     lines = [
         f"{row['score']:.3f}  {row['path']!r}: label {row['label']!r}, predicted {row['predicted']!r}" for row in rows

@@ -163,6 +163,6 @@ def read_predictions(table: str | Path) -> Predictions:
     return Predictions(path, numbers, paths, labels, predictions, classes, probabilities)
 
 
-def suspects_table(rows: Iterable[tuple[int, str, str, str, object]]) -> bytes:
+def suspects_table(rows: Iterable[Iterable[object]]) -> bytes:
     """Return a CSV that `relabel` takes for corrections: number, path, label, proposed label, score."""
     return to_csv([SUSPECTS_COLUMNS, *([to_cell(str(value)) for value in row] for row in rows)])

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.insight.comparison import confirm_copies
+from tpucache.insight.copies import THRESHOLD, Pairs, confirm_copies, pairs
 from tpucache.insight.hashing import hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects, suspects_table
-from tpucache.insight.matching import THRESHOLD, Pairs, pairs
 from tpucache.native import Array
 from tpucache.report.page import Figure, Page, Part, Picture, Records, Section, class_name, make_page, pictures
 from tpucache.report.preview import make_picture
+from tpucache.store.facts import findings as findings_of
 from tpucache.store.fields import IMAGE
 from tpucache.store.hashes import BITS
-from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
+from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH
 from tpucache.text import join_names, size_text
 
 if TYPE_CHECKING:
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
 _SHOWN: Final = 72  # findings of each kind on the page, at most
 _LISTED: Final = 2000  # findings of each kind in the table, at most
 _EXTREMES: Final = 5  # samples of each end of a scale
-_TYPES: Final = {
-    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
-    **dict.fromkeys((".tif", ".tiff"), "tiff"),
-    **{f".{kind}": kind for kind in ("png", "webp", "gif", "bmp")},
-}
 
 
 def report_findings(
@@ -66,22 +60,29 @@ def report_findings(
         on_progress("compare", round(share * len(own.positions)), len(own.positions))
 
     alike = pairs(own.hashes, threshold, on_progress=compared)
-    differs = own.have_other_labels(alike)
+    differs = np.zeros(len(alike), np.bool_)
+    if (labels := own.records.table.labels) is not None:
+        labels = np.asarray(labels)[own.positions].reshape(len(own.positions), -1)
+        differs = (labels[alike.first] != labels[alike.second]).any(1)
     kinds = [
-        _alike("look alike, different label", "A label is wrong, or the classes overlap.", own, own, alike, differs),
-        _alike("look alike, same label", "Keep each group of such pictures in one fold.", own, own, alike, ~differs),
+        _alike(f"look alike, {which} label", note, own, own, alike.select(chosen))
+        for which, note, chosen in (
+            ("different", "A label is wrong, or the classes overlap.", differs),
+            ("same", "Keep each group of such pictures in one fold.", ~differs),
+        )
     ]
     if other is not None:
         note = "A score on samples that the other cache has, too, is too good."
         leaks = pairs(own.hashes, threshold, other=other.hashes, on_progress=compared)
-        kinds.append(_alike("leaks", note, own, other, leaks, np.ones(len(leaks), np.bool_)))
-    kinds += [_suspects(own, table)] if table is not None else []
+        kinds.append(_alike("leaks", note, own, other, leaks))
+    if table is not None:
+        kinds.append(_suspects(own, table))
     found = [("samples", f"{len(own.positions):,}"), *((kind.title, f"{kind.total:,}") for kind in kinds)]
     kinds.append(_extremes(own))
     blank = sum(int(each.hashes.is_blank.sum()) for each in (own, other) if each is not None)
     text = (
-        f"Pictures are alike where their hashes of {BITS} bits differ by at most {threshold}; {alike.share:.0%} of "
-        f"such pairs or more are found. {blank:,} images with next to no contrast are left out."
+        f"Pictures are alike where their hashes of {BITS} bits differ by at most {threshold}. {blank:,} images with "
+        "next to no contrast are left out."
     )
     part = Part(own.records.name, text, found, [kind.section() for kind in kinds])
     return make_page("findings in", [part], own.table(kinds))
@@ -93,16 +94,11 @@ class _Set:
     def __init__(self, cache: str | Path | CachedDataset, on_progress: Callable[[str, int, int], None]) -> None:
         """Raises UsageError if the cache has no images."""
         self.records = records = Records(cache)
-        if records.image is None:
-            names = ", ".join(each.name for each in records.manifest.fields)
-            raise UsageError(
-                f"{records.directory} has no images to compare, only the fields {names}: give a cache of images"
-            )
+        records.need_image()
         self.dataset = records.cache if isinstance(cache, (str, Path)) else cache
         self.positions, self.classes = records.positions, records.manifest.classes
-        self.hashes = hashes(
-            self.dataset, on_progress=lambda done, total: on_progress(f"hash {records.name}", done, total)
-        )
+        self.numbers = records.table.numbers[self.positions].tolist()
+        self.hashes = hashes(self.dataset, on_progress=partial(on_progress, f"hash {records.name}"))
 
     def path(self, at: int) -> str:
         return self.records.table.paths[int(self.positions[at])]
@@ -123,12 +119,6 @@ class _Set:
             return join_names(name for name, value in zip(self.classes, values, strict=True) if value > 0)
         return ",".join(map(str, values))
 
-    def have_other_labels(self, alike: Pairs) -> npt.NDArray[np.bool_]:
-        if self.records.table.labels is None:
-            return np.zeros(len(alike), np.bool_)
-        labels = np.asarray(self.records.table.labels)[self.positions].reshape(len(self.positions), -1)
-        return np.asarray((labels[alike.first] != labels[alike.second]).any(1), np.bool_)
-
     def picture(self, at: int) -> Picture:
         fields = self.records.read(int(self.positions[at]), self.records.manifest.variants[0])
         return make_picture({IMAGE: fields[IMAGE]}, (), self.path(at), self.label(at) or "unlabelled")
@@ -137,22 +127,21 @@ class _Set:
         """Return a row for each of this set's labelled samples in findings; None without labels."""
         if self.records.table.labels is None:
             return None
-        rows: dict[int, tuple[str, str]] = {}
+        rows: dict[int, tuple[object, ...]] = {}
         for kind in kinds:
             for finding in kind.findings:
-                for (own, at), proposed in zip(finding.samples, finding.labels, strict=True):
-                    if own is self and self.label(at):
-                        rows.setdefault(at, (proposed, f"{kind.title}: {finding.text}"))
-        numbers = self.records.table.numbers[self.positions]
-        return suspects_table((int(numbers[at]), self.path(at), self.label(at), *row) for at, row in rows.items())
+                for own, at, proposed in finding.samples:
+                    if own is self and (label := self.label(at)):
+                        row = self.numbers[at], self.path(at), label, proposed, f"{kind.title}: {finding.text}"
+                        rows.setdefault(at, row)
+        return suspects_table(rows.values())
 
 
 class _Finding(NamedTuple):
-    """Samples that are shown together, what was found, and the label that is proposed for each sample."""
+    """What was found, and the samples that are shown together: the set, the position in it, and a proposed label."""
 
-    samples: Sequence[tuple[_Set, int]]
     text: str
-    labels: Sequence[str]
+    samples: Sequence[tuple[_Set, int, str]]
 
 
 class _Kind(NamedTuple):
@@ -168,38 +157,33 @@ class _Kind(NamedTuple):
         if not shown:
             return Section(self.title, "None were found.")
         more = "" if len(shown) == self.total else f" The first {len(shown):,} of {self.total:,} are here."
-        figures = [
-            Figure(
-                [own.picture(at) for own, at in finding.samples],
-                [finding.text],
-                [own.path(at) for own, at in finding.samples],
-            )
-            for finding in shown
-        ]
-        width = 170 * max(len(finding.samples) for finding in shown)
+        figures = []
+        for finding in shown:
+            own = [(each.picture(at), each.path(at)) for each, at, _ in finding.samples]
+            figures.append(Figure([picture for picture, _ in own], [finding.text], [path for _, path in own]))
+        width = 170 * max(len(figure.pictures) for figure in figures)
         return Section(self.title, f"{self.note}{more}", [pictures(figures, width, 72)])
 
 
-def _alike(title: str, note: str, own: _Set, other: _Set, alike: Pairs, is_chosen: Array) -> _Kind:
+def _alike(title: str, note: str, own: _Set, other: _Set, alike: Pairs) -> _Kind:
     """Return pairs of samples of two sets, or of one, the closest first; each is proposed the label of the other."""
-    chosen = np.flatnonzero(is_chosen)
-    first = alike.select(chosen[:_LISTED])
+    first = alike.select(slice(_LISTED))
     is_copy = confirm_copies(first, own.dataset, other.dataset)
     columns = (first.first, first.second, first.distance, first.is_mirrored, is_copy)
     findings = []
     for one, two, distance, mirrored, copy in zip(*(column.tolist() for column in columns), strict=True):
         likeness = max(0.0, 1 - distance / (BITS / 2))  # unrelated pictures differ in half of the bits
         text = f"{likeness:.0%} alike: {distance} of {BITS} bits differ{', mirrored' if mirrored else ''}"
-        copies = ", copies by their details" if copy else ""
-        findings.append(_Finding([(own, one), (other, two)], f"{text}{copies}", [other.label(two), own.label(one)]))
-    return _Kind(title, f"{note} The closest come first.", len(chosen), findings)
+        samples = [(own, one, other.label(two)), (other, two, own.label(one))]
+        findings.append(_Finding(f"{text}{', copies by their details' if copy else ''}", samples))
+    return _Kind(title, f"{note} The closest come first.", len(alike), findings)
 
 
 def _suspects(own: _Set, table: Predictions) -> _Kind:
     """Return samples ranked by how improbable their labels are. Raises UsageError for predictions of other samples."""
     labels = table.label_numbers()
     found = suspects(table.probabilities, labels)
-    places = {number: at for at, number in enumerate(own.records.table.numbers[own.positions].tolist())}
+    places = {number: at for at, number in enumerate(own.numbers)}
     for number, path in zip(table.numbers.tolist(), table.paths, strict=True):
         if number not in places or own.path(places[number]) != path:
             raise UsageError(
@@ -213,7 +197,7 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
             marks = {each for each, mark in zip(table.classes, labels[row], strict=True) if mark} ^ {name}
             proposed = join_names(each for each in table.classes if each in marks)
         text = f"p(label) {1 - score:.3f}, {name} {table.probabilities[row, number]:.3f}"
-        findings.append(_Finding([(own, places[int(table.numbers[row])])], text, [proposed]))
+        findings.append(_Finding(text, [(own, places[int(table.numbers[row])], proposed)]))
     note = "Ranked by how improbable their labels are to models that have not seen them. Some labels may be right."
     return _Kind("suspects", note, len(found), findings[:_LISTED])
 
@@ -221,27 +205,20 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
 def _extremes(own: _Set) -> _Kind:
     """Return the blank images, the files with a wrong suffix, and the images at both ends of each known scale."""
     found = [(at, "blank: next to no contrast") for at in np.flatnonzero(own.hashes.is_blank)[:_EXTREMES].tolist()]
-    found += itertools.islice(_wrong_suffixes(own), _EXTREMES)
+    kinds = own.records.table.get(TYPE, ())
+    wrong = findings_of(own.records.cache).images.get("suffix", ())
+    for at in np.flatnonzero(np.isin(own.positions, wrong))[:_EXTREMES].tolist():
+        kind, suffix = kinds[own.positions[at]], PurePosixPath(own.path(at)).suffix.lower()
+        found.append((at, f"named {suffix}, but a {kind.upper()} file"))
     for (low, high), values, to_text in _scales(own):
         known = np.flatnonzero(np.isfinite(values))
         order = known[np.argsort(values[known], kind="stable")]
         count = min(_EXTREMES, len(order) // 2)
         for name, places in ((low, order[:count]), (high, order[::-1][:count])):
             found += [(at, f"{name}: {to_text(values[at])}") for at in places.tolist()]
-    findings = [_Finding([(own, at)], text, [own.label(at)]) for at, text in found]
+    findings = [_Finding(text, [(own, at, own.label(at))]) for at, text in found]
     note = f"The {_EXTREMES} samples at each end of several scales. Most of them will be fine."
     return _Kind("extremes", note, len(found), findings)
-
-
-def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
-    """Yield each sample whose file has the suffix of another file type, and a text with both types."""
-    kinds = own.records.table.get(TYPE)
-    if not isinstance(kinds, Strings):
-        return
-    for at, position in enumerate(own.positions.tolist()):
-        kind, suffix = kinds[position], PurePosixPath(own.path(at)).suffix.lower()
-        if kind in _TYPES.values() and _TYPES.get(suffix, kind) != kind:
-            yield at, f"named {suffix}, but a {kind.upper()} file"
 
 
 def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float], str]]]:

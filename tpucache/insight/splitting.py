@@ -50,15 +50,14 @@ def folds(
     another length.
     """
     cache, positions = opened(dataset)
-    total = cache.manifest.samples if positions is None else len(positions)
-    units = np.arange(total)
-    if groups is not None:
-        units = _units(_values(cache, positions, total, groups, _GROUPS))
+    total = len(positions)
+    units = np.arange(total) if groups is None else _units(_values(cache, positions, groups, _GROUPS))
     marks = _Marks(np.empty(0, np.int64), np.empty(0, np.int64), 0)
-    if stratify is not None and not (isinstance(stratify, str) and stratify == LABEL and LABEL not in cache.samples):
-        has_classes = isinstance(stratify, str) and stratify == LABEL and bool(cache.manifest.classes)
-        marks = _marks(_values(cache, positions, total, stratify, "stratify"), has_classes)
-    most = int(units.max()) + 1 if total else 0
+    is_label = isinstance(stratify, str) and stratify == LABEL
+    if stratify is not None and not (is_label and LABEL not in cache.samples):
+        has_classes = is_label and bool(cache.manifest.classes)
+        marks = _marks(_values(cache, positions, stratify, "stratify"), has_classes)
+    most = len(np.unique(units))
     if not 2 <= count <= most:
         what = "" if groups is None else f" in {most:,} group{'' if most == 1 else 's'}"
         if most < 2:
@@ -70,25 +69,24 @@ def folds(
 
 def column_groups(dataset: Samples, name: str) -> Integers:
     """Return the number of each sample's group in a column of the samples table, as in `folds`: int64 (n,)."""
-    cache, positions = opened(dataset)
-    total = cache.manifest.samples if positions is None else len(positions)
-    return _units(_values(cache, positions, total, name, _GROUPS))
+    return _units(_values(*opened(dataset), name, _GROUPS))
 
 
-def _values(cache: Cache, positions: Integers | None, total: int, given: str | Array, what: str) -> Array:
-    """Return a value for each of `total` samples: a column of the samples table, or the given array."""
+def _values(cache: Cache, positions: Integers, given: str | Array, what: str) -> Array:
+    """Return a value for each sample: a column of the samples table, or the given array."""
     if not isinstance(given, str):
         values = np.asarray(given)
-        if not values.ndim or len(values) != total:
-            raise UsageError(f"{what} has shape {values.shape}, and needs a value for each of {total:,} samples")
+        if not values.ndim or len(values) != len(positions):
+            raise UsageError(
+                f"{what} has shape {values.shape}, and needs a value for each of {len(positions):,} samples"
+            )
         return values
     if given not in cache.samples:
         raise UsageError(
             f"{cache.place} has no column {given!r} for {what}: its columns are {', '.join(cache.samples)}"
         )
     column = cache.samples[given]
-    values = column if isinstance(column, np.ndarray) else np.array(list(column), np.str_)
-    values = values if positions is None else values[positions]
+    values = (column if isinstance(column, np.ndarray) else np.array(list(column), np.str_))[positions]
     if what == _GROUPS and values.dtype.kind == "U":
         _warn_of_alike(given, set(values.tolist()))
     return values
@@ -176,11 +174,12 @@ def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Inte
         filled[fold] += sizes[unit]
         fold_of[unit] = fold
 
-    singles = order[is_single[order]]
     class_of = np.full(len(units), marks.count, np.int64)
     class_of[marks.samples] = marks.classes
-    by_class = singles[np.argsort(class_of[singles], kind="stable")]
-    for number, samples in _runs(class_of[by_class], by_class):
+    singles = order[is_single[order]]
+    singles = singles[np.argsort(class_of[singles], kind="stable")]
+    numbers, starts = np.unique(class_of[singles], return_index=True)
+    for number, samples in zip(numbers.tolist(), np.split(singles, starts)[1:], strict=True):
         levels = placed[:, number] if number < marks.count else filled
         shares = _level(levels, filled, len(samples))
         fold_of[units[samples]] = np.repeat(np.arange(count), shares)
@@ -192,19 +191,9 @@ def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Inte
 
 def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers, Integers]]:
     """Return two arrays for each of `count` groups: its classes, and how many of its samples have each."""
-    keys, counts = np.unique(units[marks.samples] * max(1, marks.count) + marks.classes, return_counts=True)
-    owners, classes = np.divmod(keys, max(1, marks.count))
-    ends = np.searchsorted(owners, np.arange(count + 1))
-    bounds = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-    return [(classes[start:end], counts[start:end]) for start, end in bounds]
-
-
-def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
-    """Return each key with the values that belong to it. Equal keys must be neighbours."""
-    if not len(keys):
-        return []
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    return list(zip(keys[starts].tolist(), np.split(values, starts[1:]), strict=True))
+    keys, counts = np.unique(np.stack([units[marks.samples], marks.classes]), axis=1, return_counts=True)
+    ends = np.searchsorted(keys[0], np.arange(1, count))
+    return list(zip(np.split(keys[1], ends), np.split(counts, ends), strict=True))
 
 
 def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
@@ -212,12 +201,6 @@ def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
 
     A remainder goes to the folds with the fewest samples in all, by `sizes`.
     """
-    low, high = int(levels.min()), int(levels.max()) + more
-    while low < high:  # search for the highest level to which all folds can be filled
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if np.maximum(middle - levels, 0).sum() <= more else (low, middle - 1)
-    shares = np.maximum(low - levels, 0)
-    candidates = np.flatnonzero(levels <= low)
-    rest = more - int(shares.sum())
-    shares[candidates[np.lexsort((candidates, sizes[candidates] + shares[candidates]))][:rest]] += 1
-    return shares
+    steps = np.arange(min(more, int(np.ptp(levels)) + more // len(levels) + 1))
+    places = (np.add.outer(each, steps).reshape(-1) for each in (sizes, levels))
+    return np.bincount(np.lexsort(tuple(places))[:more] // len(steps), minlength=len(levels))
