@@ -59,6 +59,7 @@ def test_augment_sets_every_change_that_has_no_option_of_its_own():
     for name, default in vars(AugmentSettings()).items():
         if not hasattr(usual, name):
             value = {bool: True, int: 2, float: 0.5}[type(default)]
-            words = ["preview", "cache", "--rand-augment", "0" if name == "trivial_augment" else "1"]
-            found = vars(augmentation(parser.parse_args([*words, "--augment", f"{name}={float(value)}"])))
+            needed = "rand_augment=1," if name == "magnitude" else ""
+            words = ["preview", "cache", "--augment", f"{needed}{name}={float(value)}"]
+            found = vars(augmentation(parser.parse_args(words)))
             assert (type(found[name]), found[name]) == (type(default), value)

@@ -37,7 +37,7 @@ def test_settings_that_make_no_sense(lab):
         "--smoothing=2",
         "--smoothing=nan",
     ]
-    bad += ["--ema=1", "--clip=-1", "--clip=nan", "--mixup=-1", "--mixup=nan", "--cutmix=inf"]
+    bad += ["--ema=1", "--clip=-1", "--clip=nan", "--mixup=-1", "--mixup=nan", "--augment=cutmix=inf"]
     bad += ["--weight-decay=nan", "--weight-decay=-1", "--seed=-1"]
     bad += ["--accumulate=3", "--threads=0", "--checkpoint-every=0", "--cores=0"]
     changes = ("brightness=nan", "brightness=-1", "saturation=inf", "erase=2", "shift=-1", "shift=inf", "shift=99")

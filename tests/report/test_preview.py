@@ -256,7 +256,7 @@ def test_each_view_of_a_sample_is_shown_as_it_is_drawn(deep):
 
 def test_the_command_takes_the_augmentations_of_train_and_a_kept_copy(plain, tmp_path, capsys):
     command = ["preview", str(plain), "-o", str(tmp_path / "b.png"), "--json"]
-    batch = [*command, "--batch", "--flip", "--cutmix", "1", "--samples", "4"]
+    batch = [*command, "--batch", "--flip", "--augment", "cutmix=1", "--samples", "4"]
     assert main(batch) == 0
     picture = (tmp_path / "b.png").read_bytes()
     assert json.loads(capsys.readouterr().out)["bytes"] == len(picture)

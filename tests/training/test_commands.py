@@ -112,11 +112,9 @@ SEEN: Final[Mapping[str, Case]] = {
     "--seed": Case("1"),
     "--flip": Case(),
     "--mixup": Case("1"),
-    "--cutmix": Case("1"),
     "--crop": Case(),
     "--zoom": Case("0.5", ("--crop",)),
-    "--augment": Case("tilt=30"),
-    "--rand-augment": Case("2"),
+    "--augment": Case("tilt=30,cutmix=1,rand_augment=2"),
     "--cache-dir": Case("{folder}/kept", file="{folder}/kept"),
     # Help leaves these out.
     "--mean": Case("120,110,100"),
@@ -154,7 +152,7 @@ REFUSED: Final = (
     (("--loss", "focal", "--train-step", f"{MODULE}:train_step"), "--loss"),
     (("--backend", "xla", "--processes", "2"), "--processes"),
     (("--grow", "32:0.5,64", "--size", "32"), "--size"),
-    (("--rand-augment", "1", "--augment", "trivial_augment"), "rand_augment"),
+    (("--augment", "rand_augment=1,trivial_augment"), "rand_augment"),
     (("--inputs", "extra", "--mixup", "1"), "--inputs"),
     (("--weights", "pretrained"), "--weights"),
 )

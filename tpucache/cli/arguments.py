@@ -66,7 +66,7 @@ def add_options(
 #: Changes of images that have no option of their own: `--augment` sets them.
 _CHANGES: Final = (
     *("vertical_flip", "shift", "rotate", "tilt", "brightness", "contrast", "saturation", "hue", "blur", "grey"),
-    *("erase", "trivial_augment", "magnitude", "views"),
+    *("erase", "cutmix", "rand_augment", "trivial_augment", "magnitude", "views"),
 )
 
 
@@ -80,8 +80,9 @@ def add_augmentation(group: Any, can_be_off: bool = False) -> None:
         default={},
         metavar="NAME=X,NAME",
         help="further changes: vertical_flip, shift=PIXELS, rotate (by 90 degrees), tilt=DEGREES, brightness=X, "
-        "contrast=X, saturation=X, hue=X, blur=PIXELS, grey=P, erase=P, trivial_augment, magnitude=M (of "
-        "--rand-augment), views=N (of each sample, for contrastive training)",
+        "contrast=X, saturation=X, hue=X, blur=PIXELS, grey=P, erase=P, cutmix=ALPHA, "
+        "rand_augment=N, trivial_augment, magnitude=M (of rand_augment), views=N (of each sample, for contrastive "
+        "training)",
     )
 
 

@@ -208,7 +208,7 @@ def add(commands: Any) -> None:
         "cache/train -o sheet.png --samples 16",
         (
             *("--json", "--output", "--samples", "--variants", "--seed", "--class", "--batch"),
-            *("--flip", "--crop", "--rand-augment", "--mixup"),
+            *("--flip", "--crop", "--mixup", "--augment"),
         ),
     )
     add_cache_or_url(command, keeps=True)

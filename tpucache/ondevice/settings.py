@@ -68,7 +68,7 @@ class AugmentSettings:
     rand_augment: int = option(
         0, "RandAugment: change each image by N random operations, one after another", metavar="N", minimum=0
     )
-    magnitude: int = option(_MAGNITUDE, "how strong the operations of --rand-augment are, 0 to 30", metavar="M")
+    magnitude: int = option(_MAGNITUDE, "how strong the operations of rand_augment are, 0 to 30", metavar="M")
     trivial_augment: bool = option(
         False, "TrivialAugment: change each image by one random operation of random strength"
     )

@@ -75,7 +75,6 @@ def add_device(command: argparse.ArgumentParser) -> None:
 
 
 def choose_backend(label: str, options: argparse.Namespace) -> str:
-    """Replace the backend "auto" in the options by the best backend, print the choice, and return the reason for it."""
     from tpucache.training.device import choose_backend as choose
 
     choice = choose(options.backend, options.device, compile=options.compile, processes=options.processes)
@@ -173,7 +172,6 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def variants(text: str) -> str | list[int]:
-    """Parse "all", or numbers such as 0,1,2."""
     return text if text == "all" else [int(number) for number in text.split(",")]
 
 
@@ -350,7 +348,6 @@ def _run(
 
 
 def _source(options: argparse.Namespace) -> SourceArguments | None:
-    """Return the source to train on, and print where its cache is; None for a cache."""
     if not is_source(options.cache):
         given = {"--cache": options.cache_of_source, "--build": options.build}
         refuse(given, f"for a source, and {options.cache} is a cache, or does not exist")
@@ -420,7 +417,6 @@ def rate(text: str) -> float | str:
 
 
 def epochs(text: str) -> int | str:
-    """Parse "auto" or a number of at least 1."""
     return text if text == AUTO else at_least(1)(text)
 
 
@@ -432,7 +428,6 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def _split(data: CachedDataset, options: argparse.Namespace) -> tuple[CachedDataset, CachedDataset | None]:
-    """Return the training data and the validation data; None without validation."""
     from tpucache.loading.columns import fold_split, stratified_split
     from tpucache.loading.dataset import CachedDataset
     from tpucache.store.files import is_url
@@ -513,6 +508,5 @@ def _add_train(commands: Any) -> None:
 
 
 def add(commands: Any) -> None:
-    """Add the commands train and predict."""
     _add_train(commands)
     _add_predict(commands)

@@ -41,22 +41,18 @@ class RunData:
 
     @property
     def channels(self) -> int:
-        """The number of channels of the images; 0 if the records have no image."""
         return image_channels(self.train_set)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes that the task learns; empty if they have no names."""
         return self.task.class_names(self.train_set.classes)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the caches are complete."""
         return self.train_set.is_finished and (self.valid_set is None or self.valid_set.is_finished)
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """The digests of the training set and of the validation set, None without one, by name."""
         valid = self.valid_set
         return {"training": self.train_set.digest, "validation": None if valid is None else valid.digest}
 
@@ -64,7 +60,6 @@ class RunData:
 def prepare_data(
     settings: TrainSettings, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
 ) -> RunData:
-    """Return the data of a run. `settings` must have a batch size, and a number of epochs or "auto"."""
     task = choose_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
     train_set = soft_labelled(settings, task, train_set)
@@ -101,13 +96,11 @@ def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSetti
 
 
 def choose_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
-    """Return the task that the settings name, or else the one that fits the cache's labels, with the settings' loss."""
     task = find_task(settings.task, dataset, settings.mask_classes)
     return task if settings.own_loss else task.with_loss(settings.loss)
 
 
 def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset) -> CachedDataset:
-    """Return the training samples; if the cache has soft labels, these replace the labels."""
     soft = train_set.with_soft_labels()
     if soft is train_set:
         return train_set
@@ -210,14 +203,13 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
         raise UsageError(f"--loss {settings.loss} would not be used: {own} computes the loss. Leave one of them out")
     if settings.inputs and settings.augment.mixes:
         raise UsageError(
-            "--mixup and --cutmix mix images, not the columns of --inputs: leave --inputs out, or --mixup and --cutmix"
+            "mixup and cutmix mix images, not the columns of --inputs: leave --inputs out, or both of them"
         )
     points = [name for name in _POINTS if name in train_set.names]
     if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
         raise UsageError(
             f"augmentation on the device moves images and masks, not {' and '.join(points)}: with {own} leave "
-            "--flip, --crop, --rand-augment and what moves in --augment out, or "
-            "make these changes in warmup's variants"
+            "--flip, --crop and what moves in --augment out, or make these changes in warmup's variants"
         )
 
 

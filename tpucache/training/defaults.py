@@ -170,7 +170,6 @@ class Decided:
 def decide_settings(
     settings: TrainSettings, dataset: CachedDataset, task: Task, device: Device, custom: Custom | None = None
 ) -> Decided:
-    """Make the model of a run on the host, and decide the settings that are left open."""
     custom = custom or Custom()
     torch.manual_seed(settings.seed)  # on the host, so that the weights are the same on every backend
     channels, columns = channels_of(dataset.manifest.fields), dataset.column_width
@@ -219,7 +218,6 @@ def decide_length(
 
 
 def expect_least_share(settings: TrainSettings, task: Task, dataset: CachedDataset, samples: int) -> int:
-    """Return `least_share` before the run's model is made."""
     if settings.batch_size is not None or samples >= _FEW_SAMPLES or not is_made_here(settings.model):
         return _LEAST_SHARE
     with torch.random.fork_rng(devices=[]):
@@ -239,7 +237,6 @@ def least_share(settings: TrainSettings, task: Task, model: nn.Module) -> int:
 def describe_batch(
     settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1, least: int = _LEAST_SHARE
 ) -> str:
-    """Return the batch size as text, and whether it is the default. The settings must have a batch size and epochs."""
     default = decide_length(replace(settings, batch_size=None), samples, cores, processes, least).batch
     devices = f" on {cores * processes} cores" if cores * processes > 1 else ""
     epochs = f"{settings.passes} epoch{'s' * (settings.passes > 1)}"
@@ -316,10 +313,6 @@ def describe_rates(
     make_optimizer: OptimizerMaker | None = None,
     is_regression: bool = False,
 ) -> str:
-    """Return optimizer, learning rate, weight decay and schedule as text, and where these values come from.
-
-    The settings must have values for them.
-    """
     found = find_defaults(settings, model, make_optimizer, is_regression, needs_rate=False)
     usual = {"lr": found.lr(settings.batch), "weight_decay": found.weight_decay, "schedule": found.schedule}
     others = [text for name, text in _NAMES.items() if getattr(settings, name) != usual[name]]
@@ -338,7 +331,6 @@ def describe_rates(
 
 
 def decide_precision(settings: TrainSettings, device: Device) -> TrainSettings:
-    """Return the settings with a precision that the device has: its default, unless one is given."""
     if settings.precision == "auto":
         return replace(settings, precision=device.precisions[0])
     if settings.precision not in device.precisions:
@@ -350,7 +342,6 @@ def decide_precision(settings: TrainSettings, device: Device) -> TrainSettings:
 
 
 def describe_precision(settings: TrainSettings, device: Device) -> str:
-    """Return the precision of the settings as text, and whether it is the device's default."""
     default = device.precisions[0]
     of_device = f"default on {device.torch_device.type}{_WHY.get(default, '')}"
     if settings.precision == default:

@@ -72,7 +72,6 @@ class Scores:
 def score(
     learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None, keep: Keep = keep_nothing
 ) -> Scores:
-    """Return the losses and scores of all samples, on the host; see `evaluate`."""
     processes, task, part_size = learner.device.processes, learner.task, learner.part_size
     dataset, share = _own_share(dataset, processes)
     rows, labels = share.stop - share.start, dataset.labels.numpy()
@@ -152,7 +151,6 @@ def results(
     keep: Keep = keep_nothing,
     first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
-    """Yield what `reduce` returns for the outputs and the labels of each batch, as arrays."""
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
@@ -255,7 +253,6 @@ def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, t
 
 
 def pad_rows(batches: Generator[Uncounted, None, None], batch_size: int) -> Generator[Any, None, None]:
-    """Yield batches of row numbers."""
     with contextlib.closing(batches):
         for (resident, read), _ in batches:
             full = {name: np.resize(getattr(read, name), batch_size) for name in ("slots", "numbers")}

@@ -45,7 +45,6 @@ class Predicting(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return float32 predictions for pixels, float32 (batch, channels, height, width)."""
         return self._task.predictions(self.model((pixels - self.mean) / self.std))
 
 

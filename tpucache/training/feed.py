@@ -51,23 +51,18 @@ class DeviceMemory:
 
     @property
     def tile(self) -> Tile:
-        """The unit in which memory is allocated; `NO_TILE` for a plug-in's device without a `tile`."""
         return self.device.tile
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Copy an array or tensor to the device, and return the copy."""
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
-        """Return arrays of one shape and dtype on the device, sent in one transfer if the device can do that."""
         return self.device.put_all([*map(torch.from_numpy, arrays)])
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Any:
-        """Return a table on the device with a row for each row of `slots`."""
         return self.device.reserve(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes that a value of this dtype takes: as many as on the host."""
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
@@ -118,7 +113,6 @@ class Residence:
         return self._decision.decide()
 
     def describe(self) -> str:
-        """Return the decision as text, with the bytes of the records and the reason."""
         return self._decision.describe()
 
     def begin(self) -> None:
@@ -173,7 +167,6 @@ class Residence:
 
 
 def _problem(device: Device) -> str:
-    """Return why a device cannot keep records; "" if it can."""
     if device.name == "xla" and device.processes.world_size > 1:
         return "records cannot stay on the devices of several hosts of XLA"
     return ""
@@ -219,7 +212,6 @@ def measure_upload(device: Device, seconds: float = _MEASURED_SECONDS) -> float:
 
 
 def measure_xla() -> float:
-    """Open XLA's device, and return the bytes a second that one thread sends to it."""
     return measure_upload(open_device("xla"))
 
 

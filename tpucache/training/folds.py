@@ -45,7 +45,6 @@ class Fold:
 
     @property
     def report(self) -> TrainReport | None:
-        """The report of the fold's run; None if it has no report yet."""
         return read_report(self.run)
 
 

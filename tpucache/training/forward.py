@@ -52,7 +52,6 @@ def has_given_up(state: dict[str, Any]) -> bool:
 
 
 def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
-    """Return a function that decodes the packed images of a batch to (batch, height, width, channels)."""
     if dataset.packed() is dataset:
         return lambda batch: batch
     decode = decoder(dataset).to(device.torch_device)
@@ -84,10 +83,6 @@ def outputs_of(
     normalise: Callable[[torch.Tensor], torch.Tensor] | None,
     eval_step: Callable[..., torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return a model's outputs, float32 (batch, …), for a batch without augmentation.
-
-    The model must be in evaluation mode.
-    """
     inputs = {**batch.fields}
     if normalise is not None:
         inputs[IMAGE] = normalise(batch.images)
@@ -162,7 +157,6 @@ def _known_statistics(settings: TrainSettings, dataset: CachedDataset, model: nn
 
 
 def image_channels(dataset: CachedDataset) -> int:
-    """Return the number of channels of a dataset's images, 0 without images."""
     return _image_field(dataset).shape[2] if IMAGE in dataset.names else 0
 
 
@@ -190,13 +184,11 @@ def _fits(known: Statistics, dataset: CachedDataset) -> bool:
 
 
 def _pretrained(model: nn.Module) -> Mapping[str, Any]:
-    """Return timm's description of a model's weights; an empty one for other models."""
     is_timms = type(model).__module__.startswith("timm.")
     return dict(getattr(model, "pretrained_cfg", None) or {}) if is_timms else {}
 
 
 def _model_statistics(model: nn.Module) -> Statistics | None:
-    """Return means and deviations, in 0..255, of the images that timm trained the weights on; None for other models."""
     about = _pretrained(model)
     if not about.get("mean") or not about.get("std"):
         return None
@@ -207,7 +199,6 @@ def _model_statistics(model: nn.Module) -> Statistics | None:
 def make_augment(
     settings: TrainSettings, dataset: CachedDataset, mean: Sequence[float], std: Sequence[float], device: Device
 ) -> Augment | None:
-    """Return an Augment for a dataset's images; None without images."""
     if IMAGE not in dataset.names:
         if settings.augment != type(settings.augment)():
             raise UsageError("the cache has no images to augment: leave the augmentations out")

@@ -330,7 +330,6 @@ class Learner:
 
 @contextlib.contextmanager
 def preserved(learner: Learner) -> Iterator[None]:
-    """Return a context in which a learner may be changed."""
     with learner.device.preserve_rng():  # before anything else: on XLA, even waiting advances the generator
         learner.device.wait()
         state = copy.deepcopy(to_host(learner.state_dict()))
@@ -366,5 +365,4 @@ def step_seed(seed: int, number: int, rank: int = 0) -> int:
 
 
 def named_callable(name: str | None) -> Callable[..., Any] | None:
-    """Return the callable that a setting names; None without a name."""
     return None if name is None else load_callable(name)

@@ -278,7 +278,6 @@ def _open_residence(run: _Loop) -> Residence:
 
 
 def _decide_residence(run: _Loop, residence: Residence) -> bool:
-    """Return whether batches become the numbers of rows in the device's memory, instead of records."""
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
     return becomes_resident

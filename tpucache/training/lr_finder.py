@@ -94,7 +94,6 @@ def range_test(
     steps: int = 100,
     stop: StopRequest | None = None,
 ) -> RangeTest:
-    """Return the result of steps at rates that rise from `lowest` to `highest` by a constant factor."""
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(
             f"the learning rate must rise from a number above 0 to a larger, finite one in at least 2 steps, not from "
@@ -186,7 +185,6 @@ def decide_epochs(
     stop: StopRequest,
     runs: int = 1,
 ) -> TrainSettings:
-    """Return a new run's settings with as many epochs as its time limit allows, at least one."""
     settings = begun.settings
     left = stop.seconds_left
     if left is None:

@@ -33,7 +33,6 @@ class ResidualBlock(nn.Module):
         self.past = nn.Identity() if same else conv_bn(inputs, outputs, stride, kernel=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return relu(second(relu(first(x))) + past(x)), where `past` is the skip connection."""
         inner = self.second(functional.relu(self.first(x)))
         return functional.relu(inner + self.past(x))
 
@@ -49,7 +48,6 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(channels[0], outputs, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return scores for each class and pixel: (batch, outputs, height, width), for sides of any length."""
         seen = []
         for level, block in enumerate(self.down):
             x = block(functional.max_pool2d(x, 2, ceil_mode=True) if level else x)
@@ -121,12 +119,10 @@ def is_user_code(name: str) -> bool:
 
 
 def is_made_here(name: str) -> bool:
-    """Return whether a model's name is built in or timm's, so that making it calls no code of the user."""
     return ":" not in name or name.startswith(_TIMM)
 
 
 def channels_of(fields: Iterable[Field]) -> int:
-    """Return the number of channels of the images in records with these fields; 3 without an image."""
     return next((field.shape[2] for field in fields if field.name == IMAGE), 3)
 
 
@@ -174,7 +170,6 @@ def build_model(
 
 
 def timm_name(model: str) -> str | None:
-    """Return timm's name of a model `timm:NAME` or `timm:NAME?keywords`; None for other models."""
     return model.removeprefix(_TIMM).partition("?")[0] if model.startswith(_TIMM) else None
 
 
@@ -187,7 +182,6 @@ def import_timm() -> Any:
 
 
 def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
-    """Return timm's model for `text`, its name and keywords, such as `NAME?drop_rate=0.1`."""
     timm = import_timm()
     name, _, query = text.partition("?")
     with calling("timm", TrainingError, "Install another version of timm, or choose another model"):

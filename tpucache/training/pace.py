@@ -58,7 +58,6 @@ class Account:
 
     @contextlib.contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Return a context whose seconds count for the part `name`."""
         before = self.begin(name)
         try:
             yield
@@ -211,7 +210,6 @@ class Pace:
 
     @staticmethod
     def slowest(paces: Sequence[Pace]) -> Pace:
-        """Return one pace for several processes that took the same steps."""
         ceilings = [each.ceiling_images_per_second for each in paces if each.ceiling_images_per_second is not None]
         pace = replace(
             paces[0],
@@ -225,7 +223,6 @@ class Pace:
         return pace.with_ceiling(min(ceilings)) if ceilings else pace
 
     def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
-        """Return one sentence on what limits the run, and which unused settings would help."""
         settings = settings or TrainSettings()
         if not self.steps:
             return "Too few steps to tell what limits the run: the first two, which may compile, do not count."
@@ -318,7 +315,6 @@ class PaceMeter:
             self._from = self._now()
 
     def expect_rows(self, has_rows: bool) -> None:
-        """Record whether the batches of the next execution are row numbers on the device."""
         if has_rows:
             self._awaited = 0
 
@@ -389,7 +385,6 @@ def _share(executing: float, seconds: float) -> float:
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
-    """Return how many images a second repeated calls of `execute` process; one call processes `images` images."""
     execute()
     device.wait()
     began, done = time.perf_counter(), 0

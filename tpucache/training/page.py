@@ -270,7 +270,6 @@ def _curves(note: str, charts: Sequence[Block]) -> list[Section]:
 
 
 def _charts(run: _Run) -> list[Block]:
-    """Return a chart of the losses, one of each metric, and one of the learning rate."""
     losses, rates = (run.summary.get(name) or () for name in ("losses", "learning_rates"))
     lines = [
         Line("training, single steps", _thinned(losses), _HUES["training"], is_faint=True),
@@ -286,7 +285,6 @@ def _charts(run: _Run) -> list[Block]:
 
 
 def _thinned(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return at most 600 points: means of consecutive steps, each drawn at the last of its steps."""
     each = -(-len(values) // _POINTS)
     parts = [values[first : first + each] for first in range(0, len(values), each or 1)]
     return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
@@ -343,7 +341,6 @@ def _data(run: _Run) -> Iterator[tuple[str, str]]:
 
 
 def _worst(run: _Run, count: int, cache: str | Path | None) -> Section:
-    """Return pictures of the most wrong validation samples, or the reason why there are none."""
     title, arrays = "Most wrong", run.arrays
     if "errors" not in arrays:
         return Section(title, "No epoch of the run has kept predictions for validation samples.")
@@ -364,7 +361,6 @@ def _worst(run: _Run, count: int, cache: str | Path | None) -> Section:
 
 
 def _open_records(run: _Run, cache: str | Path | None) -> Records:
-    """Raises TpucacheError if the records are gone or have changed."""
     described = run.info["validation"]
     place = cache or described["cache"]
     if not is_url(place) and not (folder := locate(split_version(place)[0])).exists():
@@ -386,7 +382,6 @@ def _open_records(run: _Run, cache: str | Path | None) -> Records:
 
 
 def _find_worst(run: _Run, count: int) -> list[int]:
-    """Return the rows of the most wrong samples; for masks, of samples whose predicted maps the run has kept."""
     arrays = run.arrays
     order = np.argsort(-arrays["errors"], kind="stable")
     if "maps" in arrays:
@@ -418,7 +413,6 @@ def _figure(run: _Run, records: Records, row: int) -> Figure:
 
 
 def _compared(run: _Run, row: int) -> tuple[list[str], str]:
-    """Return the true and the predicted label of a sample, and how sure or how far off the prediction was."""
     arrays, names = run.arrays, run.classes
     if "predictions" in arrays:
         label, predicted = (class_name(int(arrays[name][row]), names) for name in ("labels", "predictions"))
@@ -434,7 +428,6 @@ def _compared(run: _Run, row: int) -> tuple[list[str], str]:
 
 
 def _describe_mask(mask: Array, classes: Sequence[str]) -> str:
-    """Return the largest classes of a mask other than 0, with their shares of the pixels."""
     counts = np.bincount(mask.reshape(-1))
     found = [number for number in np.argsort(-counts, kind="stable").tolist() if number and counts[number]]
     parts = [f"{_mask_class(number, classes)} {counts[number] / mask.size:.1%}" for number in found[:_NAMED]]
@@ -447,7 +440,6 @@ def _mask_class(number: int, classes: Sequence[str]) -> str:
 
 
 def _mask_colours(run: _Run) -> list[tuple[str, str]]:
-    """Return the classes that have a colour of their own in pictures of masks, each with its CSS colour."""
     from tpucache.report.preview import PALETTE
 
     outputs = max(int(run.info.get("outputs", 0)), len(run.classes))
@@ -458,7 +450,6 @@ def _mask_colours(run: _Run) -> list[tuple[str, str]]:
 
 
 def _mistakes(run: _Run) -> list[Section]:
-    """Return the section about mistakes, if the run's files have what it needs."""
     arrays, note = run.arrays, "A row for each true class, a column for each predicted one."
     if "confusion" in arrays:
         return [Section("Confusion", f"{note} In pixels.", _confusion(run, arrays["confusion"], "pixels", "IoU"))]
@@ -499,7 +490,6 @@ def _confusion(run: _Run, counts: Array, unit: str, last: str) -> list[Block]:
 
 
 def _by_class(run: _Run, unit: str, right: Array, total: Array, found: Array, last: str) -> Block:
-    """Return a table of each class's recall, precision and, if `last` is another figure, its F1 or IoU."""
     figures = {"recall": (right, total), "precision": (right, found)}
     figures[last] = {"F1": (2 * right, total + found), "IoU": (right, total + found - right)}.get(last, (right, found))
     rows = [

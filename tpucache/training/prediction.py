@@ -208,7 +208,6 @@ def _flip_batch(batch: DeviceBatch) -> DeviceBatch:
 
 
 def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
-    """Return a text that says how the classes of a cache, `found`, differ from those that a run has `learned`."""
     parts = []
     for verb, names in (
         ("lacks", [name for name in learned if name not in set(found)]),
@@ -441,7 +440,6 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
 
 
 def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
-    """Return logits and features by name, each float32 (samples, runs, numbers)."""
     found, options = {}, predictor.options
     if options.logits:
         found["logits"] = rows[:, :, : predictor.task.outputs].astype(np.float32)
@@ -459,7 +457,6 @@ def predict_values(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
 ) -> Array:
-    """Return probabilities or values, averaged over `datasets`: float32 (samples, outputs), in the samples' order."""
     work = _Work(Path(), batch_size, threads, progress, check)
     return _mean_values(predictor, datasets, work, by_run=False)[:, 0].astype(np.float32)
 

@@ -82,7 +82,6 @@ def warmup_cosine(
 
 
 def constant(lr: float) -> Rates:
-    """Return the rates of each step."""
     return _rates(lr, _MOMENTUM)
 
 

@@ -294,7 +294,6 @@ class TrainSettings:
 
 
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return settings from the values that `TrainSettings.to_dict` returns; a missing value has its default."""
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
@@ -305,13 +304,11 @@ def settings_from(values: Mapping[str, Any]) -> TrainSettings:
 
 
 def unusual_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Return, by name, the settings that differ from their defaults, also those of the augmentation."""
     usual = _flat(TrainSettings())
     return {name: value for name, value in _flat(settings).items() if value != usual[name]}
 
 
 def undecided(settings: TrainSettings) -> list[str]:
-    """Return the names of the settings that are still to be decided when a run begins."""
     return [name for name in _DECIDED if getattr(settings, name) in _UNDECIDED]
 
 
@@ -414,7 +411,6 @@ def own_size(dataset: CachedDataset) -> int:
 
 
 def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
-    """Return a dataset whose images have `size` pixels a side; for None return `dataset` itself."""
     if size is None:
         return dataset
     from tpucache.store.codecs import CODECS, FREQUENCY_CODECS

@@ -78,7 +78,6 @@ class SourceArguments:
         self.recipe, self._build_options = wanted(options)
 
     def default_cache(self, folder: Path) -> Path:
-        """Return a path that depends on the source and the options."""
         left_out = (*_WITHOUT_EFFECT, "explicit")
         named_by = {name: repr(value) for name, value in vars(self._options).items() if name not in left_out}
         named_by |= {"source": os.path.realpath(self.path), "recipe": repr(sorted(self.recipe.to_dict().items()))}
@@ -106,7 +105,6 @@ class SourceArguments:
 
 
 def refuse(given: Mapping[str, Any], why: str) -> None:
-    """Raise UsageError if one of these options, which are not for what the command reads, is given."""
     for name, value in given.items():
         if value is not None:
             raise UsageError(f"{name} is {why}: leave {name} out")

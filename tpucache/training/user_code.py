@@ -20,7 +20,6 @@ _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for fold
 
 @contextlib.contextmanager
 def user_code(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Return a context for calling the user's code, described by `name`, on a batch of these inputs."""
     try:
         yield
     except TpucacheError:
@@ -87,7 +86,6 @@ def _call_metric(metric: Callable[..., Any], predictions: Any, labels: Any) -> A
 
 
 def check_loss(loss: object, name: str, *, learns: bool = True) -> torch.Tensor:
-    """Return a loss as a float32 scalar."""
     wanted = "a loss is one floating-point number for each batch, such as the mean over its samples"
     if not isinstance(loss, torch.Tensor):
         raise UsageError(f"{name} returns a {type(loss).__name__}, and {wanted}, as a tensor")

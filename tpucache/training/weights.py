@@ -132,7 +132,6 @@ def initial_weights(
     classes: Sequence[str] = (),
     manifest: Manifest | None = None,
 ) -> InitialWeights:
-    """Return the weights that a new run begins with, and the run's settings."""
     if settings.weights is None:
         return InitialWeights(settings, None)
     source = find_weights(settings.weights, settings.model)

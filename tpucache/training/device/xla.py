@@ -356,7 +356,6 @@ class XlaTable:
         self.rows.copy_(_WRITE(self.rows, rows, number[0] * self._each))
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the rows `slots`, divided over the cores as a batch is."""
         rows = self.rows.flatten(0, 1).index_select(0, slots)
         if self._filled:
             rows = rows[:, : self._values]

@@ -153,7 +153,6 @@ def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
 
 
 def open_folds(run: Path, names: Sequence[str]) -> None:
-    """Make the folder of a run that trains a model for each fold, and write the folds' names to it."""
     _make_folder(run)
     if read_folds(run) != list(names):
         write_folds(run, names)

@@ -185,7 +185,6 @@ class TrainReport:
 
 
 def describe_device(backend: str, device: str, cores: int) -> str:
-    """Return the backend, the device and the number of cores of a run, as text."""
     name = backend if device in ("", backend) else f"{backend} on {device}"
     return f"{name}, {cores} core{'s' * (cores > 1)}" if cores else name
 
@@ -198,7 +197,6 @@ def make_report(
     pace: Pace,
     account: Account,
 ) -> TrainReport:
-    """Return the report of a run in this state, the same on all processes."""
     processes = learner.device.processes
     gathered = processes.gather((pace, peak_bytes(), learner.device.peak_bytes()))
     return processes.on_main(lambda: _merged_report(learner, train_set, plan, state, account, gathered))
@@ -277,7 +275,6 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_report(run: str | Path) -> TrainReport | None:
-    """Return the report in a run's folder, or None if there is none."""
     path = Path(run) / REPORT_NAME
     try:
         values = read_values(path, TrainReport)
@@ -290,7 +287,6 @@ def read_report(run: str | Path) -> TrainReport | None:
 
 
 def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
-    """Return the report of a stopped run, with the seconds of `account`, and write it."""
     report = read_report(run)
     if report is None:
         pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
@@ -408,7 +404,6 @@ def write_folds(run: Path, names: Sequence[str]) -> None:
 
 
 def run_folders(run: Path) -> list[Path]:
-    """Return the folders of the models that predict for a run: one for each fold, or the run's own folder."""
     names = read_folds(run)
     if names is None:
         return [run]
@@ -428,7 +423,6 @@ def make_folds_report(
     account: tuple[Mapping[str, float], float],
     out_of_fold: Mapping[str, float] | None = None,
 ) -> FoldsReport:
-    """Return the report on all folds, given the reports of their runs by the folds' names."""
     scores = [_make_score(fold, fold_folder(run, fold), report) for fold, report in reports.items()]
     seconds, wall = dict(account[0]), account[1] + sum(report.wall_seconds for report in reports.values())
     for report in reports.values():
@@ -451,7 +445,6 @@ def _make_score(fold: str, run: Path, report: TrainReport) -> FoldScore:
 
 
 def read_folds_report(run: str | Path) -> FoldsReport | None:
-    """Return the report in the folder of a run of all folds; None if there is no report."""
     path = Path(run) / REPORT_NAME
     try:
         values = read_values(path, FoldsReport)

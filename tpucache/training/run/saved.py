@@ -212,7 +212,6 @@ class SavedRun:
 
     @functools.cached_property
     def columns(self) -> Columns:
-        """The columns of the samples table that the model takes, and how they were encoded in training."""
         return columns_from(self.content.get("columns", []))
 
     @property
@@ -231,7 +230,6 @@ class SavedRun:
 
     @property
     def inputs(self) -> dict[str, FieldKind]:
-        """The fields that the model takes, by name, with their dtype and shape."""
         if IMAGE in self.fields and self.settings.eval_step is None:
             return {IMAGE: self.fields[IMAGE]}
         return make_task(self.content["task"], self.content["outputs"]).inputs(self.fields)

@@ -77,7 +77,6 @@ class Losses:
 
 
 def write_history(run: Path, rows: Sequence[Row]) -> None:
-    """Write `history.csv`, a row for each epoch, atomically, unless it has these rows already."""
     text = io.StringIO(newline="")
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -136,17 +135,14 @@ class StepPlan:
         return self.epochs * self.per_epoch
 
     def awaits_evaluation(self, state: RunState) -> bool:
-        """Return whether the last step ended an epoch that has not been evaluated yet."""
         evaluated = state.rows[-1]["step"] if state.rows else 0
         return state.steps % self.per_epoch == 0 and evaluated < state.steps
 
     def is_finished(self, state: RunState) -> bool:
-        """Return whether all epochs are trained and evaluated, or the run has stopped early."""
         is_over = state.steps >= self.steps or self.has_stopped_early(state)
         return is_over and not self.awaits_evaluation(state)
 
     def has_stopped_early(self, state: RunState) -> bool:
-        """Return whether the run ends because the watched metric has not improved for `patience` epochs."""
         return (
             self.patience is not None
             and state.best is not None
@@ -155,7 +151,6 @@ class StepPlan:
         )
 
     def epoch_row(self, state: RunState, lr: float, metrics: Mapping[str, float]) -> Row:
-        """Return the history's row for the epoch that has just ended; `lr` is the learning rate of its last step."""
         return {
             "epoch": state.steps // self.per_epoch,
             "step": state.steps,
@@ -168,11 +163,9 @@ class StepPlan:
         return f"after step {state.steps:,} of {self.steps:,}"
 
     def progress(self, state: RunState) -> str:
-        """Return the epoch and the last known loss, as text for the progress bar."""
         loss = f", loss {state.losses[-1]:.3f}" if state.losses else ""
         return f"epoch {-(-state.steps // self.per_epoch)} of {self.epochs}{loss}"
 
 
 def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
-    """Return the plan of a run with these settings on this number of samples."""
     return StepPlan(settings.passes, settings.steps_per_epoch(samples), settings.patience)

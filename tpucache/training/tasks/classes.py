@@ -51,7 +51,6 @@ class Classes(Task):
         check_numbers(labels, self.outputs, hint)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 for the class and 0 for the others, or only 0 for a label of -1, smoothed towards 1 / outputs."""
         if labels.dim() == 2:
             return smooth(labels.float(), smoothing, labels.float().sum(1, keepdim=True) / self.outputs)
         return smooth(one_hot(labels, self.outputs), smoothing, 1 / self.outputs)
@@ -60,7 +59,6 @@ class Classes(Task):
         return super().losses(outputs, labels) * (labels >= 0)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return probabilities that add up to 1; for binary cross-entropy, the sigmoids divided by their sum."""
         # Computed as the softmax of the sigmoids' logarithms: a small sum cannot become 0 / 0.
         logarithms = -functional.softplus(-outputs.float()) if self.loss_name == "bce" else outputs.float()
         return logarithms.softmax(1)
@@ -69,7 +67,6 @@ class Classes(Task):
         return class_metrics(scores, labels)
 
     def errors(self, scores: Array, labels: Array) -> Array:
-        """Return 1 minus the probability of the right class; 0 for a label of -1."""
         right = np.take_along_axis(scores, np.maximum(labels, 0)[:, None], 1)[:, 0]
         return np.where(labels >= 0, 1 - right, 0)
 

@@ -87,7 +87,6 @@ class Mask(Task):
         check_numbers(labels[labels != VOID], self.outputs)
 
     def check_dataset(self, dataset: CachedDataset, *, is_learned: bool) -> None:
-        """Also refuse learned masks whose pixels nearly all have no class, or have no class or class 0."""
         counts, pixels = np.zeros(self.outputs, np.int64), 0
         for labels in self.label_batches(dataset):
             self.check(labels)
@@ -106,7 +105,6 @@ class Mask(Task):
         return smooth(classes, smoothing, classes.sum(1, keepdim=True) / self.outputs)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the pixels that have a class, or over samples for the losses in `OF_SAMPLES`."""
         check_shape(outputs, targets.shape)
         each = self._loss(outputs, targets)
         return each.mean() if self.loss_name in OF_SAMPLES else each.sum() / targets.sum().clamp(min=1)
@@ -146,7 +144,6 @@ class Mask(Task):
         return ~has_none.flatten(1).any(1)
 
     def collect(self, scores: Array) -> Array:
-        """Return the sum of the samples' confusion matrices, float64 (1, outputs, outputs)."""
         total: Array = scores.astype(np.float64).sum(0, keepdims=True)
         return total
 
@@ -154,7 +151,6 @@ class Mask(Task):
         return mask_metrics(scores.astype(np.float64).sum(0))
 
     def errors(self, scores: Array, _labels: Array) -> Array:
-        """Return 1 minus each sample's mean IoU, over the classes in its truth or in its prediction."""
         counts = scores.astype(np.float64)
         right = counts.diagonal(axis1=1, axis2=2)
         union = counts.sum(1) + counts.sum(2) - right
@@ -163,7 +159,6 @@ class Mask(Task):
         return np.where(present.any(1), 1 - shares / np.maximum(present.sum(1), 1), 0)
 
     def record(self, scores: Array, _labels: Array) -> dict[str, Array]:
-        """Return the `confusion` matrix of all pixels, float64 (outputs, outputs), with a row for each true class."""
         return {"confusion": scores.sum(0)}
 
     def describe(self, values: Array, _names: Sequence[str]) -> str:

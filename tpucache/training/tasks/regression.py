@@ -57,7 +57,6 @@ class Regression(Task):
             check_precision(dataset.table.labels[dataset.positions])
 
     def learned_from(self, labels: Array) -> Regression:
-        """Return the task with the mean and the deviation of each column of training labels (n, outputs)."""
         numbers = labels.astype(np.float64)
         spread = np.where(numbers.min(0) == numbers.max(0), 1.0, numbers.std(0))
         return replace(self, mean=tuple(numbers.mean(0).tolist()), std=tuple(spread.tolist()))
@@ -119,8 +118,6 @@ def check_precision(values: Array) -> None:
 
 
 class InLabelUnits(nn.Module):
-    """A model that learned standardised labels, with its outputs converted back to the labels' unit."""
-
     def __init__(self, model: nn.Module, task: Regression) -> None:
         super().__init__()
         self.model = model
@@ -128,13 +125,11 @@ class InLabelUnits(nn.Module):
         self.register_buffer("std", torch.tensor(task.std))
 
     def forward(self, *inputs: torch.Tensor, **fields: torch.Tensor) -> torch.Tensor:
-        """Return the model's outputs in the unit of the labels: float32 (batch, outputs)."""
         outputs: torch.Tensor = self.model(*inputs, **fields).float() * self.std + self.mean
         return outputs
 
 
 def describe_labels(labels: Array) -> str:
-    """Return, as text for messages, the range of labels (n, outputs) and the largest deviation of a column."""
     numbers = labels.astype(np.float64)
     return f"the labels reach from {numbers.min():g} to {numbers.max():g}, with a deviation of {numbers.std(0).max():g}"
 
@@ -145,7 +140,6 @@ def _tensor_on(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
 
 
 def finite_numbers(values: object, count: int) -> tuple[float, ...] | None:
-    """Return the values as a tuple; None unless they are a list or tuple of `count` finite floats."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None
     is_good = all(isinstance(value, float) and math.isfinite(value) for value in values)

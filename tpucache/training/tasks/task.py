@@ -25,7 +25,6 @@ Own = TypeVar("Own", bound="Task")
 
 
 def one_hot(numbers: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return float32 (batch, classes, …): 1 for the number's class and 0 for other classes."""
     places = torch.arange(classes, device=numbers.device).view(1, -1, *[1] * (numbers.dim() - 1))
     return (numbers[:, None] == places).float()
 
@@ -53,7 +52,6 @@ def check_numbers(numbers: Array, classes: int, hint: str = "") -> None:
 
 
 def check_matrix(name: str, labels: Array, outputs: int) -> None:
-    """Raise UsageError unless labels are finite (n, outputs)."""
     if labels.ndim != 2 or labels.shape[1] != outputs:
         raise unfit(name, f"{outputs} numbers for each sample", labels)
     bad = np.flatnonzero(~np.isfinite(labels).all(1))

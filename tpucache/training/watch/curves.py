@@ -77,7 +77,6 @@ def fitting_decay(steps: int) -> float:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Log a warning the first time that this message is given, and nothing later."""
     _log.warning(message)
 
 
@@ -92,14 +91,12 @@ def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunS
 
 
 def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows: Sequence[Row]) -> None:
-    """Write `curves.png`: the loss and learning rate of each step, and the loss and metrics of each epoch."""
     save_figure(run / CURVES_NAME, lambda figure: paint_curves(figure, losses, rows, rates))
 
 
 def paint_curves(
     figure: Figure, losses: Sequence[float], rows: Sequence[Row], rates: Sequence[float] = (), first: int = 0
 ) -> None:
-    """Draw the losses from step `first` on, the epochs' metrics, and the rates of all steps, if given."""
     names = dict.fromkeys(itertools.chain.from_iterable(rows))
     metrics = [name for name in names if name.startswith(_VALID) and name not in (_LOSS, _SAMPLES)]
     heights = {"loss": 3, **({"validation": 2} if metrics else {}), **({"learning rate": 1} if rates else {})}
@@ -142,7 +139,6 @@ class RangeTest:
 
 
 def save_range_test(path: Path, found: RangeTest) -> None:
-    """Write a PNG with the losses by rate, and the rate to use."""
     save_figure(path, lambda figure: _paint(figure, found))
 
 

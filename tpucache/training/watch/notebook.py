@@ -30,7 +30,6 @@ class NotebookCurves:
         self._drawn = clock()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Take the losses of the steps from `first` on, counted from 0."""
         if self._first is None:
             self._first = first
         self._losses += values
@@ -53,7 +52,6 @@ class NotebookCurves:
 
 
 def notebook_watchers() -> Sequence[Watcher]:
-    """Return the watcher that shows the curves in this notebook; none outside of notebooks and without matplotlib."""
     show = _find_display()
     if show is None or importlib.util.find_spec("matplotlib") is None:
         return ()
@@ -61,7 +59,6 @@ def notebook_watchers() -> Sequence[Watcher]:
 
 
 def _find_display() -> Show | None:
-    """Return a function that shows pictures; None outside of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None:  # a terminal's IPython has none
         return None

@@ -38,11 +38,9 @@ class TensorBoard:
             self._writer.close()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Write the losses of consecutive steps from `first` on, counted from 0. TensorBoard's steps count from 1."""
         self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
-        """Write an epoch's metrics and other numbers."""
         tagged = {
             name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}": value
             for name, value in row.items()
