@@ -172,7 +172,7 @@ class Pace:
     repeated on batches that are on the device already (None if that was not measured).
 
     `compiles` counts the graphs that were compiled during these steps, `graphs` all graphs of the run, also those of
-    the warm-up (None if the number is unknown). `sizes` has steps, images, seconds and received bytes for each image
+    the warm-up (None if the number is unknown). `sizes` has what was counted and measured for each image
     size, if there were several sizes.
 
     After the first epoch, the feeding thread sent `later_bytes_per_step` for each step's batch, and used the share
@@ -268,10 +268,7 @@ class PaceMeter:
         self._building = building
         self._device, self._feeder, self._warmed = device, feeder, warmed
         self._warm, self._is_warmed = WARMUP_EXECUTIONS, False
-        self._steps = self._images = 0
-        self._seconds = self._waited = self._executing = 0.0
-        self._received = 0
-        self._from: tuple[float, float, float, int] | None = None
+        self._from: Counter[str] | None = None  # the clock and the totals of device and feeder when it was started
         self._shown = -math.inf, 0.0  # the last value of `idle`: its time and the value
         self._compiles_before = device.counters().compiles
         self._compiles_at_warm: int | None = None
@@ -279,7 +276,7 @@ class PaceMeter:
         self._at_epoch: tuple[int, float, int, float] | None = None  # at the end of the first epoch
         self._size: int | None = None
         self._awaited = 0  # executions, at most, before batches become row numbers on the device
-        self._sizes: dict[int | None, Counter[str]] = {}
+        self._sizes: dict[int | None, Counter[str]] = {}  # what was counted, for each image size
 
     def step(self, steps: int, images: int) -> None:
         """Count an execution that was just sent, of `steps` steps with `images` images in all."""
@@ -298,9 +295,7 @@ class PaceMeter:
                 self._compiles_at_warm = self._device.counters().compiles
                 self.resume(self._size)
             return
-        self._steps += steps
-        self._images += images
-        self._count(steps=steps, images=images)
+        self._count({"steps": steps, "images": images})
 
     def resume(self, size: int | None = None) -> None:
         """Wait for the device and start the clock, unless the next executions may compile graphs."""
@@ -323,12 +318,7 @@ class PaceMeter:
         if self._building is not None:
             self._building.end()
         if self._from is not None:
-            now = self._now()
-            self._seconds += now[0] - self._from[0]
-            self._waited += now[1] - self._from[1]
-            self._executing += now[2] - self._from[2]
-            self._received += now[3] - self._from[3]
-            self._count(seconds=now[0] - self._from[0], received_bytes=now[3] - self._from[3])
+            self._count(self._since(self._from))
             self._from = None
 
     def end_epoch(self) -> Pace:
@@ -340,31 +330,33 @@ class PaceMeter:
         return self.pace()
 
     def _sent(self) -> tuple[int, float, int, float]:
-        return self._feeder.sent_bytes, self._feeder.cpu_seconds, self._steps, self._seconds
+        total = self._total()
+        return self._feeder.sent_bytes, self._feeder.cpu_seconds, total["steps"], total["seconds"]
 
     @property
     def idle(self) -> float:
         """Read this just after an execution was sent: the one that is running has then only begun."""
-        if self._from is not None and time.perf_counter() >= self._shown[0] + _SHOWN_SECONDS:
-            now = self._now()
-            seconds = self._seconds + now[0] - self._from[0]
-            self._shown = now[0], _share(self._executing + now[2] - self._from[2], seconds)
+        now = time.perf_counter()
+        if self._from is not None and now >= self._shown[0] + _SHOWN_SECONDS:
+            total = self._total()
+            total.update(self._since(self._from))
+            self._shown = now, _idle(total)
         return self._shown[1]
 
     def pace(self) -> Pace:
-        since, compiles = self._compiles_at_warm, self._device.counters().compiles
-        seconds = self._seconds
+        since, compiles, total = self._compiles_at_warm, self._device.counters().compiles, self._total()
+        counted, seconds = total["steps"], total["seconds"]
         sent, cpu, steps, taken = (
             now - then for now, then in zip(self._sent(), self._at_epoch or self._sent(), strict=True)
         )
         return Pace(
-            steps=self._steps,
-            images_per_second=self._images / seconds if seconds else 0.0,
-            step_seconds=seconds / self._steps if self._steps else 0.0,
-            waited=self._waited / seconds if seconds else 0.0,
-            device_idle=_share(self._executing, seconds),
+            steps=counted,
+            images_per_second=total["images"] / seconds if seconds else 0.0,
+            step_seconds=seconds / counted if counted else 0.0,
+            waited=total["waited"] / seconds if seconds else 0.0,
+            device_idle=_idle(total),
             compiles=self._compiles + (0 if since is None else compiles - since),
-            received_bytes=self._received,
+            received_bytes=total["received_bytes"],
             graphs=compiles - self._compiles_before,
             built={} if self._building is None else self._building.to_dict(),
             sizes={str(size): dict(each) for size, each in self._sizes.items()} if len(self._sizes) > 1 else {},
@@ -372,16 +364,25 @@ class PaceMeter:
             feeding_cpu=cpu / taken if steps else None,
         )
 
-    def _count(self, **counts: float) -> None:
+    def _count(self, counts: Mapping[str, float]) -> None:
         self._sizes.setdefault(self._size, Counter()).update(counts)
 
-    def _now(self) -> tuple[float, float, float, int]:
-        counters = self._device.counters()
-        return time.perf_counter(), self._feeder.waited_seconds, counters.execute_seconds, counters.received_bytes
+    def _total(self) -> Counter[str]:
+        return sum(self._sizes.values(), Counter())
+
+    def _now(self) -> Counter[str]:
+        counters, waited = self._device.counters(), self._feeder.waited_seconds
+        found = (time.perf_counter(), waited, counters.execute_seconds, counters.received_bytes)
+        return Counter(dict(zip(("seconds", "waited", "executing", "received_bytes"), found, strict=True)))
+
+    def _since(self, start: Counter[str]) -> Counter[str]:
+        now = self._now()
+        now.subtract(start)
+        return now
 
 
-def _share(executing: float, seconds: float) -> float:
-    return max(0.0, 1 - executing / seconds) if seconds else 0.0
+def _idle(total: Counter[str]) -> float:
+    return max(0.0, 1 - total["executing"] / total["seconds"]) if total["seconds"] else 0.0
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
