@@ -166,11 +166,6 @@ def test_normalised_images_come_as_bfloat16_where_that_is_wanted(cache):
             assert images.dtype == jax.numpy.bfloat16
             # Rounded to 8 bits, the last of which a fused multiply and add may change.
             assert np.allclose(images.astype("float32"), expected, rtol=1 / 128, atol=1e-5)
-    loader = CachedLoader(dataset, 16)
-    with pytest.raises(UsageError, match="add normalise=True for bfloat16"):
-        feed(loader, dtype="bfloat16")
-    with pytest.raises(UsageError, match="dtype is one of float32, bfloat16"):
-        feed(loader, normalise=True, dtype="float16")
 
 
 def test_a_process_reads_what_its_devices_need():
@@ -193,9 +188,8 @@ def test_processes_along_the_batch_have_slices_and_others_the_same(monkeypatch):
         devices = [[FakeDevice(host) for host in place] for place in hosts]
         places = {device: (slice(at, at + 1),) for at, place in enumerate(devices) for device in place}
         fake = types.SimpleNamespace(device_set={*range(4)}, devices_indices_map=lambda shape: places)
-        monkeypatch.setattr("tpucache.jax.batches.of_first_axis", lambda sharding: fake)
         monkeypatch.setattr(jax, "process_index", lambda: own)
-        return tuple(process_slice().values())
+        return tuple(process_slice(fake).values())
 
     assert [found([[0], [0], [1], [1]], own) for own in (0, 1)] == [(0, 2), (1, 2)]
     assert [found([[1], [1], [0], [0]], own) for own in (0, 1)] == [(1, 2), (0, 2)]
@@ -308,22 +302,11 @@ def test_padded_batches_have_one_shape_and_say_which_rows_are_samples(each_cache
 def test_padding_compiles_nothing_and_leaves_whole_batches_as_they_are(cache):
     dataset = CachedDataset(cache)
     assert all(np.asarray(is_sample).all() for *_, is_sample in feed(CachedLoader(dataset, 16), pad_last=True))
-    count = jax.jit(lambda images, is_sample: images.sum() + is_sample.sum())
+    traced = []
+    count = jax.jit(lambda images, is_sample: (traced.append(1), images.sum() + is_sample.sum())[1])
     for images, _, is_sample in feed(CachedLoader(dataset[:42], 16), normalise=True, pad_last=True):
         count(images, is_sample)
-    assert count._cache_size() == 1
-
-
-def test_padding_that_does_not_fit_is_refused(cache):
-    dataset = CachedDataset(cache)[:42]
-    with pytest.raises(UsageError, match="drop_last leaves them out"):
-        feed(CachedLoader(dataset, 20, drop_last=True), pad_last=True)
-    with pytest.raises(UsageError, match="would mix samples with the padding"):
-        feed(CachedLoader(dataset, 20), augment=AugmentSettings(mixup=0.2), pad_last=True)
-    with pytest.raises(UsageError, match="pad_last=True"):
-        feed(CachedLoader(dataset, 20))
-    views = next(feed(CachedLoader(dataset, 20), augment=AugmentSettings(flip=True, views=2), pad_last=True))
-    assert [len(part) for part in views] == [40, 40, 40]
+    assert len(traced) == 1
 
 
 def test_kept_batches_stay_as_they_were_while_buffers_are_used_again(cache):
@@ -368,28 +351,39 @@ def test_next_gives_one_epoch_after_the_other(cache):
             next(batches)
 
 
-def test_no_more_than_the_asked_batches_are_read_ahead(cache, monkeypatch):
-    read = []
-    real = CachedDataset.read_into
-    monkeypatch.setattr(CachedDataset, "read_into", lambda self, *args: (read.append(1), real(self, *args))[1])
-    batches = feed(CachedLoader(CachedDataset(cache), 4, prefetch=0, threads=1), depth=1)
+class Watched(CachedDataset):
+    """A dataset that counts its reads, of which one fails, and whose labels are moved."""
+
+    reads, fails, moved = 0, 0, 0
+
+    def read_into(self, *arguments):
+        self.reads += 1
+        if self.reads == self.fails:
+            raise DamageError("a shard was cut short")
+        return super().read_into(*arguments)
+
+    def labels_of(self, indices):
+        return super().labels_of(indices) + self.moved
+
+
+def watched(cache, **changes):
+    dataset = Watched(cache)
+    for name, value in changes.items():
+        setattr(dataset, name, value)
+    return dataset
+
+
+def test_no_more_than_the_asked_batches_are_read_ahead(cache):
+    dataset = watched(cache)
+    batches = feed(CachedLoader(dataset, 4, prefetch=0, threads=1), depth=1)
     next(batches)
     time.sleep(0.3)
-    assert len(read) <= 1 + 1 + 2  # handed out, waiting, and in the hands of the thread and of the reader
+    assert 0 < dataset.reads <= 1 + 1 + 2  # handed out, waiting, and in the hands of the thread and of the reader
     batches.close()
 
 
-def test_an_error_in_reading_is_raised_where_its_batch_would_have_come(cache, monkeypatch):
-    real, calls = CachedDataset.read_into, []
-
-    def fail(self, buffer, indices, *others):
-        calls.append(indices)
-        if len(calls) == 3:
-            raise DamageError("a shard was cut short")
-        real(self, buffer, indices, *others)
-
-    monkeypatch.setattr(CachedDataset, "read_into", fail)
-    batches = feed(CachedLoader(CachedDataset(cache), 4, threads=1))
+def test_an_error_in_reading_is_raised_where_its_batch_would_have_come(cache):
+    batches = feed(CachedLoader(watched(cache, fails=3), 4, threads=1))
     assert next(batches)[0].shape[0] == next(batches)[0].shape[0] == 4
     with pytest.raises(DamageError, match="cut short"):
         next(batches)
@@ -408,23 +402,29 @@ def test_a_sharding_of_ones_own_is_used(cache):
 
 def test_what_does_not_fit_is_refused(cache):
     dataset = CachedDataset(cache)
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
-    with pytest.raises(UsageError, match="first axis"):
-        feed(CachedLoader(dataset, 8), NamedSharding(mesh, PartitionSpec("a", "b")))
-    with pytest.raises(UsageError, match="6 samples cannot be divided evenly over 4 devices"):
-        feed(CachedLoader(dataset, 6))
-    with pytest.raises(UsageError, match="drop_last"):
-        feed(CachedLoader(dataset.select(range(42)), 20))
-    assert len(feed(CachedLoader(dataset.select(range(42)), 20, drop_last=True))) == 2
-    with pytest.raises(UsageError, match="world_size"):
-        feed(CachedLoader(dataset, 4, rank=1, world_size=2))
-    with pytest.raises(UsageError, match="square"):
-        next(feed(CachedLoader(dataset, 8), augment=AugmentSettings(rotate=True)))
+    mesh, short = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b")), dataset[:42]
+    eight, twenty = CachedLoader(dataset, 8), CachedLoader(short, 20)
+    for loader, options, text in (
+        ([], {}, "feed takes a CachedLoader, not list"),
+        (eight, {"sharding": NamedSharding(mesh, PartitionSpec("a", "b"))}, "first axis"),
+        (CachedLoader(dataset, 6), {}, "6 samples cannot be divided evenly over 4 devices"),
+        (twenty, {}, "drop_last=True to train, or .*pad_last=True"),
+        (CachedLoader(dataset, 4, rank=1, world_size=2), {}, "world_size"),
+        (CachedLoader(short, 20, drop_last=True), {"pad_last": True}, "drop_last leaves them out"),
+        (twenty, {"augment": AugmentSettings(mixup=0.2), "pad_last": True}, "would mix samples with the padding"),
+        (eight, {"augment": AugmentSettings(rotate=True)}, "square"),
+        (eight, {"dtype": "bfloat16"}, "add normalise=True for bfloat16"),
+        (eight, {"dtype": "float16", "normalise": True}, "dtype is one of float32, bfloat16"),
+        (eight, {"resident": "maybe"}, '"auto", "yes", "no"'),
+    ):
+        with pytest.raises(UsageError, match=text):
+            next(feed(loader, **options))
+    assert len(feed(CachedLoader(short, 20, drop_last=True))) == 2
 
 
-def test_another_loader_than_tpucaches_is_refused():
-    with pytest.raises(UsageError, match="feed takes a CachedLoader, not list"):
-        feed([])
+def test_views_are_padded_together(cache):
+    batches = feed(CachedLoader(CachedDataset(cache), 20), augment=AugmentSettings(flip=True, views=2), pad_last=True)
+    assert [len(part) for part in next(batches)] == [40, 40, 40]
 
 
 def test_moving_images_away_from_their_boxes_is_refused(tmp_path, monkeypatch):
@@ -454,18 +454,15 @@ def test_a_mixture_gives_the_batches_that_it_gives_itself(cache):
         assert np.array_equal(labels, expected_labels)
 
 
-def test_numbers_that_32_bits_do_not_hold_are_refused_and_not_cut_off(cache, monkeypatch):
-    real = CachedDataset.labels_of
-    monkeypatch.setattr(CachedDataset, "labels_of", lambda self, indices: real(self, indices) + 2**31)
+def test_numbers_that_32_bits_do_not_hold_are_refused_and_not_cut_off(cache):
     with pytest.raises(UsageError, match="'label' holds numbers beyond int32"):
-        next(feed(CachedLoader(CachedDataset(cache), 8)))
+        next(feed(CachedLoader(watched(cache, moved=2**31), 8)))
 
 
-def test_samples_without_a_class_are_not_mixed(cache, monkeypatch):
-    real = CachedDataset.labels_of
-    monkeypatch.setattr(CachedDataset, "labels_of", lambda self, indices: real(self, indices) - 1)
-    with pytest.raises(UsageError, match="have no class"):
-        next(feed(CachedLoader(CachedDataset(cache), 8), augment=AugmentSettings(mixup=0.4)))
+def test_samples_without_a_class_are_not_mixed(cache):
+    for resident in "no", "yes":
+        with pytest.raises(UsageError, match="have no class"):
+            feed(CachedLoader(watched(cache, moved=-1), 8), augment=AugmentSettings(mixup=0.4), resident=resident)
 
 
 def test_the_same_work_is_compiled_once(cache):

@@ -159,8 +159,6 @@ def test_loaders_that_need_records_elsewhere_are_refused():
             next(resident.batches(other))
     with pytest.raises(UsageError, match="pad_last"):
         feed(full(shuffle="local", cores=CORES, drop_last=False), DATA, pad_last=True)
-    with pytest.raises(UsageError, match='"auto", "yes", "no"'):
-        feed(full(), DATA, resident="maybe")
     with pytest.raises(UsageError, match="first axis"):
         Resident(full().dataset, NamedSharding(BOTH.mesh, PartitionSpec("data", "model")))
     shared = Resident(full().dataset, DATA)

@@ -146,35 +146,27 @@ def test_off_is_normalising_and_nothing_else(images):
     assert aug.mix(expected, targets, draws) == (expected, targets)
 
 
+def assert_moved(chosen, images):
+    """Assert that images are moved as NumPy moves them; return the moved ones."""
+    draws, aug = draws_of(chosen), augment(chosen, *images.shape[1:3])
+    expected = np.stack([moved(image, row) for image, row in zip(images.numpy(), draws.numpy(), strict=True)])
+    assert torch.equal(aug.images(images, draws), aug.plain(torch.from_numpy(expected)))
+    assert not np.array_equal(expected, images.numpy())
+    return expected
+
+
 @pytest.mark.parametrize(
-    "chosen",
-    [
-        AugmentSettings(flip=True),
-        AugmentSettings(vertical_flip=True),
-        AugmentSettings(shift=8),
-        AugmentSettings(flip=True, vertical_flip=True, shift=5),
-    ],
+    "chosen", [{"flip": True}, {"vertical_flip": True}, {"shift": 8}, {"flip": True, "vertical_flip": True, "shift": 5}]
 )
 def test_bytes_move_as_numpy_moves_them(images, chosen):
-    draws = draws_of(chosen)
-    expected = np.stack([moved(image, row) for image, row in zip(images.numpy(), draws.numpy(), strict=True)])
-    aug = augment(chosen)
-    found = aug._move(images.permute(0, 3, 1, 2), draws).permute(0, 2, 3, 1)
-    assert np.array_equal(found.numpy(), expected)
-    assert not np.array_equal(expected, images.numpy())
-    assert torch.equal(aug.images(images, draws), aug.plain(torch.from_numpy(expected)))
+    assert_moved(AugmentSettings(**chosen), images)
 
 
 def test_squares_turn_by_right_angles(images):
-    chosen = AugmentSettings(rotate=True, flip=True, shift=2)
-    square, draws = images[:, :, :HEIGHT].contiguous(), draws_of(chosen)
-    found = augment(chosen, HEIGHT, HEIGHT)._move(square.permute(0, 3, 1, 2), draws).permute(0, 2, 3, 1).numpy()
-    for image, row, result in zip(square.numpy(), draws.numpy(), found, strict=True):
-        assert np.array_equal(result, moved(image, row))
-    only = draws_of(AugmentSettings(rotate=True))
-    found = augment(AugmentSettings(rotate=True), HEIGHT, HEIGHT)._move(square.permute(0, 3, 1, 2), only).numpy()
-    for image, result in zip(square.permute(0, 3, 1, 2).numpy(), found, strict=True):
-        assert any(np.array_equal(result, np.rot90(image, turns, (1, 2))) for turns in range(4))
+    square = images[:, :, :HEIGHT].contiguous()
+    assert_moved(AugmentSettings(rotate=True, flip=True, shift=2), square)
+    for image, result in zip(square.numpy(), assert_moved(AugmentSettings(rotate=True), square), strict=True):
+        assert any(np.array_equal(result, np.rot90(image, turns)) for turns in range(4))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])

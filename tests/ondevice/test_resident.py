@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.ondevice import Resident
-from tpucache.ondevice.modules import TorchTable
+from tpucache.ondevice.modules import TorchMemory, TorchTable
 from tpucache.ondevice.resident import RecordBatch, RecordSlots, Tile
 
 SAMPLES = 46
@@ -114,14 +114,29 @@ def test_the_last_records_that_fill_no_batch_follow_in_the_first_epoch(caches: d
     assert resident.is_full
 
 
-def test_nothing_is_read_once_all_is_there(caches: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = CachedDataset(caches["raw"])
+class Failing(CachedDataset):
+    """A dataset that reads nothing once it fails."""
+
+    fails = False
+
+    def read_records(self, *arguments: Any) -> Any:
+        return 1 / 0 if self.fails else super().read_records(*arguments)
+
+    def read_into(self, *arguments: Any) -> Any:
+        return 1 / 0 if self.fails else super().read_into(*arguments)
+
+    def hint(self, *arguments: Any) -> None:
+        if self.fails:
+            raise ZeroDivisionError
+        super().hint(*arguments)
+
+
+def test_nothing_is_read_once_all_is_there(caches: dict[str, Path]) -> None:
+    dataset = Failing(caches["raw"])
     fed = loader(dataset, shuffle=True)
     resident = Resident(dataset)
     kept(resident.batches(fed))
-    monkeypatch.setattr(CachedDataset, "read_records", None)
-    monkeypatch.setattr(CachedDataset, "read_into", None)
-    monkeypatch.setattr(CachedDataset, "hint", None)
+    dataset.fails = True
     assert len(kept(resident.batches(fed))) == len(fed)
 
 
@@ -135,16 +150,14 @@ def test_a_loop_that_is_left_early_loses_nothing(caches: dict[str, Path]) -> Non
         assert_same(kept(resident.batches(fed)), kept(streaming))
 
 
-def test_an_error_in_reading_is_raised_and_the_records_are_read_again(
-    caches: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = CachedDataset(caches["raw"])
-    streaming, fed = loader(dataset, shuffle=True), loader(dataset, shuffle=True)
+def test_an_error_in_reading_is_raised_and_the_records_are_read_again(caches: dict[str, Path]) -> None:
+    dataset = Failing(caches["raw"])
+    streaming, fed = loader(CachedDataset(caches["raw"]), shuffle=True), loader(dataset, shuffle=True)
     resident = Resident(dataset)
-    with monkeypatch.context() as patch:
-        patch.setattr(CachedDataset, "read_records", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            kept(resident.batches(fed))
+    dataset.fails = True
+    with pytest.raises(ZeroDivisionError):
+        kept(resident.batches(fed))
+    dataset.fails = False
     assert_same(kept(resident.batches(fed)), kept(streaming))
 
 
@@ -294,24 +307,31 @@ def test_masks_boxes_columns_and_sequences_stay(tmp_path: Path) -> None:
                 assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_records_that_were_interrupted_on_their_way_are_uploaded_again(
-    caches: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Interrupted(TorchMemory):
+    """A memory whose fourth write is interrupted."""
+
+    writes = 0
+
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
+        table = super().reserve(slots, chunk)
+        write = table.write
+
+        def counted(*arguments: Any) -> None:
+            self.writes += 1
+            if self.writes == 4:  # the labels of the second chunk, whose images are written
+                raise KeyboardInterrupt
+            write(*arguments)
+
+        table.write = counted  # type: ignore[method-assign]  # this table's own
+        return table
+
+
+def test_records_that_were_interrupted_on_their_way_are_uploaded_again(caches: dict[str, Path]) -> None:
     dataset = CachedDataset(caches["raw"])
     streaming, fed = loader(dataset, shuffle=True), loader(dataset, shuffle=True)
-    resident = Resident(dataset)
-    write, calls = TorchTable.write, []
-
-    def interrupted(self: TorchTable, *arguments: Any) -> None:
-        calls.append(1)
-        if len(calls) == 4:  # the labels of the second chunk, whose images are written
-            raise KeyboardInterrupt
-        write(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TorchTable, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            kept(resident.batches(fed))
+    resident = Resident(dataset, Interrupted("cpu"))
+    with pytest.raises(KeyboardInterrupt):
+        kept(resident.batches(fed))
     fed.load_state_dict(streaming.state_dict())
     for _ in range(2):
         assert_same(kept(resident.batches(fed)), kept(streaming))

@@ -262,7 +262,7 @@ class _Epochs:
                 for number, uploaded in enumerate(ahead):
                     if number == _UNCOUNTED:
                         counted = time.perf_counter(), ahead.waited_seconds
-                        self._kept.decide()
+                        self._kept.decision.decide()
                     *parts, is_sample = uploaded
                     fields, labels = self._finished(*parts)
                     yield _to_batch(fields, labels, is_sample)

@@ -246,44 +246,33 @@ class KeptRecords:
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
         """Plan the memory for the loader's records."""
-        self._loader, self._resident, self._decision = loader, None, None
-        if isinstance(resident, Resident):
-            self._resident = resident
-        elif resident != "no":
-            never = _problem(loader, sharding)
-            memory = None if never else JaxMemory(sharding)
-            planned = 0 if memory is None else table_bytes(loader.dataset, memory, loader.batch_size)
-            self._decision = ResidentDecision(resident, memory, planned, never, _problem_of_auto(memory))
-            self._memory: Any = memory  # None: nothing can be kept
-
-    _resident: Resident | None
-    _decision: ResidentDecision | None
-
-    def decide(self) -> None:
-        """Decide whether records stay on the devices, if `resident` is "auto" and this is not decided yet."""
-        if self._decision is not None:
-            self._decision.decide()
+        self._loader = loader
+        self._given = resident if isinstance(resident, Resident) else None
+        choice: ResidentChoice = "no" if isinstance(resident, Resident) else resident
+        never = "" if choice == "no" else _problem(loader, sharding)
+        memory = None if never or choice == "no" else JaxMemory(sharding)
+        planned = 0 if memory is None else table_bytes(loader.dataset, memory, loader.batch_size)
+        self.decision = ResidentDecision(choice, memory, planned, never, _problem_of_auto(memory))
+        self._memory: Any = memory
+        self._own: Resident | None = None
 
     def describe(self) -> str:
         """Return, as text, whether records stay on the devices, and why."""
-        if self._decision is not None:
-            return self._decision.describe()
-        return "no" if self._resident is None else "yes, in the Resident given"
+        return "yes, in the Resident given" if self._given is not None else self.decision.describe()
 
     def begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:
         """Begin an iteration of the loader, and return its batches. The iteration ends when the stack is closed."""
-        if self._decision is not None:
-            if not self._decision.is_resident:
-                self._resident = None
-                return self._loader.iterate_ahead()
-            if self._resident is None:
-                self._resident = Resident.of(self._loader, self._memory)
-                self._resident.on_no_room = self._decision.give_up
-        if self._resident is None:
+        if not self.decision.is_resident:
+            self._own = None
+        elif self._own is None:
+            self._own = Resident.of(self._loader, self._memory)
+            self._own.on_no_room = self.decision.give_up
+        resident = self._given or self._own
+        if resident is None:
             return self._loader.iterate_ahead()
-        self._resident.begin()
-        stack.callback(self._resident.end)
-        return self._resident.pairs(self._loader)
+        resident.begin()
+        stack.callback(resident.end)
+        return resident.pairs(self._loader)
 
 
 def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:

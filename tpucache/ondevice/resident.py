@@ -488,7 +488,7 @@ class ResidentDecision:
         is "" if there is no such reason.
         """
         self.planned_bytes, self.choice, self._memory = planned_bytes, choice, memory
-        self.is_resident, self.reason, self._is_open = False, "resident=yes", False
+        self.is_resident, self.reason, self._is_open = False, f"resident={choice}", False
         if choice == "yes":
             free = None if never or memory is None else memory.free_bytes()
             if free is not None and planned_bytes > free:
