@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -124,14 +124,10 @@ def test_samples_that_were_announced_for_the_next_task_are_not_read_twice() -> N
     counting = Counting()
     with LoadAhead(counting, Threaded(), SAMPLES[:20], late()) as items:
         items.load(SAMPLES[0])
-        items.follow([dataclasses.replace(sample) for sample in SAMPLES[1:40]])
-        found = [items.load(sample) for sample in items_left(items)]
+        items.follow(following := [dataclasses.replace(sample) for sample in SAMPLES[1:40]])
+        found = [items.load(sample) for sample in following]
     assert names_of(found) == [sample.path.encode() for sample in SAMPLES[1:40]]
     assert sorted(counting.begun) == list(range(40))
-
-
-def items_left(items: LoadAhead) -> list[Sample]:
-    return [*(sample for sample, _ in items._ahead), *items._left]
 
 
 def followed(source: Slow, cache: Path, recipe: Recipe, jobs: int) -> None:
@@ -140,23 +136,13 @@ def followed(source: Slow, cache: Path, recipe: Recipe, jobs: int) -> None:
 
 @pytest.mark.parametrize("builds", [build_cache, followed])
 def test_each_sample_of_slow_storage_is_read_once_while_tasks_follow_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: Callable[..., object]
+    tmp_path: Path, builds: Callable[..., object]
 ) -> None:
-    source, are_expected = Slow(), list[bool]()
-    follow = LoadAhead.follow
-
-    def following(items: LoadAhead, samples: Sequence[Sample]) -> None:
-        are_expected.append(bool(items._ahead) and items._ahead[0][0].number == samples[0].number)
-        follow(items, samples)
-
-    monkeypatch.setattr(LoadAhead, "follow", following)
-    monkeypatch.setattr(Lateness, "samples_a_task", property(lambda _: 8))
+    source = Slow()
     builds(source, tmp_path / "cache", Recipe(size=128, shard_mb=1), jobs=1)
     tried = len(source.begun) - len(SLOW)  # the samples that were read before the build
     assert tried < 5
     assert {*source.begun[tried:]} == {*range(len(SLOW))}
-    assert are_expected
-    assert all(are_expected), "a task began with samples that were not read ahead"
     assert not loading_threads()
 
 
@@ -168,22 +154,19 @@ def test_a_build_that_fails_leaves_no_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variants", [*thorough(0), 2])
 def test_a_cache_is_the_same_whether_its_files_are_read_ahead_or_not(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variants: int
+    photos: Path, tmp_path: Path, variants: int
 ) -> None:
-    def build(name: str) -> dict[str, bytes]:
-        build_cache(FolderSource(photos), tmp_path / name, Recipe(size=8, variants=variants, augment="flip"), jobs=1)
+    threads = set[str]()
+
+    class Late(FolderSource):
+        def load(self, sample: Sample) -> Item:
+            time.sleep(0.02)
+            threads.add(threading.current_thread().name.partition("_")[0])
+            return super().load(sample)
+
+    def build(source: FolderSource, name: str) -> dict[str, bytes]:
+        build_cache(source, tmp_path / name, Recipe(size=8, variants=variants, augment="flip"), jobs=1)
         return {path.name: read_file(path) for path in (tmp_path / name).glob("*.lmdb")}
 
-    at_once = build("at once")
-    threads: set[str] = set()
-    load: Callable[[FolderSource, Sample], Item] = FolderSource.load
-
-    def loading(source: FolderSource, sample: Sample) -> Item:
-        threads.add(threading.current_thread().name.partition("_")[0])
-        return load(source, sample)
-
-    monkeypatch.setattr(Lateness, "files", property(lambda _: 4))
-    monkeypatch.setattr(Lateness, "samples_a_task", property(lambda _: 50))
-    monkeypatch.setattr(FolderSource, "load", loading)
-    assert build("ahead") == at_once
+    assert build(Late(photos), "ahead") == build(FolderSource(photos), "at once")
     assert "tpucache-load" in threads
