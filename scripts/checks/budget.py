@@ -9,7 +9,6 @@ docs/decisions that names what left for it.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import io
@@ -142,8 +141,7 @@ def count_flags() -> int:
     """Return the number of options over all commands."""
     from tpucache.cli import make_parser
 
-    (commands,) = (each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction))
-    return sum(bool(action.option_strings) for each in commands.choices.values() for action in each._actions)
+    return sum(bool(action.option_strings) for each in make_parser().commands.values() for action in each.actions)
 
 
 def public_names() -> dict[str, Any]:

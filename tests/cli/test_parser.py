@@ -28,10 +28,7 @@ from tpucache.warmup.build_options import BuildOptions, WorkerOptions
 from tpucache.warmup.sources import TableOptions
 
 PARSER = make_parser()
-(SUBPARSERS,) = (each for each in PARSER._actions if isinstance(each, argparse._SubParsersAction))
-COMMANDS = sorted(
-    name for name, parser in SUBPARSERS.choices.items() if "command" in parser._defaults
-)  # those that are installed
+COMMANDS = sorted(name for name, parser in PARSER.commands.items() if parser.get_default("command"))  # the installed
 each_command = pytest.mark.parametrize("command", COMMANDS)
 WARMUP, TRAIN = ["warmup", "photos", "cache"], ["train", "cache", "--run", "run"]
 
@@ -60,15 +57,15 @@ def test_help_fits_a_terminal_of_45_lines_and_has_an_example(words, monkeypatch,
 @each_command
 def test_all_help_has_every_option(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    parser = SUBPARSERS.choices[command]
+    parser = PARSER.commands[command]
     _, text, _ = printed([command, "--help"], capsys)
     if parser.basic is not None:
         assert f"tpucache {command} --help-all" in text
         _, text, _ = printed([command, "--help-all"], capsys)
-        assert {*parser.basic} <= {*parser._option_string_actions}
+        assert {*parser.basic} <= {flag for action in parser.actions for flag in action.option_strings}
     assert max(map(len, text.splitlines())) <= 80
     words = text.replace(",", " ").split()
-    for action in parser._actions:
+    for action in parser.actions:
         assert action.help not in (None, "", argparse.SUPPRESS), action.option_strings
         assert "--help" in action.option_strings or {*action.option_strings} <= {*words}
 
@@ -313,7 +310,7 @@ def test_an_option_has_the_help_default_and_choices_of_its_field(command, kind):
     given = PARSER.parse_args([command, *lines.get(command, WARMUP[1:])])
     assert from_options(kind, given) == kind()
     known = {}
-    for action in SUBPARSERS.choices[command]._actions:
+    for action in PARSER.commands[command].actions:
         known.setdefault(action.dest, action)  # --no-NAME comes after --NAME
     assert len(options_of(kind)) >= 3
     for name in {*options_of(kind)} & {*known}:
@@ -340,7 +337,7 @@ in_build = st.builds(
 def names_code(option, value):
     """Return whether a parsed value makes a command import a module, or ask another machine to."""
     if option == "build":
-        return ":" in SUBPARSERS.choices["warmup"].parse_args([*WARMUP[1:], *shlex.split(value)]).augment
+        return ":" in PARSER.commands["warmup"].parse_args([*WARMUP[1:], *shlex.split(value)]).augment
     values = [value] if isinstance(value, str) else value
     return any(":" in each.removeprefix("timm:" if option == "model" else "") for each in values)
 

@@ -11,21 +11,12 @@ from typing import Any
 
 import pytest
 
-from tpucache.report.bench import run_bench
-
 sys.path.append(str(Path(__file__).parent))  # for layouts
 
 
-@pytest.fixture(autouse=True)
-def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `bench` measure for a moment: that it answers is tested, not what."""
-    for name, value in (("rounds", 1), ("seconds", 0.05)):
-        monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
-
-
 @pytest.fixture(scope="session", autouse=True)
-def replays_are_short(short_replay: None) -> None:
-    """The same of runs."""
+def measurements_are_short(short_replay: None, short_bench: None) -> None:
+    """Of `bench` and of runs: that they answer is tested, not what."""
 
 
 @pytest.fixture

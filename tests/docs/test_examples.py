@@ -29,7 +29,7 @@ OURS = re.compile(r"(?:\S*/)?python3? -m (scripts\.[\w.]+)")
 PYTEST = re.compile(r"(?:\S*/)?(?:python3? -m )?pytest(?= )")
 SHELLS = ("sh", "bash", "console")
 PARSER = make_parser()
-COMMANDS = {name for action in PARSER._actions if isinstance(action.choices, dict) for name in action.choices}
+COMMANDS = {*PARSER.commands}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 

@@ -12,23 +12,19 @@ from typing import Any
 import pytest
 
 from tpucache.cli import main
-from tpucache.training import pace
-from tpucache.training.watch import curves
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 SMALL = ["--backend", "torch", "--cores", "1", "--epochs", "1", "--batch-size", "32", "--model", "cnn"]
 
 
 @pytest.fixture
-def page(cache, tmp_path, monkeypatch):
+def page(cache, tmp_path, monkeypatch, short_runs):
     """A folder with the caches that the page names, and the page's blocks as (language, text)."""
     (tmp_path / "cache").mkdir()
     for name in ("train", "valid", "test"):
         (tmp_path / "cache" / name).symlink_to(cache)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(curves, "save_figure", lambda *_: None)  # it takes most of the time, as does measuring rates
-    monkeypatch.setattr(pace, "REPLAY_SECONDS", 0.0)
     return re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 

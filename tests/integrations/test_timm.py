@@ -28,14 +28,15 @@ from tpucache.training.tasks.find import make_task
 from tpucache.training.weights import adapt_channels, find_weights, load_matching, read_weights
 
 timm = pytest.importorskip("timm", reason="needs timm: `python -m scripts.checks integrations`")
-timm_loss, timm_optim = (importlib.import_module(f"timm.{name}") for name in ("loss", "optim"))
+_PARTS = ("loss", "optim", "models._hub", "models._manipulate")
+timm_loss, timm_optim, timm_hub, timm_manipulate = (importlib.import_module(f"timm.{name}") for name in _PARTS)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 4), (3, 8), (4, 3), (1, 3)])
 def test_channels_are_adapted_as_timm_does(before, after):
-    adapt = timm.models._manipulate.adapt_input_conv
+    adapt = timm_manipulate.adapt_input_conv
     for dtype in (torch.float32, torch.float16):
         weight = torch.randn(4, before, 3, 3).to(dtype)
         assert torch.equal(adapt_channels(weight, after), adapt(after, weight, base_chans=before))
@@ -65,7 +66,7 @@ def test_what_timm_cannot_adapt_is_created_anew_and_says_why():
 def test_logits_are_those_of_the_model_that_timm_loads_itself(name, side, channels, tmp_path):
     torch.manual_seed(1)
     saved = timm.create_model(name, num_classes=5)
-    timm.models._hub.save_for_hf(saved, tmp_path, safe_serialization="both")  # a folder as the hub stores it
+    timm_hub.save_for_hf(saved, tmp_path, safe_serialization="both")  # a folder as the hub stores it
     size = {"img_size": side} if name == "test_vit" else {}
     overlay = {"file": str(tmp_path / "model.safetensors"), "num_classes": 5}
     expected = timm.create_model(
@@ -117,9 +118,7 @@ def test_pretrained_weights_come_out_of_the_hubs_cache_on_this_machine(tmp_path,
     repository = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
-    timm.models._hub.save_for_hf(
-        timm.create_model("test_vit"), repository / "snapshots" / "abc", safe_serialization="both"
-    )
+    timm_hub.save_for_hf(timm.create_model("test_vit"), repository / "snapshots" / "abc", safe_serialization="both")
     for text in ("pretrained", f"hub:{name}", f"hub:{name}@main"):
         path = find_weights(text, "timm:test_vit?img_size=96")
         assert path == repository / "snapshots" / "abc" / "model.safetensors"

@@ -72,9 +72,13 @@ def test_pixels_are_those_of_torchvision(theirs, operation, settings, height, wi
             assert difference.max() <= LEVELS.get(operation, 1)
 
 
+#: The method of torchvision's transforms that applies an operation.
+APPLIES = "_apply_image_or_video_transform"
+
+
 def changed(transform, image, operation, magnitude):
     fill = {type(image): None}
-    return transform._apply_image_or_video_transform(image, operation, magnitude, transform.interpolation, fill)
+    return getattr(transform, APPLIES)(image, operation, magnitude, transform.interpolation, fill)
 
 
 @pytest.mark.parametrize("settings", [RAND, TRIVIAL], ids=["rand", "trivial"])
@@ -85,7 +89,7 @@ def test_operations_and_magnitudes_are_drawn_as_by_torchvision(theirs, settings,
         called[operation, round(magnitude, 3)] += 1
         return given
 
-    monkeypatch.setattr(transform, "_apply_image_or_video_transform", count)
+    monkeypatch.setattr(transform, APPLIES, count)
     torch.manual_seed(0)
     for _ in range(DRAWN):
         transform(image)

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import torch
 from refusals import assert_refused
 from signed import signed
-
-
-def test_a_run_whose_model_is_a_function_of_python(lab):
-    for code in ("os:_exit", "faulthandler:_sigsegv"):
-        run = lab.folder / code.replace(":", "_")
-        shutil.copytree(lab.shared.run, run)
-        content = torch.load(run / "best.pt", weights_only=True)
-        content["settings"]["model"] = code
-        torch.save(content, run / "best.pt")
-        done = lab.command("predict", run, lab.shared.cache, "-o", lab.folder / "p.csv", "--backend", "torch")
-        assert_refused(done, code, "--trust", status=2)
 
 
 def test_code_that_the_user_does_not_name_in_full(lab):

@@ -14,42 +14,11 @@ from lab import (
     check_photos,
     class_of,
     files_of,
-    pixels,
 )
 from PIL import Image
 from refusals import assert_refused, succeeded
 
 from tpucache import CachedDataset
-
-
-def test_names_with_spaces_signs_newlines_and_other_scripts(lab):
-    names = [
-        "a b.png",
-        "-rf.png",
-        "Ünïcødé 猫.png",
-        "new\nline.png",
-        "#1?&%20.png",
-        "'\";$(x).png",
-        "tab\t.png",
-        "é.png",
-    ]
-    names.append("e\u0301.png")  # not the same file as the one before
-    names.append(os.fsdecode(b"latin-\xe9.png"))
-    classes = ("été 1", "-x\n")
-    for number, name in enumerate(names):
-        file = lab.folder / "odd photos" / classes[number % 2] / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(number)).save(file)
-    done = succeeded(lab.warmup("odd photos", lab.folder / "odd cache\n"))
-    assert "Traceback" not in done.out
-    dataset = CachedDataset(lab.folder / "odd cache\n")
-    expected = {f"{classes[n % 2]}/{name}": n for n, name in enumerate(names)}
-    assert sorted(dataset.paths) == sorted(expected)
-    for position, path in enumerate(dataset.paths):
-        image, label = dataset[position]
-        assert_same(array(image), pixels(expected[path]), repr(path))
-        assert dataset.classes[int(label)] == path.partition("/")[0], repr(path)
-    succeeded(lab.command("inspect", lab.folder / "odd cache\n"))
 
 
 def test_broken_photographs_with_and_without_skip(lab):
@@ -70,25 +39,6 @@ def test_broken_photographs_with_and_without_skip(lab):
     for name in broken:
         assert f"bee/{name}" in done.out, f"{name} is listed"
     check_photos(CachedDataset(lab.folder / "cache"), class_of, range(COUNT))
-
-
-def test_links_to_photographs_and_to_a_folder_of_them(lab):
-    photos = lab.folder / "photos"
-    (photos / "bee").mkdir(parents=True)
-    (photos / "ant").symlink_to(lab.shared.photos / "ant")
-    for number in range(1, COUNT, 3):
-        (photos / "bee" / f"{number:04d}.png").symlink_to(lab.shared.photos / "bee" / f"{number:04d}.png")
-    succeeded(lab.warmup(photos, lab.folder / "cache"))
-    numbers = [n for n in range(COUNT) if n % 3 < 2]
-    check_photos(CachedDataset(lab.folder / "cache"), class_of, numbers)
-
-
-def test_links_in_a_circle_and_into_nothing(lab):
-    photos = lab.copy(lab.shared.photos, "photos")
-    (photos / "ant" / "again").symlink_to(photos)
-    (photos / "bee" / "gone.png").symlink_to(lab.folder / "nothing")
-    done = lab.warmup(photos, lab.folder / "cache")
-    assert_refused(done, "gone.png|again")
 
 
 def test_a_cache_written_into_its_own_source(lab):

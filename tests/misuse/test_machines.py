@@ -7,20 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from lab import SECONDS, assert_same
-from refusals import assert_refused, refuses, succeeded
+from lab import SECONDS
+from refusals import assert_refused
 
 import tpucache
-from tpucache import CachedDataset, CachedLoader, UsageError
 
 
 def test_a_pipe_where_a_file_belongs(lab):
@@ -62,17 +58,6 @@ def test_a_signal_at_any_moment_is_one_line_and_status_three(lab):
     assert {*ends} == {(3, 1)}
 
 
-def test_weights_that_require_a_gradient(lab):
-    dataset = CachedDataset(lab.shared.cache)
-    plain = torch.arange(1.0, len(dataset) + 1)
-    loaders = [CachedLoader(dataset, 4, weights=each) for each in (plain, plain.clone().requires_grad_())]
-    for one, other in zip(*loaders, strict=True):
-        assert_same(one[0].numpy(), other[0].numpy())
-    for wrong in (plain.to_sparse(), plain.to("meta"), plain.to(torch.complex64)):
-        with refuses(UsageError, "weights"):
-            CachedLoader(dataset, 4, weights=wrong)
-
-
 def coco(path: Path, **changes: Any) -> Path:
     images = [{"id": 1, "file_name": "ant/0000.png"}]
     annotations = [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}]
@@ -93,39 +78,3 @@ def test_a_coco_file_that_is_odd(lab):
         assert len(message) < 1000
         assert " at 0x" not in message
         assert "Warning" not in done.err
-
-
-def test_a_json_key_that_is_there_twice(lab):
-    manifest = lab.copy(lab.shared.cache) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace("{", '{"samples": 1, ', 1))
-    assert_refused(lab.command("inspect", manifest.parent), "'samples' is there twice")
-    augment = lab.folder / "augment.json"
-    augment.write_text('{"transform": {}, "transform": {}}')
-    done = lab.warmup(lab.shared.photos, "cache", "--variants", "1", "--augment", augment)
-    assert_refused(done, "'transform' is there twice")
-
-
-def test_numbers_in_parquet_that_are_no_classes(lab):
-    import pyarrow
-    import pyarrow.parquet
-
-    photo = next(lab.shared.photos.rglob("*.png")).read_bytes()
-    for number in (-7, 2**62):
-        table = pyarrow.table({"image": [{"bytes": photo, "path": "a.png"}] * 3, "label": [0, number, 1]})
-        pyarrow.parquet.write_table(table, lab.folder / "a.parquet")
-        assert_refused(lab.warmup(lab.folder / "a.parquet", "cache"), f"the label {number}", "parquet#1")
-        assert not (lab.folder / "cache").exists()
-
-
-def test_a_class_01_in_WebDataset(lab):
-    photo = next(lab.shared.photos.rglob("*.png"))
-    names = ["01", "1", "02", "1"]
-    with tarfile.open(lab.folder / "a.tar", "w") as archive:
-        for number, name in enumerate(names):
-            (lab.folder / "name").write_text(name)
-            archive.add(photo, f"{number}.png")
-            archive.add(lab.folder / "name", f"{number}.cls")
-    succeeded(lab.warmup(lab.folder / "a.tar", "cache"))
-    dataset = CachedDataset(lab.folder / "cache")
-    assert dataset.classes == ("01", "02", "1")
-    assert_same(dataset.labels.numpy(), np.array([0, 2, 1, 2]))

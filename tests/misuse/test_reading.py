@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,40 +86,6 @@ def test_a_relative_path_a_link_and_another_working_folder(lab):
         check_photos(each, class_of, range(COUNT))
 
 
-def test_closing_ends_reading_in_good_order(lab):
-    dataset = CachedDataset(lab.shared.cache, in_memory=True)
-    loader, other = CachedLoader(dataset, 4), dataset.select(range(4))
-    faults: list[str] = []
-
-    def read(seed: int) -> None:
-        draw = random.Random(seed)
-        for _ in range(300):
-            position = draw.randrange(COUNT)
-            try:
-                image = dataset[position][0]
-            except UsageError:
-                return
-            except Exception as error:  # noqa: BLE001  # a thread's error would be lost
-                faults.append(repr(error))
-                return
-            if not np.array_equal(array(image), pixels(number_of(dataset.paths[position]))):
-                faults.append(f"pixels of position {position}")
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    loader.close()
-    with refuses(UsageError, "closed"):
-        next(iter(loader))
-    dataset.close()
-    for thread in threads:
-        thread.join()
-    assert faults == []
-    check_photos(other, class_of, [number_of(path) for path in other.paths])
-    with refuses(UsageError, "closed"):
-        dataset[0]
-
-
 #: A process forks while it reads, and its workers stay over three epochs.
 FORKING = """
 import multiprocessing, sys, warnings
@@ -169,11 +133,3 @@ def test_a_cache_that_is_replaced_or_removed_while_it_is_open(lab, is_replaced):
         lab.copy(lab.shared.relabelled)
     with refuses(TpucacheError, "was compacted or built again" if is_replaced else "copy"):
         check_photos(dataset, class_of, range(COUNT))
-
-
-def test_what_is_no_cache(lab):
-    (lab.folder / "cache").write_text("no cache")
-    (lab.folder / "empty").mkdir()
-    for path in ("cache", "empty", "nowhere"):
-        with refuses(TpucacheError, "manifest|cache"):
-            CachedDataset(lab.folder / path)

@@ -2,81 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import random
 import re
 import struct
-import subprocess
-import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lab import COUNT, assert_same, write_photos
-from patience import PATIENCE
 from PIL import Image
 from refusals import assert_refused, refuses, succeeded
 from signed import signed
 
 from tpucache import CachedDataset, CachedLoader, DamageError, FormatError
-
-#: Serves a folder by ranges, each answer followed by 64 MB more, or packed by gzip; prints its port, then bytes sent.
-SERVER = """
-import gzip, http.server, pathlib, re, sys
-folder, way = pathlib.Path(sys.argv[1]), sys.argv[2]
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *words):
-        pass
-
-    def do_GET(self):
-        path = folder / self.path.rpartition("/")[2]
-        if not path.is_file():
-            return self.send_error(404)  # else it would be asked for again and again
-        data = path.read_bytes()
-        asked = re.fullmatch(r"bytes=(\\d+)-(\\d+)", self.headers.get("Range", ""))
-        self.send_response(206 if asked else 200)
-        if asked:
-            first, last = int(asked[1]), int(asked[2])
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-            data = data[first : last + 1]
-        if way == "gzip" and asked:
-            data = gzip.compress(data)
-            self.send_header("Content-Encoding", "gzip")
-        self.end_headers()
-        self.wfile.write(data)
-        if way == "endless" and asked:
-            for _ in range(64):
-                self.wfile.write(bytes(1 << 20))
-                print(1, flush=True)
-
-server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
-@contextlib.contextmanager
-def serving(folder: Path, way: str) -> Iterator[tuple[str, Callable[[], int]]]:
-    command = [sys.executable, "-c", SERVER, str(folder), way]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdout is not None
-
-        def end() -> int:
-            server.terminate()
-            return server.communicate(timeout=PATIENCE)[0].count("1")
-
-        try:
-            yield f"http://127.0.0.1:{server.stdout.readline().strip()}/x", end
-        finally:
-            server.kill()
 
 
 def vouch(cache: Path, name: str, data: bytes, **changes: Any) -> None:
@@ -116,31 +61,6 @@ def npy(array: np.ndarray) -> bytes:
     target = io.BytesIO()
     np.save(target, array)
     return target.getvalue()
-
-
-def test_a_server_whose_answers_to_ranges_never_end(lab):
-    with serving(lab.shared.cache, "endless") as (url, end):
-        succeeded(lab.command("fetch", url, lab.folder / "fetched"))
-        sent = end()
-    files = len(list((lab.folder / "fetched").iterdir()))
-    assert sent <= 8 * files, f"of 64 MB after each answer, at most 8 were sent, not {sent} of {files} files"
-
-
-def test_a_server_that_packs_its_answers(lab):
-    with serving(lab.shared.cache, "gzip") as (url, _):
-        assert_refused(lab.command("fetch", url, lab.folder / "fetched"), "gzip", "was not asked for")
-
-
-def test_a_parquet_file_that_names_pictures_elsewhere(lab):
-    import pyarrow
-    import pyarrow.parquet
-
-    photo = next(lab.shared.photos.rglob("*.png"))
-    for name in (str(photo), "../" * 20 + str(photo)[1:]):
-        table = lab.folder / "others.parquet"
-        pyarrow.parquet.write_table(pyarrow.table({"image": [name]}), table)
-        assert_refused(lab.warmup(table, lab.folder / "cache", "--path-col", "image"), "outside of", "--root", status=1)
-    succeeded(lab.warmup(table, lab.folder / "cache", "--path-col", "image", "--root", "/"))
 
 
 def test_a_record_whose_header_says_thirty_thousand_pixels_square(lab):

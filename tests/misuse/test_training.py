@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,6 @@ from lab import (
     COUNT,
     Lab,
     class_of,
-    files_of,
     number_of,
     table_rows,
     write_csv,
@@ -67,10 +64,6 @@ def test_training_without_labels(lab):
     assert_refused(lab.train(lab.folder / "cache", lab.folder / "run"), "label", status=2)
 
 
-def test_a_batch_larger_than_the_data(lab):
-    assert_refused(lab.train(lab.shared.cache, lab.folder / "run", "--batch-size", 256), "24", "batch", status=2)
-
-
 def test_models_that_are_not_there_or_do_not_fit(lab):
     code = """
 from torch import nn
@@ -99,46 +92,12 @@ class Pair(nn.Module):
         )
 
 
-def test_a_task_that_the_labels_do_not_have(lab):
-    for words in (
-        ("--task", "mask"),
-        ("--task", "multilabel"),
-        ("--mask-classes", 3),
-        ("--task", "regression", "--class-weights", "balanced"),
-    ):
-        done = lab.train(lab.shared.cache, lab.folder / "run", *words)
-        assert_refused(done, "label|mask|task|class", status=2)
-
-
-def test_a_rate_at_which_training_diverges(lab):
-    done = lab.train(lab.shared.cache, lab.folder / "run", "--lr", "1e30", "--valid", "0.25", "--epochs", 2)
-    assert_refused(done, "finite|diverge", "lr|rate")
-
-
-def test_the_run_of_another_command_in_the_same_folder(lab):
-    run = lab.copy(lab.shared.run, "run")
-    before = files_of(run)
-    assert_refused(lab.train(lab.shared.cache, run, "--valid", "0.25"), "--resume|another", status=2)
-    assert files_of(run) == before
-    assert_refused(lab.train(lab.shared.cache, run, "--valid", "0.25", "--resume", "--lr", "0.02"), "lr", status=2)
-    assert_refused(lab.train(lab.shared.relabelled, run, "--valid", "0.25", "--resume"), status=2)
-    assert files_of(run) == before
-
-
 def test_resuming_with_another_fold_of_the_same_size(lab):
     done = lab.train(lab.shared.folds, lab.folder / "run", "--valid", "fold=0", "--epochs", 3, "--time-limit", 0)
     assert done.status in (2, 3)
     run = lab.folder / "second"
     succeeded(lab.train(lab.shared.folds, run, "--valid", "fold=0"))
     assert_refused(lab.train(lab.shared.folds, run, "--valid", "fold=1", "--resume"), status=2)
-
-
-def test_a_run_folder_that_is_the_cache(lab):
-    cache = lab.copy(lab.shared.cache)
-    before = files_of(cache)
-    done = lab.train(cache, cache)
-    assert files_of(cache) == before
-    assert_refused(done, "copy", status=2)
 
 
 def test_a_run_folder_with_files_of_ones_own(lab):
@@ -149,16 +108,6 @@ def test_a_run_folder_with_files_of_ones_own(lab):
     done = lab.train(lab.shared.cache, run)
     assert {path.name: path.read_text() for path in run.iterdir()} == {"history.csv": "mine", "best.pt": "mine"}
     assert_refused(done, "run", status=2)
-
-
-def test_a_time_limit_of_nothing_in_training(lab):
-    words = (lab.shared.cache, lab.folder / "run", "--valid", "0.25")
-    done = lab.train(*words, "--time-limit", 0)
-    assert_refused(done, "time", status=3)
-    assert json.loads((lab.folder / "run" / "report.json").read_text())["finished"] is False
-    succeeded(lab.train(*words, "--resume"))
-    history = (lab.folder / "run" / "history.csv").read_text()
-    assert history == (lab.shared.run / "history.csv").read_text()
 
 
 def test_predictions_stay_beside_their_samples(lab):
@@ -173,42 +122,6 @@ def test_predictions_stay_beside_their_samples(lab):
         shares = [float(value) for name, value in list(line.items())[-len(names) :]]
         assert line["prediction"] == names[int(np.argmax(shares))], f"likeliest class of {line['path']}"
         assert math.isclose(sum(shares), 1, abs_tol=1e-4)
-
-
-def test_predicting_a_cache_of_other_classes_gives_no_metrics(lab):
-    succeeded(lab.warmup(write_photos(lab.folder / "p", 6, ("x", "y", "z")), lab.folder / "others"))
-    done = lab.command("predict", lab.shared.run, lab.folder / "others", "-o", lab.folder / "p.csv", *PLAIN)
-    succeeded(done)
-    assert "accuracy" not in done.out
-
-
-def test_predicting_a_cache_of_another_size(lab):
-    succeeded(lab.command("warmup", lab.shared.photos, lab.folder / "small", "--size", 8, "--jobs", 1))
-    done = lab.command("predict", lab.shared.run, lab.folder / "small", "-o", lab.folder / "p.csv", *PLAIN)
-    assert_refused(done, "16, 16", status=2)
-    assert not (lab.folder / "p.csv").exists()
-
-
-def test_damaged_weights(lab):
-    for number, data in enumerate((b"", b"no weights", None)):
-        run = lab.copy(lab.shared.run, f"run{number}")
-        whole = (run / "best.pt").read_bytes()
-        (run / "best.pt").write_bytes(whole[: len(whole) // 2] if data is None else data)
-        done = lab.command("predict", run, lab.shared.cache, "-o", lab.folder / "p.csv", *PLAIN)
-        assert_refused(done, "best.pt", status=1)
-
-
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path("owned"),)
-
-
-def test_weights_that_would_run_code(lab):
-    run = lab.copy(lab.shared.run, "run")
-    torch.save({"model": Evil(), "classes": ["ant"]}, run / "best.pt")
-    done = lab.command("predict", run, lab.shared.cache, "-o", lab.folder / "p.csv", *PLAIN)
-    assert not Path("owned").exists()
-    assert_refused(done, "best.pt", status=1)
 
 
 def test_runs_and_variants_that_are_not_there(lab):

@@ -300,8 +300,7 @@ def test_an_option_that_would_change_nothing_is_refused(words, named, places, tm
 
 
 def test_no_option_is_left_out_here():
-    (commands,) = [action for action in make_parser()._actions if action.choices and "train" in action.choices]
-    names = {name for action in commands.choices["train"]._actions for name in action.option_strings}
+    names = {name for action in make_parser().commands["train"].actions for name in action.option_strings}
     long = {name for name in names if name.startswith("--") and not name.startswith("--no-")}
     refused = {word for words, _ in REFUSED for word in words if word.startswith("--")}
     of_sources = {"--cache", "--build"}  # test_train_source.py

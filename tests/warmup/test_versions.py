@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache, repair_cache, stage_cache, verify_cache
 from tpucache.cli import main, make_parser
+from tpucache.cli.parser import CommandParser
 from tpucache.errors import BuildError, DamageError, FormatError, SourceError, StoreError, TpucacheError, UsageError
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.cache import Cache
@@ -59,9 +59,8 @@ def contents(cache: str | Path, version: int | None = None) -> dict[str, Any]:
         return {"shown": shown, "digest": dataset.digest, "identity": dataset.manifest.identity}
 
 
-def main_parser_commands() -> list[argparse.ArgumentParser]:
-    (action,) = [each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction)]
-    return [*action.choices.values()]
+def main_parser_commands() -> list[CommandParser]:
+    return [*make_parser().commands.values()]
 
 
 def relabel(cache: Path, labels: Callable[[int], str]) -> None:
@@ -654,7 +653,7 @@ def test_no_command_takes_a_cache_that_the_test_above_does_not_know() -> None:
     for command in main_parser_commands():
         taken |= {
             f"{command.prog.split()[-1]} {action.option_strings[0] if action.option_strings else action.metavar}"
-            for action in command._actions
+            for action in command.actions
             if "CACHE" in str(action.metavar) or action.dest in ("url", "directory")
         }
     assert taken <= set(_TAKEN)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from tpucache import process
-from tpucache.cli.parser import CommandParser, Parser, complain, escape_unprintable, escape_warnings, flush
+from tpucache.cli.parser import CommandParser, Parser, complain, escape_unprintable, flush
 from tpucache.errors import DependencyError, RecipeError, SourceError, TpucacheError, UnfinishedError, UsageError
 from tpucache.plugins import COMMANDS, load, missing_part, package_of
 from tpucache.process import PROG
@@ -19,7 +19,6 @@ from tpucache.version import __version__
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 after an expected error, 2 for wrong usage, 3 if it was stopped and can continue."""
     escape_unprintable()
-    escape_warnings()
     with process.stoppable():
         try:
             return _main(arguments)
@@ -73,12 +72,13 @@ def _main(arguments: Sequence[str] | None) -> int:
     return status
 
 
-def make_parser(only: str | None = None) -> argparse.ArgumentParser:
+def make_parser(only: str | None = None) -> Parser:
     """Return the parser of all commands; with `only`, the modules of other commands are not imported."""
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
+    parser.commands = commands.choices
     wanted = {module for group in COMMANDS.values() for name, (module, _) in group.items() if only in (None, name)}
     for title, group in COMMANDS.items():
         already = len(commands._choices_actions)

@@ -61,18 +61,14 @@ def bench(options: argparse.Namespace) -> int:
     from tpucache.store.fields import IMAGE
 
     dataset = CachedDataset(options.cache, in_memory=_IN_MEMORY[options.in_memory], **keeping(options))
+    chosen = {name: getattr(options, name) for name in ("threads", "device_rate", "finish")}
+    chosen["batch_size"] = options.batch_size or min(_BENCH_BATCH, len(dataset))
+    chosen["on_progress"] = lambda text: note(f"bench: {text}")
     if dataset.network is not None:
         if options.against is not None:
             raise UsageError(f"--against is for a cache in a folder: run `{PROG} fetch` first")
-        return _bench_network(options, dataset)
-    result = run_bench(
-        dataset,
-        batch_size=options.batch_size or min(_BENCH_BATCH, len(dataset)),
-        threads=options.threads,
-        device_rate=options.device_rate,
-        finish=options.finish,
-        on_progress=lambda text: note(f"bench: {text}"),
-    )
+        return _bench_network(options, dataset, chosen)
+    result = run_bench(dataset, **chosen)
     one, many = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
     lines = [
         f"read    {result.images_per_second:>10,.0f} {many}/s, batches of {result.batch_size}, "
@@ -102,17 +98,10 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
+def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: dict[str, Any]) -> int:
     from tpucache.report.bench import bench_network
 
-    found = bench_network(
-        dataset,
-        batch_size=options.batch_size or min(_BENCH_BATCH, len(dataset)),
-        threads=options.threads,
-        device_rate=options.device_rate,
-        finish=options.finish,
-        on_progress=lambda text: note(f"bench: {text}"),
-    )
+    found = bench_network(dataset, **chosen)
     use = found.network
     lines = [
         f"read    {found.images_per_second:>10,.0f} samples/s in {found.seconds:,.1f} s, the first batch after "

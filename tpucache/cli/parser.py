@@ -49,6 +49,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, formatter_class=HelpFormatter, add_help=False, allow_abbrev=False)
+        self.actions: Final[Sequence[argparse.Action]] = self._actions
+        self.commands: Mapping[str, CommandParser] = {}
         self.add_argument("-h", "--help", action="help", help="show the help")
 
     def error(self, message: str) -> NoReturn:
@@ -75,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         return str(formatter.format_help())
 
     def _usage_words(self) -> Iterator[str]:
-        for action in self._actions:
+        for action in self.actions:
             name = str(action.metavar or action.dest.upper())
             if not action.option_strings:
                 yield f"{name} ..." if action.nargs in ("+", argparse.PARSER) else name
@@ -120,13 +122,13 @@ class CommandParser(Parser):
 
     def format_help(self) -> str:
         if self.basic is None:
-            return self._to_help([each for each in self._actions if "--help" not in each.option_strings])
+            return self._to_help([each for each in self.actions if "--help" not in each.option_strings])
         listed = [
             each
-            for each in self._actions
+            for each in self.actions
             if not each.option_strings or each.required or any(flag in self.basic for flag in each.option_strings)
         ]
-        count = sum(bool(each.option_strings) for each in self._actions)
+        count = sum(bool(each.option_strings) for each in self.actions)
         return self._to_help(listed, f"all {count} options: {self.prog} --help-all")
 
     def format_help_all(self) -> str:
@@ -151,7 +153,7 @@ class CommandParser(Parser):
                 f"{action.option_strings[0]} on the command line"
             )
         if unknown:
-            names = " ".join(str(each.metavar or each.dest) for each in self._actions if not each.option_strings)
+            names = " ".join(str(each.metavar or each.dest) for each in self.actions if not each.option_strings)
             self.error(
                 f"{unknown[0]!r} is one word too many: the command takes {names or 'options'} only (quote a pattern, "
                 "as in 'photos/*.jpg')"
@@ -159,7 +161,7 @@ class CommandParser(Parser):
         return found, []
 
     def code_in(self, found: argparse.Namespace, flags: Container[str]) -> list[Any]:
-        can_name: list[Any] = [each for each in self._actions if hasattr(each, "names_code")]
+        can_name: list[Any] = [each for each in self.actions if hasattr(each, "names_code")]
         return [
             each for each in can_name if each.option_strings[0] in flags and each.names_code(getattr(found, each.dest))
         ]
@@ -257,13 +259,9 @@ def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[st
 
 
 def escape_unprintable() -> None:
-    """Names may contain characters that the encoding of standard output lacks."""
+    """Escape what standard output cannot show, also in log messages: names of files, classes and columns."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def escape_warnings() -> None:
-    """Escape unprintable characters in the package's log messages, which name files, classes and columns."""
     logging.getLogger("tpucache").addFilter(_escape_record)
 
 

@@ -434,7 +434,7 @@ def add(commands: Any) -> None:
     add_options(command, WorkerOptions, only=["jobs"])
 
 
-def _add_build(command: argparse.ArgumentParser, jobs_alone: bool = False, without: Sequence[str] = ()) -> None:
+def _add_build(command: argparse.ArgumentParser, content_alone: bool = False) -> None:
     add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
     command.add_argument(
         "--like",
@@ -445,7 +445,8 @@ def _add_build(command: argparse.ArgumentParser, jobs_alone: bool = False, witho
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
     add_config(command, "CACHE", _kept_settings)
-    add_options(command, WorkerOptions, only=["jobs"] if jobs_alone else None)
+    add_options(command, WorkerOptions, only=["jobs"] if content_alone else None)
+    without = _WARMUP_ONLY if content_alone else ()
     add_options(command, BuildOptions, without=without, parsers={"time_limit": seconds, "classes": names})
     add_table(command)
 
@@ -479,7 +480,7 @@ class _BuildParser(CommandParser):
 def parse_build(text: str | None) -> tuple[argparse.Namespace, bool]:
     """Return the options in a text, and whether they name code."""
     parser = _BuildParser(prog=f"{PROG} --build")
-    _add_build(parser, jobs_alone=True, without=_WARMUP_ONLY)
+    _add_build(parser, content_alone=True)
     try:
         words = shlex.split(text or "")
     except ValueError as error:

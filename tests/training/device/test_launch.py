@@ -164,8 +164,7 @@ def test_torchrun_takes_no_option_of_train_for_its_own():
 
     from tpucache.cli import make_parser
 
-    (commands,) = [each for each in make_parser()._actions if each.choices and "train" in each.choices]
-    names = [name for action in commands.choices["train"]._actions for name in action.option_strings]
+    names = [name for action in make_parser().commands["train"].actions for name in action.option_strings]
     given = [name for name in names if name.startswith("--") and name != "--run"]
     assert "--run-dir" in given
     parsed = get_args_parser().parse_args(["--nproc-per-node", "2", "-m", "tpucache", "train", "cache", *given])
