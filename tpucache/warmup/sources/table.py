@@ -308,7 +308,8 @@ def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Rows, TableOpti
     """
     table = read_table(path)
     if not (options.label_cols or options.mask_col or options.rle_cols):
-        names = [name for name in table.names if name not in (path_column(table, options), options.fold_col)]
+        others = path_column(table, options), options.fold_col
+        names = [name for name in table.names if name not in others]
         found = [name for name in options.likely_labels(names) if any(map(str.strip, table.column(name)))]
         options = dataclasses.replace(options, label_cols=tuple(found[:1]))
     runs, mask_names = None, tuple[str, ...]()
