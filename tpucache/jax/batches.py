@@ -284,22 +284,18 @@ class _Epochs:
             return self._finish(fields, labels, draws)
         resident, sent = labels
         if (read := resident.receive_or_read(sent)) is not None:  # the records do not fit
-            arrays, host_labels = self._arrays(read)
-            rows = self.loader.batch_size if self._pads else len(host_labels)
-            fields = {name: self._put(_pad(array, rows)) for name, array in arrays.items()}
-            return self._finish(fields, self._put(_pad(host_labels, rows)), draws)
+            return self._finish(*self._put_batch(read), draws)
         tables: Mapping[str, Any] = resident.tables
-        finish = make_rows_finish(self._options, tuple((name, table.form) for name, table in sorted(tables.items())))
+        finish = make_finish(self._options, tuple((name, table.form) for name, table in sorted(tables.items())))
         return finish({name: table.rows for name, table in tables.items()}, sent.slots, draws)
 
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
         """Upload a batch, and return its fields, labels, random numbers, and which of its rows are samples."""
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
             return self._upload_rows([batch], number)[0]
-        arrays, labels = self._arrays(batch)
-        rows = self.loader.batch_size if self._pads else len(labels)
-        fields = {name: self._put(_pad(array, rows)) for name, array in arrays.items()}
-        return fields, self._put(_pad(labels, rows)), self._put_draws(number, rows), self._put_is_sample(len(labels))
+        count = len(as_named(batch)[LABEL])
+        rows = self.loader.batch_size if self._pads else count
+        return *self._put_batch(batch), self._put_draws(number, rows), self._put_is_sample(count)
 
     def _upload_rows(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
         """Send the row numbers of batches, and the records that the devices lack; return what `_upload` returns."""
@@ -321,14 +317,14 @@ class _Epochs:
         padding = np.full(self.loader.batch_size - len(read.slots), resident.slots.rows, read.slots.dtype)
         return read._replace(slots=np.concatenate([read.slots, padding]))  # a slot after all rows gives zeros
 
-    def _arrays(self, batch: Any) -> tuple[dict[str, Array], Array]:
-        """Return the fields by name and the labels, with JAX's dtypes; images have their channels last."""
-        # Channels are last in memory: this view is contiguous, and the host transposes nothing.
-        arrays = {
-            name: to_jax_dtype(name, channels_last(name, np.asarray(value))) for name, value in as_named(batch).items()
-        }
-        labels = arrays.pop(LABEL)
-        return arrays, labels
+    def _put_batch(self, batch: Any) -> tuple[dict[str, Any], Any]:
+        """Send a batch, and return its fields by name and its labels, with JAX's dtypes; images have channels last."""
+        sent = {}
+        for name, value in as_named(batch).items():
+            # Channels are last in memory: this view is contiguous, and the host transposes nothing.
+            array = to_jax_dtype(name, channels_last(name, np.asarray(value)))
+            sent[name] = self._put(_pad(array, self.loader.batch_size) if self._pads else array)
+        return sent, sent.pop(LABEL)
 
     def _put_is_sample(self, count: int) -> jax.Array | None:
         if not self._pads:
@@ -452,39 +448,23 @@ class FinishOptions:
 
 
 @functools.lru_cache(maxsize=16)
-def make_finish(options: FinishOptions) -> Finish:
+def make_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...] = ()) -> Finish:
     """Return a jitted function, described by `Finish`, that finishes a batch as `options` say.
 
     Images are (batch, height, width, channels), or packed, uint8 (batch, n): the function decodes packed images. With
     `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by mean and std.
+
+    With `forms`, the function first gathers the batch from tables on the devices: it takes the rows of each table as
+    the fields, and row numbers as the labels.
     """
-    # On a TPU, matrix multiplication rounds operands to bfloat16; the decoder splits its operands to allow for that.
-    jitted: Finish = jax.jit(_make_plain_finish(options))
-    return jitted
-
-
-@functools.lru_cache(maxsize=16)
-def make_rows_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]) -> Finish:
-    """Return a jitted function that gathers a batch from tables on the devices, and then does what `options` say.
-
-    The function takes the rows of each table by field name, and the row numbers and random numbers of a batch.
-    """
-    plain = _make_plain_finish(options)
-
-    def finish(tables: Mapping[str, Any], slots: Any, draws: Any) -> tuple[dict[str, Any], Any]:
-        fields = {name: form.taken(tables[name], slots) for name, form in forms}
-        return plain(fields, fields.pop(LABEL), draws)
-
-    jitted: Finish = jax.jit(finish)
-    return jitted
-
-
-def _make_plain_finish(options: FinishOptions) -> Finish:
     decoder = field_decoder(options.image) if options.image is not None and options.is_packed else None
     augment = _make_augment(options)
 
     def finish(fields: Mapping[str, Any], labels: Any, draws: Any) -> tuple[dict[str, Any], Any]:
         changed = dict(fields)
+        if forms:
+            changed = {name: form.taken(fields[name], labels) for name, form in forms}
+            labels = changed.pop(LABEL)
         if decoder is not None:
             images = decoder.decode(_JAX, changed[IMAGE], decoder.constants)
             changed[IMAGE] = jnp.moveaxis(images, 1, 3)
@@ -497,7 +477,9 @@ def _make_plain_finish(options: FinishOptions) -> Finish:
             changed[IMAGE] = jnp.moveaxis(changed[IMAGE], 1, 3).astype(options.dtype)
         return changed, labels
 
-    return finish
+    # On a TPU, matrix multiplication rounds operands to bfloat16; the decoder splits its operands to allow for that.
+    jitted: Finish = jax.jit(finish)
+    return jitted
 
 
 def _make_augment(options: FinishOptions) -> BatchAugment | None:

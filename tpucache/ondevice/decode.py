@@ -11,8 +11,9 @@ columns. From coefficients, a smaller image needs only the low frequencies.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
@@ -37,6 +38,8 @@ _LEAST_SIDE: Final = 8
 _MOST_TIMES: Final = 2
 
 Constants = Mapping[str, Array]
+#: Two arrays that add up to a matrix: its coarse part and the rest.
+Parts = tuple[Array, Array]
 Matrix = npt.NDArray[np.float32]
 
 #: (height, width) in pixels, or one number for both.
@@ -130,23 +133,30 @@ class PackedDecoder(ABC):
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
         """Return the images of a packed batch, uint8 (batch, channels, height, width)."""
+        return self._decoded(library, packed, constants, functools.partial(transformed, library))
+
+    def decode_here(self, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Return the images of a packed batch, uint8 (batch, height, width, channels), computed on the host."""
+        library = ArrayLibrary(np, lambda constant: constant)
+        images = self._decoded(
+            library, packed, self.constants, lambda plane, down, across: sum(down) @ (plane @ sum(across))
+        )
+        return np.ascontiguousarray(np.moveaxis(images, 1, 3))
+
+    def _decoded(
+        self,
+        library: ArrayLibrary,
+        packed: Array,
+        constants: Constants,
+        product: Callable[[Array, Parts, Parts], Array],
+    ) -> Array:
         planes = [
-            transformed(library, plane, *(_parts_of(constants, f"{side}{number}") for side in ("rows", "columns")))
+            product(plane, _parts_of(constants, f"rows{number}"), _parts_of(constants, f"columns{number}"))
             if f"rows{number}" in constants
             else plane
             for number, plane in enumerate(self.planes(library, packed, constants))
         ]
         return to_bytes(library, self.colours(library, planes, constants.get("white", 128)))
-
-    def decode_here(self, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return the images of a packed batch, uint8 (batch, height, width, channels), computed on the host."""
-        library = ArrayLibrary(np, lambda constant: constant)
-        planes = []
-        for number, plane in enumerate(self.planes(library, packed, self.constants)):
-            rows, columns = (sum(_parts_of(self.constants, f"{side}{number}")) for side in ("rows", "columns"))
-            planes.append(rows @ (plane @ columns))
-        images = to_bytes(library, self.colours(library, planes, self.constants.get("white", 128)))
-        return np.ascontiguousarray(np.moveaxis(images, 1, 3))
 
 
 class CoefficientDecoder(PackedDecoder):
@@ -263,18 +273,17 @@ def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matri
     return made
 
 
-def _parts_of(constants: Constants, name: str) -> tuple[Array, Array]:
-    """Return the two parts of the constant `name`, which add up to it: the coarse part and the rest."""
+def _parts_of(constants: Constants, name: str) -> Parts:
     return constants[name], constants[f"{name}_rest"]
 
 
-def transformed(library: ArrayLibrary, matrix: Array, rows: tuple[Array, Array], columns: tuple[Array, Array]) -> Array:
+def transformed(library: ArrayLibrary, matrix: Array, rows: Parts, columns: Parts) -> Array:
     """Return `rows @ matrix @ columns`. `rows` and `columns` are each given as two matrices, which add up to them."""
     half = _product(library.functions, split_parts(library, matrix, _OF_COEFFICIENTS), columns)
     return _product(library.functions, rows, split_parts(library, half, _OF_HALF_DONE))
 
 
-def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
+def _product(functions: Any, left: Parts, right: Parts) -> Array:
     """Return the matrix product of two operands.
 
     The product of the two rests is left out: it is smaller than bfloat16's rounding.
@@ -298,7 +307,7 @@ def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
     return nibbles - 16 * library.cast(nibbles >= 8, "float32")
 
 
-def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[tuple[Array, Array]]:
+def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[Parts]:
     """Return, for each plane, the low bits and the high bits of its coefficients, (batch, rows, columns) each."""
     # int8 keeps the bits of uint8 unchanged.
     bits = library.cast(library.cast(packed[:, : layout.low_bytes], "int8"), "float32")
@@ -331,7 +340,7 @@ def _spread(library: ArrayLibrary, nibbles: Array, low: Array, plane: Plane, wid
     return functions.concatenate(rows, 1)
 
 
-def split_parts(library: ArrayLibrary, values: Array, unit: float) -> tuple[Array, Array]:
+def split_parts(library: ArrayLibrary, values: Array, unit: float) -> Parts:
     """Return numbers as two parts that add up to them: multiples of `unit`, a power of two, and the rest."""
     # Round by arithmetic, because XLA may optimise away a conversion to bfloat16 and back.
     coarse = library.functions.round(values * (1 / unit)) * unit
