@@ -100,12 +100,19 @@ def halves(cache):
 @pytest.mark.parametrize("make", [loader_of, halves])
 @pytest.mark.parametrize("taken", [0, 1, 4, 6])
 def test_a_state_counts_the_batches_handed_out_and_not_those_read_ahead(cache, make, taken):
-    loader = make(cache)
+    class Counting(CpuDevice):
+        sent = 0
+
+        def put(self, batch):
+            self.sent += 1
+            return super().put(batch)
+
+    loader, device = make(cache), Counting()
     loader.set_epoch(3)
-    with Feeder(loader, CpuDevice()) as feeder:
-        for _ in zip(range(taken), feeder, strict=False):
-            while not feeder._ready.full() and feeder._thread.is_alive():
-                time.sleep(0.001)  # batches are read ahead now
+    with Feeder(loader, device) as feeder:
+        for number, _ in zip(range(taken), feeder, strict=False):
+            while device.sent <= number + 1 and feed_threads():
+                time.sleep(0.001)  # until a batch is read ahead
         state = feeder.state_dict()
         assert state == loader.state_dict()
     assert state == loader.state_dict()

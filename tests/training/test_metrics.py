@@ -15,7 +15,7 @@ from tpucache.training.metrics import class_metrics, mask_metrics, multilabel_me
 
 @pytest.fixture(autouse=True)
 def said_anew():
-    metrics._warn_once.cache_clear()
+    metrics.warn_once.cache_clear()
 
 
 def softmax(scores):

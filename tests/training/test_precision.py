@@ -124,13 +124,18 @@ def test_gradients_are_clipped_as_they_are_and_not_as_they_are_scaled(cache, cud
     torch.testing.assert_close(steps[1], steps[0], rtol=0.05, atol=1e-6)
 
 
+def scale_losses(learner, scale):
+    state = learner.state_dict()
+    learner.load_state_dict({**state, "scaler": {**state["scaler"], "scale": scale}})
+
+
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_an_update_with_infinite_gradients_is_skipped_and_the_next_losses_are_scaled_less(cache, cuda, optimizer, clip):
     learner = make_learner(cache, cuda, dataclasses.replace(HALF, optimizer=optimizer, clip=clip))
     batch = batch_of(cache)
     take(learner, batch)
-    learner._scaler.load_state_dict({**learner._scaler.state_dict(), "scale": 1e30})
+    scale_losses(learner, 1e30)
     before = learner.checked_state()
     loss = take(learner, batch, 1)
     after = learner.checked_state()
@@ -138,7 +143,7 @@ def test_an_update_with_infinite_gradients_is_skipped_and_the_next_losses_are_sc
     assert differences(after["model"], before["model"]) == []
     assert differences(after["optimizer"]["state"], before["optimizer"]["state"]) == []
     assert after["scaler"]["scale"] == pytest.approx(0.5e30)
-    learner._scaler.load_state_dict({**learner._scaler.state_dict(), "scale": 2.0**10})
+    scale_losses(learner, 2.0**10)
     take(learner, batch, 2)
     assert differences(learner.checked_state()["model"], before["model"]) != []
 
@@ -146,7 +151,7 @@ def test_an_update_with_infinite_gradients_is_skipped_and_the_next_losses_are_sc
 def test_a_run_whose_gradients_are_finite_at_no_scale_has_diverged(cache, cuda):
     learner = make_learner(cache, cuda)
     take(learner, batch_of(cache))
-    learner._scaler.load_state_dict({**learner._scaler.state_dict(), "scale": 2.0**-25})
+    scale_losses(learner, 2.0**-25)
     with pytest.raises(TrainingError, match=r"gradients are not finite after step 1.*--precision float32"):
         learner.checked_state()
 

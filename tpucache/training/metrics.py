@@ -86,7 +86,7 @@ def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float
             aucs[number] = _auc(column, inside)
     missing = sorted(set(range(scores.shape[1])) - set(aucs))
     if missing:
-        _warn_once(f"AUC leaves out classes that all samples have, or no sample has: {_listed(missing)}")
+        warn_once(f"AUC leaves out classes that all samples have, or no sample has: {_listed(missing)}")
     return {"auc": float(np.mean(list(aucs.values())))} if aucs else {}
 
 
@@ -117,5 +117,5 @@ def _listed(classes: Sequence[int]) -> str:
 
 
 @functools.cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     _log.warning(message)

@@ -133,19 +133,19 @@ def test_the_error_is_that_of_the_process_that_failed_first(tmp_path, status, ki
     end(tmp_path, 0, 1, "another process of the run has ended", 2.0)
     end(tmp_path, 1, status, "why", 1.0)
     with pytest.raises(kind, match=r"^why$"):
-        launch._raise_first(tmp_path, {0: 1, 1: status}, 2)
+        launch.raise_first(tmp_path, {0: 1, 1: status}, 2)
 
 
 def test_a_process_that_was_killed_is_named_though_another_one_complained(tmp_path):
     end(tmp_path, 0, 1, "another process of the run has ended", 2.0)
     with pytest.raises(TrainingError, match="process 1 of 2 was ended by SIGKILL"):
-        launch._raise_first(tmp_path, {0: 1, 1: -9}, 2)
+        launch.raise_first(tmp_path, {0: 1, 1: -9}, 2)
 
 
 def test_a_process_that_says_nothing_is_named_with_its_status(tmp_path):
     with pytest.raises(TrainingError, match="process 0 of 2 ended with status 4"):
-        launch._raise_first(tmp_path, {0: 4}, 2)
-    launch._raise_first(tmp_path, {}, 2)
+        launch.raise_first(tmp_path, {0: 4}, 2)
+    launch.raise_first(tmp_path, {}, 2)
 
 
 def test_processes_are_of_the_backend_torch_and_not_of_torchrun(cache, tmp_path, monkeypatch, capsys):

@@ -47,12 +47,14 @@ def test_after_an_error_nothing_else_is_written_and_it_is_raised(error):
     def fail():
         raise error
 
-    with BackgroundWriter() as writer:
-        writer.submit(fail)
-        writer.submit(lambda: written.append(1))
-        with pytest.raises(type(error)) as raised:
+    def write():
+        with BackgroundWriter() as writer:
+            writer.submit(fail)
+            writer.submit(lambda: written.append(1))
             writer.flush()
-        writer._error = None
+
+    with pytest.raises(type(error)) as raised:
+        write()
     assert raised.value is error
     assert written == []
 

@@ -112,6 +112,16 @@ def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
     assert not (tmp_path / "bad.csv").exists()
 
 
+def task_of(row):
+    """Return a task that finds two masks of one row of these pixels in every dataset."""
+
+    class Given(Mask):
+        def label_batches(self, dataset):
+            return iter([np.array([[row]], np.uint8)] * 2)
+
+    return Given(3)
+
+
 @pytest.mark.parametrize(
     ("masks_of", "message"),
     [
@@ -120,16 +130,14 @@ def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
         ([1, *[255] * 999], r"99\.9% of the masks' pixels are 255"),
     ],
 )
-def test_masks_that_leave_nothing_to_learn_are_refused(masks, monkeypatch, masks_of, message):
-    monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.array([[masks_of]], np.uint8)] * 2))
+def test_masks_that_leave_nothing_to_learn_are_refused(masks, masks_of, message):
     with pytest.raises(UsageError, match=message):
-        check_fit(SETTINGS, make_task("mask", 3), masks, None, CpuDevice())
+        check_fit(SETTINGS, task_of(masks_of), masks, None, CpuDevice())
 
 
 @pytest.mark.parametrize("masks_of", [[0, 1, 255], [1, 255], [0, 0], [0, 1, *[255] * 97]])
-def test_masks_with_pixels_of_no_class_are_trained_on(masks, monkeypatch, masks_of):
-    monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.array([[masks_of]], np.uint8)] * 2))
-    check_fit(SETTINGS, make_task("mask", 3), masks, None, CpuDevice())
+def test_masks_with_pixels_of_no_class_are_trained_on(masks, masks_of):
+    check_fit(SETTINGS, task_of(masks_of), masks, None, CpuDevice())
 
 
 def test_nothing_counted_is_no_accuracy():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -168,22 +170,21 @@ def test_settings_that_cannot_be_meant_are_refused():
         make_task("regression", 1).targets(torch.zeros(2, 1), 0.1)
 
 
-def test_the_labels_decide_the_task(cache, photos, tmp_path, monkeypatch):
+def test_the_labels_decide_the_task(cache, photos, tmp_path):
     dataset = CachedDataset(cache)
     assert infer_task(dataset) == "classes"
     assert count_outputs("classes", dataset) == 4
     with pytest.raises(UsageError, match="give their number"):
         count_outputs("mask", dataset)
-    floats = torch.rand(150, 5)
-    monkeypatch.setattr(CachedDataset, "labels", floats)
-    assert infer_task(dataset) == "multilabel"
-    assert count_outputs("multilabel", dataset) == 5
-    monkeypatch.setattr(CachedDataset, "labels", floats + 1)
-    assert infer_task(dataset) == "regression"
-    monkeypatch.setattr(CachedDataset, "classes", ())
-    monkeypatch.setattr(CachedDataset, "labels", floats)
-    assert infer_task(dataset) == "regression"
-    monkeypatch.undo()
+    floats, classes = torch.rand(150, 5), tuple("abcde")
+    for labels, names, task in (
+        (floats, classes, "multilabel"),
+        (floats + 1, classes, "regression"),
+        (floats, (), "regression"),
+    ):
+        labelled = SimpleNamespace(labels=labels, classes=names, names=["image"])
+        assert infer_task(labelled) == task
+        assert count_outputs(task, labelled) == 5
     build_cache(photos / "ant", tmp_path / "flat", Recipe(size=16), jobs=1)
     with pytest.raises(UsageError, match="no labels"):
         infer_task(CachedDataset(tmp_path / "flat"))

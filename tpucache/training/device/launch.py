@@ -49,9 +49,9 @@ def launch(arguments: Sequence[str], processes: int, began: float) -> None:
         try:
             elastic_launch(config, sys.executable)(*safe_path, "-m", "tpucache", *arguments)
         except ChildFailedError as error:
-            _raise_first(Path(folder), {rank: failure.exitcode for rank, failure in error.failures.items()}, processes)
+            raise_first(Path(folder), {rank: failure.exitcode for rank, failure in error.failures.items()}, processes)
         except SignalException:  # all have ended
-            _raise_first(Path(folder), {}, processes)
+            raise_first(Path(folder), {}, processes)
             raise KeyboardInterrupt from None
 
 
@@ -65,7 +65,7 @@ def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
     }
     before = {name: os.environ.get(name) for name in given}
     handlers = {number: signal.getsignal(number) for number in _HANDLED}
-    # The launcher's log is hidden: `_raise_first` reports in one line which process has failed.
+    # The launcher's log is hidden: `raise_first` reports in one line which process has failed.
     log = logging.getLogger("torch.distributed.elastic")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -84,7 +84,7 @@ def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _raise_first(folder: Path, statuses: Mapping[int, int], processes: int) -> None:
+def raise_first(folder: Path, statuses: Mapping[int, int], processes: int) -> None:
     """A process that a signal has killed counts as the first: the others fail because of it."""
     if killed := {rank: -status for rank, status in statuses.items() if status < 0}:  # the cause of other failures
         rank, number = next(iter(killed.items()))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tpucache.errors import TrainingError
 from tpucache.runs import CURVES_NAME
 from tpucache.store.files import write_atomically
+from tpucache.training.metrics import warn_once
 from tpucache.training.run.state import Row, RunState
 from tpucache.training.schedule import Rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_log = logging.getLogger("tpucache")
 
 _WINDOW: Final = 50  # steps that a smoothed curve averages over, at most
 _WINDOWS: Final = 20  # a smoothed curve averages over at most a run's steps divided by this number
@@ -73,11 +71,6 @@ def smooth(values: Sequence[float], decay: float) -> list[float]:
 def fitting_decay(steps: int) -> float:
     """Return a decay for `smooth` that averages over about 50 steps, or a twentieth of a run of under 1,000 steps."""
     return 1 - 1 / min(_WINDOW, max(1.0, steps / _WINDOWS))
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    _log.warning(message)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tpucache.training.metrics import warn_once
 from tpucache.training.run.state import Row, Watcher
-from tpucache.training.watch.curves import paint_curves, try_png, warn_once
+from tpucache.training.watch.curves import paint_curves, try_png
 
 _EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
 
