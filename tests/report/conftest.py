@@ -186,19 +186,9 @@ def copies_cache_fixture() -> Callable[..., Path]:
     return copies_cache
 
 
-@pytest.fixture(scope="session", name="write_cache")
-def write_cache_fixture() -> Callable[..., Path]:
-    return write_cache
-
-
 @pytest.fixture(scope="session", name="plain_cache")
 def plain_cache_fixture() -> Callable[..., Path]:
     return plain_cache
-
-
-@pytest.fixture(scope="session", name="drawn_cache")
-def drawn_cache_fixture() -> Callable[..., Path]:
-    return drawn_cache
 
 
 def write_run(folder, dataset, *, text="plain", variant=0, **arrays):

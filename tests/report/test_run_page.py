@@ -68,30 +68,25 @@ def test_a_matrix_of_too_many_classes_gives_way_to_what_is_mistaken_most_often(d
     assert 'class="matrix"' not in many.html
 
 
-def test_files_that_do_not_belong_together_are_refused(dataset, write_run, tmp_path):
-    wrong = {"errors": None, "labels": None, "predictions": None, "confusion": np.ones((2, 3))}
-    with pytest.raises(TrainingError, match=r"do not belong together: .*2 rows and 3 columns"):
-        report_run(write_run(tmp_path / "run", dataset, **wrong))
-    run = write_run(tmp_path / "other", dataset)
-    (run / "run.json").write_text('{"validation": {}}')
-    with pytest.raises(TrainingError, match="do not belong together"):
-        report_run(run)
-
-
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("report.json", '{"losses": [3.0, -1e39]}'), ("history.csv", "step,lr,valid_loss\n2,0.1,1e39\n")],
+    ("files", "arrays", "words"),
+    [
+        (
+            {},
+            {"errors": None, "labels": None, "predictions": None, "confusion": np.ones((2, 3))},
+            "2 rows and 3 columns",
+        ),
+        ({"run.json": '{"validation": {}}'}, {}, "do not belong together"),
+        ({"report.json": '{"losses": [3.0, -1e39]}'}, {}, "report.json.* is too large"),
+        ({"history.csv": "step,lr,valid_loss\n2,0.1,1e39\n"}, {}, "history.csv.* is too large"),
+        ({}, {"errors": np.full(12, 1e39)}, "errors, of dtype float64, has values that are too large"),
+    ],
 )
-def test_a_number_that_no_run_writes_is_refused_before_it_is_drawn(dataset, write_run, tmp_path, name, text):
-    run = write_run(tmp_path / "run", dataset)
-    (run / name).write_text(text)
-    with pytest.raises(TrainingError, match=f"{name}.* is too large"):
-        report_run(run)
-
-
-def test_an_error_that_no_run_writes_is_refused_before_it_is_added_up(dataset, write_run, tmp_path):
-    run = write_run(tmp_path / "run", dataset, errors=np.full(len(dataset), 1e39))
-    with pytest.raises(TrainingError, match=r"errors, of dtype float64, has values that are too large"):
+def test_files_that_no_run_writes_are_refused(files, arrays, words, dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", dataset, **arrays)
+    for name, text in files.items():
+        (run / name).write_text(text)
+    with pytest.raises(TrainingError, match=words):
         report_run(run)
 
 
