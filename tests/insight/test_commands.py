@@ -97,7 +97,7 @@ def test_compare_of_other_codecs_compares_pictures_alone(caches: Path, capsys: p
     assert status == 1
     assert first["exact"] == {
         "compared": False,
-        "reason": "the two caches have records of different fields, sizes or codecs",
+        "reason": "the two caches were made with different settings: codec, fields, quality",
         "count": 0,
         "pairs": [],
     }

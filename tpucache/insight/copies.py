@@ -76,14 +76,14 @@ def pairs(
     *,
     other: Hashes | None = None,
     most: int = 10_000_000,
-    on_progress: Callable[[float], None] = lambda share: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Pairs:
     """Return which images of a set look alike, or which images of a set look like images of the set `other`.
 
     Two images look alike if their hashes differ in at most `threshold` of 256 bits, 0 to 96; an image is also compared
     with mirror images. Images with almost no contrast are left out. All others are compared: 10^5 images take about a
-    minute of one core, and ten times as many a hundred times as long. `on_progress` is called with the share that is
-    done.
+    minute of one core, and ten times as many a hundred times as long. `on_progress` is called with
+    the number of images that are done, and of all.
 
     Raises UsageError for more than `most` pairs, and for a threshold that is not possible.
     """
@@ -95,7 +95,7 @@ def pairs(
     owners = _first_of_equals(one), _first_of_equals(two)
     parts, count = [np.empty((4, 0), np.int64)], 0
     for row in range(0, len(one), _ROWS):
-        on_progress(row / len(one))
+        on_progress(row, len(one))
         signs = _signs(one.words[row : row + _ROWS])
         for column in range(row if other is None else 0, len(two), _COLUMNS):
             part = slice(column, column + _COLUMNS)
@@ -114,7 +114,7 @@ def pairs(
             count += len(parts[-1][0])
             if count > most:
                 raise UsageError(f"more than {most:,} pairs of images look alike: give a lower threshold")
-    on_progress(1.0)
+    on_progress(len(one), len(one))
     first, second, distance, is_mirrored = np.concatenate(parts, axis=1)
     order = np.lexsort((second, first, distance))
     return Pairs(
@@ -226,29 +226,28 @@ def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
     """
     sets = [opened(each) for each in (one, one if two is None else two)]
     caches = [cache for cache, _ in sets]
-    if reason := _difference(*caches):
+    made = [_settings(cache) for cache in caches]
+    if others := sorted(name for name in {*made[0], *made[1]} if made[0].get(name) != made[1].get(name)):
+        reason = f"the two caches were made with different settings: {', '.join(others)}"
         return Exact(np.empty(0, np.int64), np.empty(0, np.int64), reason)
     rows = [cache.index[cache.rows(cache.manifest.variants[0], positions)] for cache, positions in sets]
     keys = [list(zip(each["length"].tolist(), each["crc32"].tolist(), strict=True)) for each in rows]
     firsts = {key: at for at, key in reversed([*enumerate(keys[0])])}
-    ends = [(firsts[key], at) for at, key in enumerate(keys[1]) if key in firsts]
     same = [
         (first, second)
-        for first, second in ends
-        if (two is not None or first != second)  # no record is paired with itself
+        for second, key in enumerate(keys[1])
+        if (first := firsts.get(key)) is not None
+        and (two is not None or first != second)  # no record is paired with itself
         and bytes(caches[0].reader.read(rows[0][first])) == bytes(caches[1].reader.read(rows[1][second]))
     ]
     return Exact(*np.array(same, np.int64).reshape(-1, 2).T)
 
 
-def _difference(one: Cache, two: Cache) -> str:
-    if one.manifest.fields != two.manifest.fields:
-        return "the two caches have records of different fields, sizes or codecs"
-    if one.manifest.variants[0] != two.manifest.variants[0]:
-        return "the two caches have different first variants: one of the caches lacks the clean variant"
-    first, second = one.manifest.recipe, two.manifest.recipe
-    others = sorted(str(name) for name in {*first, *second} - _NOT_IN_RECORDS if first.get(name) != second.get(name))
-    return f"the two caches were made with different settings: {', '.join(others)}" if others else ""
+def _settings(cache: Cache) -> dict[str, object]:
+    """Return what decides the bytes of a cache's records of the first variant."""
+    manifest = cache.manifest
+    chosen = {name: value for name, value in manifest.recipe.items() if name not in _NOT_IN_RECORDS}
+    return {"fields": manifest.fields, "first variant": manifest.variants[0], **chosen}
 
 
 def compare(
@@ -293,22 +292,20 @@ def find_leak(train: Samples, valid: Samples) -> Leak | None:
     """
     sets = [opened(train), opened(valid)]
 
-    def path(of: int, number: np.int64) -> str:
+    def first_path(of: int, numbers: Positions) -> str:
         cache, positions = sets[of]
-        return cache.samples.paths[int(positions[number])]
+        return cache.samples.paths[int(positions[numbers[0]])] if len(numbers) else ""
 
     kept = [known.select(positions) for cache, positions in sets if (known := kept_hashes(cache)) is not None]
     if len(kept) < 2 or len(kept[0]) * len(kept[1]) > _QUICK:
         exact = exact_copies(train, valid)
         copies = np.unique(exact.second)
-        return None if exact.reason else Leak(len(copies), "records", path(1, copies[0]) if len(copies) else "")
+        return None if exact.reason else Leak(len(copies), "records", first_path(1, copies))
     alike = pairs(kept[0], other=kept[1])
     is_copy = confirm_copies(alike.select(slice(_QUICK_PAIRS)), train, valid)
     copies = np.unique(alike.second[: len(is_copy)][is_copy])
     others = alike.select(~np.isin(alike.second, copies))
-    closest = None
-    if len(others):
-        closest = path(1, others.second[0]), path(0, others.first[0]), int(others.distance[0])
-    return Leak(
-        len(copies), "hashes", path(1, copies[0]) if len(copies) else "", len(np.unique(others.second)), closest
-    )
+    leak = Leak(len(copies), "hashes", first_path(1, copies), len(np.unique(others.second)))
+    if not len(others):
+        return leak
+    return replace(leak, closest=(first_path(1, others.second), first_path(0, others.first), int(others.distance[0])))

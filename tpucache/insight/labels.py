@@ -53,7 +53,7 @@ def suspects(predictions: Array, labels: Array) -> Suspects:
     probabilities.
     """
     probabilities, labels = np.asarray(predictions, np.float64), np.asarray(labels)
-    if probabilities.ndim != 2 or len(labels) != len(probabilities):
+    if probabilities.ndim != 2 or not probabilities.shape[1] or len(labels) != len(probabilities):
         raise UsageError(
             f"predictions have shape {probabilities.shape} and labels {labels.shape}: give a probability for each "
             "sample and class (n, classes), and a label for each sample"
@@ -65,14 +65,14 @@ def suspects(predictions: Array, labels: Array) -> Suspects:
             raise UsageError(f"labels are class numbers, -1 (none) to {outputs - 1}, or 0 and 1 for each class")
         known = np.flatnonzero(labels >= 0)
         scores = 1 - probabilities[known, labels[known]]
-        classes = probabilities[known].argmax(1) if len(known) else known
+        classes = probabilities[known].argmax(1)
     else:
         if labels.shape != probabilities.shape or not np.isin(labels, (0, 1)).all():
             raise UsageError(f"labels of several classes are 0 or 1 for each of {outputs} classes, (n, classes)")
         known = np.arange(count)
         doubt = np.where(labels > 0, 1 - probabilities, probabilities)
-        classes = doubt.argmax(1) if outputs else known
-        scores = doubt[known, classes] if outputs else np.zeros(count)
+        classes = doubt.argmax(1)
+        scores = doubt[known, classes]
     order = np.lexsort((known, -scores))
     return Suspects(known[order], scores[order], classes[order].astype(np.int64))
 

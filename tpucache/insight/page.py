@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -56,13 +56,11 @@ def report_findings(
     own = _Set(cache, on_progress)
     other = None if against is None else _Set(against, on_progress)
 
-    def compared(share: float) -> None:
-        on_progress("compare", round(share * len(own.positions)), len(own.positions))
-
+    compared = partial(on_progress, "compare")
     alike = pairs(own.hashes, threshold, on_progress=compared)
     differs = np.zeros(len(alike), np.bool_)
-    if (labels := own.records.table.labels) is not None:
-        labels = np.asarray(labels)[own.positions].reshape(len(own.positions), -1)
+    if own.labels is not None:
+        labels = own.labels.reshape(len(own.labels), -1)
         differs = (labels[alike.first] != labels[alike.second]).any(1)
     kinds = [
         _alike(f"look alike, {which} label", note, own, own, alike.select(chosen))
@@ -96,22 +94,22 @@ class _Set:
         self.records = records = Records(cache)
         records.need_image()
         self.dataset = records.cache if isinstance(cache, (str, Path)) else cache
-        self.positions, self.classes = records.positions, records.manifest.classes
-        self.numbers = records.table.numbers[self.positions].tolist()
+        table, self.positions, self.classes = records.table, records.positions, records.manifest.classes
+        self.numbers, self.paths = table.numbers[self.positions], [table.paths[at] for at in self.positions.tolist()]
+        self.labels = None if table.labels is None else np.asarray(table.labels)[self.positions]
         self.hashes = hashes(self.dataset, on_progress=partial(on_progress, f"hash {records.name}"))
 
-    def path(self, at: int) -> str:
-        return self.records.table.paths[int(self.positions[at])]
-
-    def column(self, name: str) -> Array | None:
+    def column(self, name: str) -> Array:
+        """Return a number for each sample; NaN if the table lacks the column."""
         found = self.records.table.get(name)
-        return np.asarray(found, np.float64)[self.positions] if isinstance(found, np.ndarray) else None
+        known = isinstance(found, np.ndarray)
+        return np.asarray(found, np.float64)[self.positions] if known else np.full(len(self.positions), np.nan)
 
     def label(self, at: int) -> str:
         """Return a sample's label as text for `relabel`; "" if the sample has no label."""
-        label = self.records.label(int(self.positions[at]))
-        if label is None:
+        if self.labels is None:
             return ""
+        label = self.labels[at]
         if not label.ndim and label.dtype.kind != "f":
             return class_name(int(label), self.classes) if label >= 0 else ""
         values = label.reshape(-1)
@@ -121,18 +119,18 @@ class _Set:
 
     def picture(self, at: int) -> Picture:
         fields = self.records.read(int(self.positions[at]), self.records.manifest.variants[0])
-        return make_picture({IMAGE: fields[IMAGE]}, (), self.path(at), self.label(at) or "unlabelled")
+        return make_picture({IMAGE: fields[IMAGE]}, (), self.paths[at], self.label(at) or "unlabelled")
 
     def table(self, kinds: Sequence[_Kind]) -> bytes | None:
         """Return a row for each of this set's labelled samples in findings; None without labels."""
-        if self.records.table.labels is None:
+        if self.labels is None:
             return None
         rows: dict[int, tuple[object, ...]] = {}
         for kind in kinds:
             for finding in kind.findings:
                 for own, at, proposed in finding.samples:
                     if own is self and (label := self.label(at)):
-                        row = self.numbers[at], self.path(at), label, proposed, f"{kind.title}: {finding.text}"
+                        row = int(self.numbers[at]), self.paths[at], label, proposed, f"{kind.title}: {finding.text}"
                         rows.setdefault(at, row)
         return suspects_table(rows.values())
 
@@ -159,7 +157,7 @@ class _Kind(NamedTuple):
         more = "" if len(shown) == self.total else f" The first {len(shown):,} of {self.total:,} are here."
         figures = []
         for finding in shown:
-            own = [(each.picture(at), each.path(at)) for each, at, _ in finding.samples]
+            own = [(each.picture(at), each.paths[at]) for each, at, _ in finding.samples]
             figures.append(Figure([picture for picture, _ in own], [finding.text], [path for _, path in own]))
         width = 170 * max(len(figure.pictures) for figure in figures)
         return Section(self.title, f"{self.note}{more}", [pictures(figures, width, 72)])
@@ -183,9 +181,10 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
     """Return samples ranked by how improbable their labels are. Raises UsageError for predictions of other samples."""
     labels = table.label_numbers()
     found = suspects(table.probabilities, labels)
-    places = {number: at for at, number in enumerate(own.numbers)}
-    for number, path in zip(table.numbers.tolist(), table.paths, strict=True):
-        if number not in places or own.path(places[number]) != path:
+    places = {sample: at for at, sample in enumerate(zip(own.numbers.tolist(), own.paths, strict=True))}
+    samples = list(zip(table.numbers.tolist(), table.paths, strict=True))
+    for number, path in samples:
+        if (number, path) not in places:
             raise UsageError(
                 f"{table.path} has the sample {number} with the path {path!r:.200}, which {own.records.directory} "
                 "lacks: give predictions for the samples of this cache"
@@ -197,7 +196,7 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
             marks = {each for each, mark in zip(table.classes, labels[row], strict=True) if mark} ^ {name}
             proposed = join_names(each for each in table.classes if each in marks)
         text = f"p(label) {1 - score:.3f}, {name} {table.probabilities[row, number]:.3f}"
-        findings.append(_Finding(text, [(own, places[int(table.numbers[row])], proposed)]))
+        findings.append(_Finding(text, [(own, places[samples[row]], proposed)]))
     note = "Ranked by how improbable their labels are to models that have not seen them. Some labels may be right."
     return _Kind("suspects", note, len(found), findings[:_LISTED])
 
@@ -208,9 +207,18 @@ def _extremes(own: _Set) -> _Kind:
     kinds = own.records.table.get(TYPE, ())
     wrong = findings_of(own.records.cache).images.get("suffix", ())
     for at in np.flatnonzero(np.isin(own.positions, wrong))[:_EXTREMES].tolist():
-        kind, suffix = kinds[own.positions[at]], PurePosixPath(own.path(at)).suffix.lower()
+        kind, suffix = kinds[own.positions[at]], PurePosixPath(own.paths[at]).suffix.lower()
         found.append((at, f"named {suffix}, but a {kind.upper()} file"))
-    for (low, high), values, to_text in _scales(own):
+    width, height, mean, std, size = map(own.column, (WIDTH, HEIGHT, MEAN, STD, "source_bytes"))
+    ratio = np.where((width > 0) & (height > 0), width / np.maximum(height, 1), np.nan)
+    scales: Sequence[tuple[str, str, Array, Callable[[float], str]]] = (
+        ("tallest shape", "widest shape", ratio, "{:.2f} times as wide as high".format),
+        ("smallest side", "largest side", np.minimum(width, height), "{:,.0f} pixels".format),
+        ("darkest", "brightest", mean, "{:.1f}".format),
+        ("least contrast", "most contrast", std, "{:.1f}".format),
+        ("smallest file", "largest file", np.where(size > 0, size, np.nan), size_text),
+    )
+    for low, high, values, to_text in scales:
         known = np.flatnonzero(np.isfinite(values))
         order = known[np.argsort(values[known], kind="stable")]
         count = min(_EXTREMES, len(order) // 2)
@@ -219,17 +227,3 @@ def _extremes(own: _Set) -> _Kind:
     findings = [_Finding(text, [(own, at, own.label(at))]) for at, text in found]
     note = f"The {_EXTREMES} samples at each end of several scales. Most of them will be fine."
     return _Kind("extremes", note, len(found), findings)
-
-
-def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float], str]]]:
-    """Yield scales of images: the names of both ends, each sample's value or NaN, and the format of a value."""
-    width, height = own.column(WIDTH), own.column(HEIGHT)
-    if width is not None and height is not None:
-        known = np.where((width > 0) & (height > 0), width / np.maximum(height, 1), np.nan)
-        yield ("tallest shape", "widest shape"), known, "{:.2f} times as wide as high".format
-        yield ("smallest side", "largest side"), np.minimum(width, height), "{:,.0f} pixels".format
-    for name, ends in ((MEAN, ("darkest", "brightest")), (STD, ("least contrast", "most contrast"))):
-        if (values := own.column(name)) is not None:
-            yield ends, values, "{:.1f}".format
-    if (values := own.column("source_bytes")) is not None:
-        yield ("smallest file", "largest file"), np.where(values > 0, values, np.nan), size_text

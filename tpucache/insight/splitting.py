@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -52,11 +51,10 @@ def folds(
     cache, positions = opened(dataset)
     total = len(positions)
     units = np.arange(total) if groups is None else _units(_values(cache, positions, groups, _GROUPS))
-    marks = _Marks(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    values, has_classes = np.zeros(total, np.int64), False
     is_label = isinstance(stratify, str) and stratify == LABEL
     if stratify is not None and not (is_label and LABEL not in cache.samples):
-        has_classes = is_label and bool(cache.manifest.classes)
-        marks = _marks(_values(cache, positions, stratify, "stratify"), has_classes)
+        values, has_classes = _values(cache, positions, stratify, "stratify"), is_label and bool(cache.manifest.classes)
     most = len(np.unique(units))
     if not 2 <= count <= most:
         what = "" if groups is None else f" in {most:,} group{'' if most == 1 else 's'}"
@@ -64,7 +62,7 @@ def folds(
             raise UsageError(f"{total:,} samples{what} cannot be divided into folds: at least 2 are needed")
         raise UsageError(f"{total:,} samples{what} can be divided into 2 to {most:,} folds, not {count}")
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).permutation(total)
-    return _divide(units, marks, count, order)
+    return _divide(units, _marks(values, has_classes), count, order)
 
 
 def column_groups(dataset: Samples, name: str) -> Integers:
@@ -108,92 +106,74 @@ def _units(values: Array) -> Integers:
     """Return the number of each sample's group: int64 (n,), from 0 in the order of the groups' first samples."""
     if values.ndim != 1:
         raise UsageError(f"groups have shape {values.shape}: give an array (n,) with one value for each sample")
+    numbers: dict[object, int] = {}
     is_missing = values == "" if values.dtype.kind == "U" else values != values  # noqa: PLR0124  # only NaN differs from itself
-    _, found = np.unique(values, return_inverse=True)
-    found = np.where(is_missing, len(values) + np.arange(len(values)), found.reshape(-1))
-    _, firsts, found = np.unique(found, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(firsts))[found.reshape(-1)].astype(np.int64)
+    keys = (
+        (at,) if missing else value for at, (value, missing) in enumerate(zip(values.tolist(), is_missing, strict=True))
+    )
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-@dataclass(frozen=True)
-class _Marks:
-    """The sample `samples[i]` has the class `classes[i]`; it may have several classes, or none."""
-
-    samples: Integers
-    classes: Integers
-    count: int
-
-
-def _marks(values: Array, has_classes: bool) -> _Marks:
-    """Return the classes of samples, given one value (n,) or several values (n, m) for each sample.
+def _marks(values: Array, has_classes: bool) -> Integers:
+    """Return samples and their classes, int64 (2, marks), given one value (n,) or several values (n, m) a sample.
 
     Values (n,) that are not floats are classes. If `has_classes`, or if all values (n, m) are 0 or 1, a sample has the
-    classes whose values are above 0. Otherwise each column is divided into bins, which are classes; NaN has its own.
+    classes whose values are above 0, or the class of samples that have no other. Otherwise each column is divided into
+    bins, which are classes; NaN has its own.
     """
+    samples = np.arange(len(values))
     if values.ndim == 1 and values.dtype.kind != "f":
-        names, found = np.unique(values, return_inverse=True)
-        return _Marks(np.arange(len(values)), found.reshape(-1).astype(np.int64), len(names))
+        return np.stack([samples, np.unique(values, return_inverse=True)[1].reshape(-1)])
     columns = values.reshape(len(values), -1).astype(np.float64)
     if has_classes or (values.ndim > 1 and np.isin(columns, (0, 1)).all()):
-        samples, classes = np.nonzero(columns > 0)
-        return _Marks(samples, classes, columns.shape[1])
+        return np.stack(np.nonzero(np.column_stack([columns > 0, ~(columns > 0).any(1)])))
     parts = []
     for number, column in enumerate(columns.T):
         known = np.sort(column[~np.isnan(column)])
         bins = np.searchsorted(known, column, "left") * _BINS // max(1, len(known))
         bins[np.isnan(column)] = _BINS
-        parts.append(number * (_BINS + 1) + bins)
-    samples = np.tile(np.arange(len(values)), len(parts))
-    return _Marks(samples, np.concatenate(parts).astype(np.int64), len(parts) * (_BINS + 1))
+        parts.append(np.stack([samples, number * (_BINS + 1) + bins]))
+    return np.concatenate(parts, axis=1)
 
 
-def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Integers:
+def _divide(units: Integers, marks: Integers, count: int, order: Integers) -> Integers:
     """Return the fold of each sample, int64 (n,). `units` are the numbers of the samples' groups.
 
     Larger groups are placed first, and among them those with rarer classes; then `order` decides, a permutation.
     """
     sizes = np.bincount(units)
-    rank = np.empty(len(units), np.int64)
-    rank[order] = np.arange(len(units))
-    rank = rank[np.unique(units, return_index=True)[1]]  # a group has the rank of its first sample
-    of_class = np.bincount(marks.classes, minlength=marks.count)
-    has_one = np.bincount(marks.samples, minlength=len(units)) <= 1
-    is_single = (sizes[units] == 1) & has_one  # such samples are dealt out class by class
-    content = _contents(units, marks, len(sizes))
-    rarest = np.array([of_class[classes].min() if len(classes) else len(units) for classes, _ in content], np.int64)
+    rank = np.argsort(order)[np.unique(units, return_index=True)[1]]  # a group has the rank of its first sample
+    samples, classes = marks
+    of_class = np.bincount(classes)
+    rarest = np.full(len(sizes), len(units))
+    np.minimum.at(rarest, units[samples], of_class[classes])
+    by_unit = np.argsort(units[samples], kind="stable")
+    contents = np.split(classes[by_unit], np.searchsorted(units[samples][by_unit], np.arange(1, len(sizes))))
+    is_single = (sizes[units] == 1) & (np.bincount(samples) == 1)  # such samples are dealt out class by class
 
     fold_of = np.full(len(sizes), -1, np.int64)
-    placed, filled = np.zeros((count, marks.count), np.int64), np.zeros(count, np.int64)
+    placed, filled = np.zeros((count, len(of_class)), np.int64), np.zeros(count, np.int64)
     weights = _WHOLE // np.maximum(of_class, 1)
     whole = np.setdiff1d(np.arange(len(sizes)), units[is_single])
     for unit in whole[np.lexsort((rank[whole], rarest[whole], -sizes[whole]))].tolist():
-        classes, counts = content[unit]
-        cost = placed[:, classes] @ (counts * weights[classes])
+        own, counts = np.unique(contents[unit], return_counts=True)
+        cost = placed[:, own] @ (counts * weights[own])
         fold = int(np.lexsort((filled, cost))[0])
-        placed[fold, classes] += counts
+        placed[fold, own] += counts
         filled[fold] += sizes[unit]
         fold_of[unit] = fold
 
-    class_of = np.full(len(units), marks.count, np.int64)
-    class_of[marks.samples] = marks.classes
+    class_of = np.empty(len(units), np.int64)
+    class_of[samples] = classes
     singles = order[is_single[order]]
     singles = singles[np.argsort(class_of[singles], kind="stable")]
     numbers, starts = np.unique(class_of[singles], return_index=True)
-    for number, samples in zip(numbers.tolist(), np.split(singles, starts)[1:], strict=True):
-        levels = placed[:, number] if number < marks.count else filled
-        shares = _level(levels, filled, len(samples))
-        fold_of[units[samples]] = np.repeat(np.arange(count), shares)
+    for number, some in zip(numbers.tolist(), np.split(singles, starts)[1:], strict=True):
+        shares = _level(placed[:, number], filled, len(some))
+        fold_of[units[some]] = np.repeat(np.arange(count), shares)
         filled += shares
-        if number < marks.count:
-            placed[:, number] += shares
+        placed[:, number] += shares
     return fold_of[units]
-
-
-def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers, Integers]]:
-    """Return two arrays for each of `count` groups: its classes, and how many of its samples have each."""
-    keys, counts = np.unique(np.stack([units[marks.samples], marks.classes]), axis=1, return_counts=True)
-    ends = np.searchsorted(keys[0], np.arange(1, count))
-    return list(zip(np.split(keys[1], ends), np.split(counts, ends), strict=True))
 
 
 def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
