@@ -92,11 +92,10 @@ def open_or_build(
 
 
 def start_building(source: Any, directory: Path, others: Mapping[str, Any]) -> Callable[[], Cache]:
-    """Start a process that builds the cache of a source, and return a function that opens the cache.
+    """Start a process that builds the cache of a source; return a function that opens the cache once it can be read.
 
-    The function returns as soon as the source is listed. If the cache cannot be read before it is finished, the
-    function waits for that. It raises the errors of `build_cache`. `source` is the first argument of `build_cache`, or
-    a `functools.partial` that makes this argument; `others` are the other arguments by name.
+    The function raises the errors of `build_cache`. `source` is the first argument of `build_cache`, or a
+    `functools.partial` that makes this argument; `others` are the other arguments by name.
     """
     builder = BuildProcess(source, directory, others)
 
@@ -178,7 +177,6 @@ class BuildProcess:
         return Maker(self._source, self._directory, **self._others)
 
     def _read(self) -> object:
-        """Return the next answer of the building process; a BuildError if the process has ended without one."""
         try:
             return pickle.load(self._answers)  # noqa: S301  # from a process that this one started
         except (EOFError, pickle.UnpicklingError):
@@ -189,10 +187,9 @@ class BuildProcess:
 
 
 def _is_large(source: Any) -> bool:
-    """Guess, before a source is listed, whether it has more than 256 samples (`LEAST_GROWING`).
+    """Guess, before a source is listed, whether it has more than `LEAST_GROWING` samples.
 
-    The files of a folder are counted. A `functools.partial` is large, because its caller has counted the samples. A
-    source without a length is not.
+    A `functools.partial` has, because its caller has counted them.
     """
     if isinstance(source, functools.partial):
         return True

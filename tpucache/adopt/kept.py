@@ -60,15 +60,13 @@ class BuildChoices:
     on_error: OnError = "fail"
 
     def grows(self, samples: int) -> bool:
-        """Return whether the cache of so many samples is read while it is built."""
         return self.on_error == "fail" and samples >= LEAST_GROWING
 
 
 class KeptFolder(NamedTuple):
-    """The folder of the cache of a data set.
+    """The folder of the cache of the data set `name`, with so many `bytes` of files.
 
-    `name` is the data set's name, `directory` the folder, and `bytes` the size of its files on disk. `problem` says why
-    the cache cannot be read, "" if it can: for example, its build has not ended.
+    `problem` says why the cache cannot be read, "" if it can.
     """
 
     name: str
@@ -174,10 +172,9 @@ class Kept:
     """All caches of one data set and recipe. There is one cache for each state of the pictures."""
 
     def __init__(self, name: str, identity: Any, below: str | Path | None, choices: BuildChoices) -> None:
-        """Compute the path of the folder for these caches; the folder is not made yet.
+        """Take the data set's name, for the folder and for messages, and JSON values that differ for each data set.
 
-        `name` is the data set's name, for the folder's name and for messages. `identity` (JSON values) differs for each
-        data set. `below` is the folder for all data sets, by default `default_directory()`.
+        `below` is the folder for all data sets, by default `default_directory()`.
         """
         told = json.dumps([identity, fingerprint(choices.recipe.to_dict())], sort_keys=True)
         self._plain = _UNSAFE.sub("_", name).strip("._")[:_LONGEST_NAME] or "set"
@@ -291,7 +288,6 @@ class Kept:
         )
 
     def remove(self, directory: Path) -> None:
-        """Remove one of these caches, unless a process reads or builds it."""
         with contextlib.suppress(OSError):  # another process has just removed it
             _remove(directory)
 

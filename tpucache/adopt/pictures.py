@@ -1,8 +1,6 @@
 """Drop-in data sets: ImageFolder, `cached` for any map-style data set, and from_hf for one of Hugging Face's datasets.
 
-Each is a PictureDataset: the pictures and labels of a cache, with the interface of torchvision's data sets. A map-style
-data set does not show whether its pictures have changed since the cache was built. So either all pictures are compared
-with the cache, or the caller passes an `identity` and thereby states that the pictures are the same.
+Each is a PictureDataset: the pictures and labels of a cache, with the interface of torchvision's data sets.
 """
 
 from __future__ import annotations
@@ -121,7 +119,6 @@ class PictureDataset(Dataset[Any]):
         return position, self.targets[position]
 
     def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
-        """Return the position of each sample in the cache, and the label of each sample."""
         return range(len(self)), self.targets
 
     def _labels(self) -> list[Any]:
@@ -364,7 +361,6 @@ def _own_method(dataset: PictureDataset) -> str | None:
 
 
 def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
-    """Return the recipe of the cache: `recipe`, or a recipe with this size if it is None."""
     if transform is not None and not callable(transform):
         raise UsageError(
             f"transform is called with each picture, and {transform!r:.60} is not a function: give a size as size="

@@ -1,7 +1,6 @@
-"""What drop-in data sets are built of, and their states: digests that show whether a cache is up to date.
+"""States of pictures and labels: digests that show whether a cache is up to date. This file never imports torch.
 
-A state is that of the pictures and labels. ImageFolder and from_hf see a change of a file by its size and times;
-`cached` compares pictures, as only reading shows a change of a map-style data set. This file never imports torch.
+ImageFolder and from_hf see a change of a file by its size and times; `cached` must read pictures to see a change.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ def compared(count: int) -> Sequence[int]:
 class PictureFile(NamedTuple):
     """A picture file: its `path` relative to the root, and its `label`, the number of its class.
 
-    The other values show when the file changes. `bytes` is its size; `written` and `changed` are its mtime and ctime in
-    ns; `inode` is its inode, or 0 if the file system may number inodes anew with each mount.
+    `written` and `changed` are its mtime and ctime in ns; `inode` is 0 if the file system may number inodes anew with
+    each mount.
     """
 
     path: str
@@ -184,7 +183,6 @@ def hugging_face_state(dataset: Any, source: DatasetSource) -> str:
 
 
 def _files(dataset: Any) -> Sequence[tuple[str, int, int, int]]:
-    """Return (path, size in bytes, mtime and ctime in ns) of each picture that the data set stores only as a path."""
     names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
     chunks = [chunk for name in names for chunk in dataset.data.column(name).chunks if chunk.field("bytes").null_count]
     paths = {
@@ -205,7 +203,8 @@ def _files(dataset: Any) -> Sequence[tuple[str, int, int, int]]:
 class MapStyleSource:
     """A source for warmup: the items of a map-style data set, each with the SHA-256 of its picture and label.
 
-    When the source is pickled for workers, the data set is pickled once, into a temporary file, which workers read.
+    When it is pickled for workers, the data set is pickled once, into a temporary file, which is removed with the
+    source.
     """
 
     def __init__(self, dataset: Items) -> None:

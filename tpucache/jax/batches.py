@@ -311,7 +311,6 @@ class _Epochs:
         ]
 
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
-        """Return `read`, filled up to the loader's batch size if batches are padded."""
         if not self._pads or resident.slots is None:
             return read
         padding = np.full(self.loader.batch_size - len(read.slots), resident.slots.rows, read.slots.dtype)
@@ -420,7 +419,6 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
 
 
 def _check_labels(loader: CachedLoader, settings: AugmentSettings | None) -> None:
-    """Raise UsageError if mixup or cutmix cannot mix the labels of a loader's samples."""
     if settings is not None and settings.mixes:
         samples = loader.dataset
         nothing = [np.empty((0, *field.shape), field.dtype) for field in samples.record_fields]
@@ -430,12 +428,10 @@ def _check_labels(loader: CachedLoader, settings: AugmentSettings | None) -> Non
 
 @dataclass(frozen=True)
 class FinishOptions:
-    """What the device does to a batch.
+    """What the device does to a batch of images, which are normalised unless `augment` is None.
 
-    `image` is the field of images, None for records without images. `is_packed` is whether images are sent packed.
-    `augment` is None if images are neither normalised nor augmented. `mean` and `std` are those of each channel, in the
-    units of the stored images. mixup and cutmix turn class numbers into vectors of length `classes`. `dtype` is that of
-    normalised images.
+    `mean` and `std` are those of each channel, in the units of the stored images. mixup and cutmix turn class numbers
+    into vectors of length `classes`. `dtype` is that of normalised images.
     """
 
     image: Field | None

@@ -1,4 +1,4 @@
-"""Decides whether records stay in the memory of JAX's devices, which divide them as they divide a batch."""
+"""Records that stay in the memory of JAX's devices, which divide them as they divide a batch."""
 
 from __future__ import annotations
 
@@ -49,22 +49,18 @@ class JaxMemory:
             )
 
     def put(self, array: Any, name: str = "rows") -> jax.Array:
-        """Send a host array or tensor to the devices, divided along its first axis."""
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
         return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)
 
     def put_all(self, arrays: Sequence[Array]) -> list[jax.Array]:
-        """Send arrays of one shape and dtype to the devices by one call; return them divided along their first axes."""
         sent: list[jax.Array] = jax.device_put([*arrays], self.sharding)
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
-        """Return a table of zeros on the devices, with the rows that `slots` assigns to records."""
         layout = self.sharding, self.cores, slots.rows_a_core, slots.is_local
         return JaxTable(TableForm(*layout, chunk.shape[1:], chunk.dtype), len(chunk))
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes that a value of this dtype takes in JAX's memory."""
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
@@ -94,11 +90,9 @@ class JaxTable:
             ) from error
 
     def write(self, number: jax.Array, chunk: jax.Array) -> None:
-        """Write a chunk of rows into the table, as chunk number `number`. Each core writes its part of the chunk."""
         self.rows = _write(self.form, self._each, self.rows, number, chunk)
 
     def take(self, slots: jax.Array) -> jax.Array:
-        """Return the rows with the numbers `slots`, divided over the devices like a batch."""
         return _take(self.form, self.rows, slots)
 
 
@@ -131,18 +125,12 @@ class TableForm:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all rows, on all cores together."""
         return self.cores * self.rows_a_core * int(np.prod(self._row)) * self._bits.itemsize
 
     def zeros(self) -> jax.Array:
-        """Return a table's rows, all zeros, as an array of unsigned integers."""
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
-        """Return `rows`, the rows of a table, with `chunk` written over those of chunk `number`.
-
-        `each` is the number of the chunk's rows on each core.
-        """
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
         if self._row:
             bits = bits.reshape(len(chunk), self._values)
@@ -180,7 +168,6 @@ class TableForm:
         return values != 0 if self.dtype == bool else jax.lax.bitcast_convert_type(values, self.dtype)
 
     def _on_each(self, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        """Return a function that calls `function` on each core, with this core's rows of all arguments."""
         if self.cores == 1 or not isinstance(self.sharding, NamedSharding):
             return function
         spec = PartitionSpec(_axes(self.sharding))
@@ -245,7 +232,6 @@ class KeptRecords:
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        """Plan the memory for the loader's records."""
         self._loader = loader
         self._given = resident if isinstance(resident, Resident) else None
         choice: ResidentChoice = "no" if isinstance(resident, Resident) else resident
@@ -257,7 +243,6 @@ class KeptRecords:
         self._own: Resident | None = None
 
     def describe(self) -> str:
-        """Return, as text, whether records stay on the devices, and why."""
         return "yes, in the Resident given" if self._given is not None else self.decision.describe()
 
     def begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:

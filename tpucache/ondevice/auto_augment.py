@@ -80,9 +80,8 @@ class LargestMagnitudes(NamedTuple):
 class Reach(NamedTuple):
     """The largest distances, in pixels, by which the three shears of an image move its pixels.
 
-    The first shear moves rows by up to `rows`, the second moves columns by up to `columns`, and the third moves rows
-    again, by up to `last`. `side` is the side of the square in which images rotate; it is 0 if they rotate within their
-    own size.
+    The shears move `rows`, `columns`, and then, by up to `last`, rows again. `side` is the side of the square in which
+    images rotate; it is 0 if they rotate within their own size.
     """
 
     rows: int
@@ -92,7 +91,6 @@ class Reach(NamedTuple):
 
 
 def largest_magnitudes(settings: AugmentSettings, height: int, width: int) -> LargestMagnitudes:
-    """Return the largest magnitudes of RandAugment or TrivialAugment for images of this size in pixels."""
     if settings.trivial_augment:
         return LargestMagnitudes(0.99, 32.0, 32.0, 135.0, 0.99, 6)
     return LargestMagnitudes(0.3, 150.0 / 331.0 * width, 150.0 / 331.0 * height, 30.0, 0.9, 4)
@@ -248,7 +246,6 @@ class AutoAugment:
         return images
 
     def masks(self, masks: Array, draws: Array) -> Array:
-        """Return masks (batch, 1, height, width) moved like their images, as uint8."""
         for numbers in self._operations(draws):
             masks = self._moved(masks, numbers, _NO_CLASS, nearest=True)
         return masks
@@ -286,7 +283,6 @@ class AutoAugment:
         return pixels.swapaxes(2, 3)
 
     def _toned(self, pixels: Array, numbers: Array) -> Array:
-        """Return float32 pixels after mixing, posterize, solarize, autocontrast and equalize, in this order."""
         functions = self._functions
         grey = (
             functions.floor((pixels * self._luma).sum(1, keepdims=True) + _NEARLY) if pixels.shape[1] == 3 else pixels
@@ -308,7 +304,6 @@ class AutoAugment:
         return self._equalized_some(pixels, flag(numbers, EQUALIZED))
 
     def _equalized_some(self, pixels: Array, is_chosen: Array) -> Array:
-        """Return pixels with the chosen images equalized."""
         shape, functions = pixels.shape, self._functions
         size = math.gcd(len(pixels) // self._views, GROUP)
         grouped = pixels.reshape(-1, size, self._views, *shape[1:])

@@ -55,7 +55,6 @@ class Resize(NamedTuple):
 
 
 def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
-    """Return the Resize that makes images of this size from those of `field`."""
     sides = size if isinstance(size, tuple) else (size, size)
     if fit not in get_args(Fit):
         raise UsageError(f"fit is one of {', '.join(get_args(Fit))}, not {fit!r}")

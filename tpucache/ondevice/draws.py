@@ -71,7 +71,6 @@ def _draw_view(
 
 
 def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomState) -> None:
-    """Write the random numbers of the first stream into `draws` (batch, columns), for the settings that are on."""
     batch_size = len(draws)
     uniform = rng.random_sample((batch_size, 16))
     coin = rng.random_sample()
@@ -100,7 +99,6 @@ def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomSt
 
 
 def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: tuple[int, int] | None) -> None:
-    """Write random numbers for those of tilt, hue, blur, grey and crop that are on into `draws` (batch, columns)."""
     if settings.tilt:
         angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)
         draws[:, TILT_ROWS], draws[:, TILT_COLUMNS] = np.tan(angle / 2), -np.sin(angle)
@@ -148,7 +146,6 @@ def _boxes_around(centres: Array, sides: Array) -> Array:
 
 
 def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
-    """Return top, height, left and width of crops in whole pixels, (batch, 4)."""
     crops, found = _tried(uniform, 1, zoom, height, width)
     if len(left := np.flatnonzero(~found)):  # few samples need more than one try
         crops[left], found = _tried(uniform[left], _CROP_TRIES, zoom, height, width)

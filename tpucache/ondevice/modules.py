@@ -122,7 +122,6 @@ def decoder(dataset: Any, size: Size | None = None, *, fit: Fit = "crop", crop: 
 
 
 def image_field(dataset: Any) -> Field:
-    """Return the image field of a dataset."""
     for field in dataset.manifest.fields:
         if field.name == IMAGE:
             found: Field = field
@@ -154,27 +153,19 @@ class TorchMemory:
             raise UsageError(f"device {device!r} cannot be used: {error}") from error
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Return a tensor on the device with the values of `array`, a numpy array or a tensor of the host."""
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
     def put_all(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
-        """Return a tensor on the device for each of these arrays of one shape and dtype, all sent in one transfer."""
         return [*self.put(np.stack(arrays)).unbind()]
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return a table on the device with as many rows as `slots`, for records like those in `chunk`.
-
-        `chunk` only gives the records' dtype and shape.
-        """
         return TorchTable(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes that a value of this dtype takes on the device: as many as on the host."""
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
-        """Return the bytes of a GPU's memory that no program uses; None for other devices."""
         return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else None
 
 
@@ -185,7 +176,6 @@ class TorchTable:
     """
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor) -> None:
-        """Reserve memory for `slots.rows` rows like those of `chunk`, on its device."""
         self._count, self._shape, self._dtype = len(chunk), chunk.shape[1:], chunk.dtype
         row_bytes = chunk[:1].nbytes
         self._word = _WORDS[max(size for size in _WORDS if row_bytes % size == 0)]
@@ -200,15 +190,10 @@ class TorchTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write the records of `chunk` to that chunk's rows.
-
-        `number` is the number of the chunk, a tensor (1,) on the device.
-        """
         rows = chunk.reshape(len(chunk), -1).view(torch.uint8).view(self._word)
         places = number * self._count + torch.arange(self._count, device=self.rows.device)
         self.rows.index_copy_(0, places, rows)
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the records in these rows of the table, with their shape and dtype: (len(slots), ...)."""
         rows = self.rows.index_select(0, slots)
         return rows.view(torch.uint8).view(self._dtype).reshape(len(slots), *self._shape)

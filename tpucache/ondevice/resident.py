@@ -60,7 +60,8 @@ class DeviceFullError(UsageError):
 class DeviceMemory(Protocol):
     """The memory of a device, or of several devices that divide each batch along its first dimension.
 
-    A table, which `reserve` returns, has `write(number, chunk)` and `take(slots)`, with all arrays on the device.
+    A table, which `reserve` returns, has `write(number, chunk)`, which writes the rows of chunk `number`, and
+    `take(slots)`, which returns these rows in the records' shape and dtype. All their arrays are on the device.
     """
 
     @property
@@ -152,7 +153,6 @@ class RecordSlots:
 
     @property
     def is_full(self) -> bool:
-        """Whether every record has a row."""
         return not self._left.any()
 
     def hand_out(self, chunks: Iterable[int]) -> None:
@@ -161,7 +161,6 @@ class RecordSlots:
             self._states[chunk] = _SENT
 
     def confirm(self, chunk: int) -> None:
-        """Note that a chunk's records were written to the device's memory, where they stay."""
         self._states[chunk] = _WRITTEN
 
     def forget_planned(self) -> None:
@@ -169,7 +168,6 @@ class RecordSlots:
         self._forget((_PLANNED,))
 
     def forget_unconfirmed(self) -> None:
-        """Free the rows of all chunks that were not passed to `confirm`."""
         self._forget((_PLANNED, _SENT))
 
     def _forget(self, states: tuple[int, ...]) -> None:
@@ -299,7 +297,6 @@ class Resident:
 
     @classmethod
     def of(cls, loader: Any, memory: DeviceMemory) -> Resident:
-        """Return a Resident that keeps records in the form in which `loader` reads them, packed or not."""
         resident = cls(loader.dataset, memory)
         resident.dataset = loader.dataset
         return resident
@@ -482,10 +479,9 @@ class ResidentDecision:
     def __init__(
         self, choice: ResidentChoice, memory: DeviceMemory | None, planned_bytes: int, never: str, not_auto: str
     ) -> None:
-        """Take the user's `choice`, the device's `memory`, and the bytes that all records need in it.
+        """`never` says why the device cannot keep records, and `not_auto` why the choice "auto" does not keep them.
 
-        `never` says why the device cannot keep records, and `not_auto` why the choice "auto" does not keep them; each
-        is "" if there is no such reason.
+        Each is "" if there is no such reason.
         """
         self.planned_bytes, self.choice, self._memory = planned_bytes, choice, memory
         self.is_resident, self.reason, self._is_open = False, f"resident={choice}", False
@@ -548,12 +544,10 @@ def _are_same(one: Numbers | None, other: Numbers | None) -> bool:
 
 
 def _whole(count: int, unit: int) -> int:
-    """Return the smallest multiple of `unit` that is at least `count`."""
     return -(-count // unit) * unit
 
 
 def as_named(batch: Batch) -> Mapping[str, Any]:
-    """Return a loader's batch as a dict by field name; (images, labels) become "image" and "label"."""
     return batch if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
 
 
