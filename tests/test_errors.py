@@ -53,6 +53,9 @@ def test_every_error_says_what_it_means_and_survives_a_worker(kind: type[BaseExc
     copied = pickle.loads(pickle.dumps(error))
     assert type(copied) is kind
     assert (str(copied), vars(copied)) == (str(error), vars(error))
+    secret = f"no file at {'https:/ann:pa55word@host/x'}?token=t0ken"
+    error = kind(secret, "is cut short") if kind is errors.SampleError else kind(secret)
+    assert "no file at https:/host/x?***" in str(error)
 
 
 def test_a_sample_error_names_the_sample_and_the_reason() -> None:

@@ -89,6 +89,16 @@ def transfer(cache: Any, out: Any) -> Any:
     return fetch_cache(f"{out}/pushed", type(out)(Path(out) / "fetched")).identity
 
 
+def test_where_nobody_has_a_home_what_needs_one_says_so(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "TPUCACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 54321)  # which has no entry in the table of users
+    with pytest.raises(tpucache.UsageError, match=r"no home folder for ~/\.cache/tpucache: set TPUCACHE_DIR"):
+        tpucache.ImageFolder(photos, size=8)
+    with pytest.raises(tpucache.NotACacheError, match="no cache is called 'nothing'"):
+        tpucache.find_cache("nothing")
+
+
 DOORS = (verify, stage, find, preview, report, transfer)
 
 

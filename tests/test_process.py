@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import zipapp
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,7 @@ from thorough import thorough
 from tpucache import Recipe, build_cache, cli, process, verify_cache
 from tpucache.progress import Progress
 from tpucache.training.interrupt import Stopped, StopRequest
+from tpucache.version import __version__
 
 PROGRAM = [sys.executable, "-m", "tpucache"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -85,9 +88,27 @@ def test_what_was_built_is_kept_when_its_report_cannot_be_written(photos: Path, 
 
 
 @pytest.mark.slow
-def test_a_pipe_whose_reader_went_away_is_no_traceback(cache: Path, tmp_path: Path) -> None:
-    done = run(["inspect", cache, "--json"], tmp_path, "{{ sleep 0; {}; echo $? >&2; }} | true")
-    assert done.stderr.split() in (["1"], ["0"])
+@pytest.mark.parametrize("words", [["inspect", "--json"], ["--help"], ["train", "--help-all"]], ids=str)
+def test_a_pipe_whose_reader_went_away_is_no_traceback(words: list[str], cache: Path, tmp_path: Path) -> None:
+    is_help = "inspect" not in words
+    done = run([*words, *([] if is_help else [cache])], tmp_path, "{{ sleep 0.1; {}; echo $? >&2; }} | true")
+    assert done.stderr.split() in (["0"], ["0" if is_help else "1"])
+
+
+@pytest.mark.slow
+def test_a_package_in_a_zip_runs(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "tpucache").symlink_to(Path(process.__file__).parent)
+    zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz", main="tpucache.__main__:run_command")
+    words = [sys.executable, tmp_path / "app.pyz", "doctor", "--no-xla", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True, timeout=PATIENCE)
+    assert json.loads(done.stdout)["tpucache"] == __version__
+
+
+def test_a_python_that_is_too_old_is_told_so_at_once() -> None:
+    code = "import sys; sys.version_info = (3, 10); import tpucache"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: tpucache needs Python 3.11 or newer, and this is")
 
 
 def test_progress_goes_on_where_nobody_can_read_it(monkeypatch: pytest.MonkeyPatch) -> None:

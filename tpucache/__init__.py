@@ -5,8 +5,13 @@ errors in `tpucache.errors`. `import tpucache` imports none of the modules that 
 when it is first used (PEP 562).
 """
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  # a clone can be run by any Python
+    raise ImportError(f"tpucache needs Python 3.11 or newer, and this is Python {sys.version.partition(' ')[0]}")
+
 from tpucache.plugins import lazy_names
 from tpucache.version import __version__ as __version__
 
 # Errors are public in `tpucache.errors`; they can be imported from here, too.
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__, hidden="tpucache.errors")
+__getattr__, __dir__, __all__ = lazy_names(__name__, hidden="tpucache.errors")

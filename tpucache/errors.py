@@ -24,11 +24,30 @@ Every message says what happened, where, and what to do about it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+HIDDEN: Final = "***"
+# `Path` collapses the slashes of a URL, so that only one may be left.
+_SCHEME: Final = r"\b([A-Za-z][A-Za-z0-9+.-]*:/{1,3})"
+# The part before an @: up to the first slash, or beyond it if a password contains one (a port never does).
+USER: Final = re.compile(_SCHEME + r"(?P<user>[^\s/?#]*@|[^\s/:@]*:(?!:|\d+(?:/|$))[^\s@]*@)")
+_QUERY: Final = re.compile(_SCHEME + r"([^\s?#'\"<>]*)[?#][^\s'\"<>]+")
+
+
+def redact(text: str, secrets: Sequence[str] = ()) -> str:
+    """Return a text without the user, password and query of URLs, and with `***` in place of each of the secrets."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return _QUERY.sub(rf"\1\2?{HIDDEN}", USER.sub(r"\1", text))
 
 
 class TpucacheError(Exception):
-    """The root: catch it to catch every error that tpucache raises on purpose."""
+    """The root: catch it to catch every error that tpucache raises on purpose. Its text shows no secret of a URL."""
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class UsageError(TpucacheError, ValueError):
@@ -66,7 +85,7 @@ class SampleError(SourceError):
         self.file = file
 
     def __str__(self) -> str:
-        return f"{self.path!r}: {self.reason}" + (f" (looked for {self.file})" if self.file else "")
+        return redact(f"{self.path!r}: {self.reason}" + (f" (looked for {self.file})" if self.file else ""))
 
 
 class StoreError(TpucacheError):

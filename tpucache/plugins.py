@@ -7,7 +7,6 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tpucache.errors import DependencyError, TpucacheError, UsageError
@@ -34,15 +33,13 @@ def package_of(module: str) -> str:
     return _PACKAGES.get(module, module)
 
 
-def lazy_names(
-    package: str, file: str, hidden: str = ""
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package (PEP 562) whose names the stub beside `file`
-    imports.
+def lazy_names(package: str, hidden: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` for a package (PEP 562) whose names its stub imports.
 
     `__dir__` and `__all__` lack names from the module `hidden`.
     """
-    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    spec: Any = sys.modules[package].__spec__
+    stub = ast.parse(spec.loader.get_data(f"{spec.origin}i"))  # a package may be inside a zip
     homes = {
         each.name: str(line.module) for line in stub.body if isinstance(line, ast.ImportFrom) for each in line.names
     }

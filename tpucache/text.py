@@ -15,14 +15,8 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from tpucache.errors import FormatError
+from tpucache.errors import HIDDEN, USER, FormatError, redact
 
-HIDDEN: Final = "***"
-# `Path` collapses the slashes of a URL, so that only one may be left.
-_SCHEME: Final = r"\b([A-Za-z][A-Za-z0-9+.-]*:/{1,3})"
-# The part before an @: up to the first slash, or beyond it if a password contains one (a port never does).
-_USER: Final = re.compile(_SCHEME + r"(?P<user>[^\s/?#]*@|[^\s/:@]*:(?!:|\d+(?:/|$))[^\s@]*@)")
-_QUERY: Final = re.compile(_SCHEME + r"([^\s?#'\"<>]*)[?#][^\s'\"<>]+")
 _SHORTEST: Final = 3
 
 #: The character between several classes or values of a sample in one cell of a table.
@@ -43,13 +37,6 @@ OWN_HEADING: Final = PREDICTION_COLUMNS[:3]
 _CLASS_MARK: Final = "class:"
 
 
-def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return a text without the user, password and query of URLs, and with `***` in place of each of the secrets."""
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return _QUERY.sub(rf"\1\2?{HIDDEN}", _USER.sub(r"\1", text))
-
-
 def shown(url: str) -> str:
     """Return a URL without its user, password and query, for messages; a path is returned unchanged."""
     return redact(url).removesuffix(f"?{HIDDEN}")
@@ -60,7 +47,7 @@ def url_secrets(url: str) -> list[str]:
     found: set[str] = set()
     for part in url.split("::"):
         _, *query = re.split(r"[?#]", part)
-        user = (_USER.match(part) or {"user": ""})["user"].removesuffix("@")
+        user = (USER.match(part) or {"user": ""})["user"].removesuffix("@")
         pairs = "&".join(query).split("&")
         found |= {user, user.partition(":")[2], *query, *pairs, *(pair.partition("=")[2] for pair in pairs)}
     spelled = {way(secret) for secret in found for way in (str, unquote, unquote_plus, quote, quote_plus)}

@@ -9,11 +9,14 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tpucache import Manifest, StoreError, TpucacheError, verify_cache
+from tpucache import CachedDataset, Manifest, StoreError, TpucacheError, verify_cache
+from tpucache.adopt.kept import list_folders
 from tpucache.cli import main
+from tpucache.errors import redact
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.remote import retry
-from tpucache.text import redact, url_secrets
+from tpucache.store.remote.cache import list_kept
+from tpucache.text import url_secrets
 
 SECRETS = ("pa55word", "t0ken")
 
@@ -143,10 +146,18 @@ def test_a_token_in_a_url_goes_with_each_file(served, cache, tmp_path):
     assert all(path.endswith("?token=t0ken") for path, _ in served.requests)
 
 
-@pytest.mark.parametrize("read", [Manifest.load, verify_cache, lambda url: push_cache(url, "memory://x")])
+FOLDER_WANTED = [
+    Manifest.load, verify_cache, lambda url: push_cache(url, "memory://x"),
+    lambda url: CachedDataset("memory://x", cache_dir=url), list_kept, list_folders,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("read", FOLDER_WANTED)
 @pytest.mark.parametrize("kind", [str, Path])
-def test_a_url_where_a_folder_belongs_is_one_clear_line_without_its_secrets(read, kind):
-    with pytest.raises(TpucacheError) as caught:
+def test_a_url_where_a_folder_belongs_is_one_clear_line_without_its_secrets(read, kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TpucacheError, match=r"s3://bucket/cache is a URL|s3:// URL") as caught:
         read(kind("s3://ann:pa55word@bucket/cache?token=t0ken"))
+    assert not [*tmp_path.iterdir()]
     assert not any(secret in everything_of(caught.value) for secret in SECRETS)
     assert "\n" not in str(caught.value)

@@ -27,11 +27,11 @@ from tpucache.errors import BuildError, DamageError, FormatError, SampleError, S
 from tpucache.progress import LateProgress, note
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.cache import Cache
-from tpucache.store.files import OpenFolder, check_is_local
+from tpucache.store.files import OpenFolder
 from tpucache.store.format import WORK_NAME, is_cache_file
 from tpucache.store.growing import LOCK_NAME
 from tpucache.store.lock import flock, is_held
-from tpucache.store.remote.cache import check_own, default_directory
+from tpucache.store.remote.cache import cache_directory, check_own
 from tpucache.text import duration_text, size_text
 from tpucache.warmup.run.folder import HeldError, finished_cache
 
@@ -80,12 +80,12 @@ class KeptFolder(NamedTuple):
 
 
 def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
-    """Return the caches of data sets below a folder (by default `default_directory()`), the largest first.
+    """Return the caches of data sets below a folder (by default `cache_directory()`), the largest first.
 
     Caches that cannot be read are in the list, too. Other folders are left out, and links are not followed.
     """
     found = []
-    for place in _folders(_base(below) / FOLDER, _PLACE):
+    for place in _folders(cache_directory(below) / FOLDER, _PLACE):
         for directory in _folders(place, _ANY):
             if any(map(_is_ours, _names(directory))):
                 name = place.name.rpartition("-")[0]
@@ -113,12 +113,6 @@ def clear_folder(kept: KeptFolder) -> None:
         )
     with contextlib.suppress(OSError):  # it has caches of other states
         directory.parent.rmdir()
-
-
-def _base(below: str | Path | None) -> Path:
-    folder = default_directory() if below is None else below
-    check_is_local(folder)
-    return Path(folder).expanduser().absolute()
 
 
 def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
@@ -174,12 +168,12 @@ class Kept:
     def __init__(self, name: str, identity: Any, below: str | Path | None, choices: BuildChoices) -> None:
         """Take the data set's name, for the folder and for messages, and JSON values that differ for each data set.
 
-        `below` is the folder for all data sets, by default `default_directory()`.
+        `below` is the folder for all data sets, by default `cache_directory()`.
         """
         told = json.dumps([identity, fingerprint(choices.recipe.to_dict())], sort_keys=True)
         self._plain = _UNSAFE.sub("_", name).strip("._")[:_LONGEST_NAME] or "set"
         self.name, self._choices = name, choices
-        self.folder = _base(below) / FOLDER / f"{self._plain}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        self.folder = cache_directory(below) / FOLDER / f"{self._plain}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
     def states(self) -> list[str]:
         """Return the states that have a cache, finished or not."""

@@ -48,10 +48,14 @@ def _explain(error: Exception) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else [*arguments]
     try:
-        options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
-    except SystemExit:
-        flush()  # if the text of --help cannot be written, raise that error
-        raise
+        try:
+            options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+        except SystemExit:
+            flush()  # if the text of --help cannot be written, raise that error
+            raise
+    except BrokenPipeError:  # somebody has read enough of it
+        process.forget_output(sys.stdout)
+        return 0
     # Elapsed time counts from the start of the process, or, if another program calls `main`, from that call.
     shared = process.launched()
     options.began = shared["began"] if shared else process.BEGAN if arguments is None else time.monotonic()

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tpucache import process
-from tpucache.errors import TpucacheError, UsageError
+from tpucache.errors import TpucacheError, UsageError, redact
 from tpucache.options import did_you_mean
 from tpucache.process import PROG
 from tpucache.progress import above_bars
-from tpucache.text import printable, printable_lines, redact
+from tpucache.text import printable, printable_lines
 
 #: A function that returns the settings in a folder, in the form of a settings file. It may raise TpucacheError.
 KeptSettings = Callable[[Path], Mapping[str, Any]]
@@ -294,7 +294,7 @@ def note(line: str) -> None:
 
 
 def complain(error: object, status: int) -> int:
-    return process.complain(redact(str(error)), status)
+    return process.complain(str(error), status)
 
 
 @contextlib.contextmanager

@@ -5,4 +5,4 @@ Importing this package loads no other module: each public name is imported when 
 
 from tpucache.plugins import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

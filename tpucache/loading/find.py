@@ -120,7 +120,8 @@ def _of_dataset(parts: Sequence[str], slug: str) -> list[str]:
 def usual_roots() -> list[Path]:
     if folders := os.environ.get(PATH_VARIABLE):
         return [Path(root) for root in folders.split(os.pathsep) if root]
-    kagglehub = os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub"
+    # Where there is no home folder, this leaves the "~", and so names no folder.
+    kagglehub = os.environ.get("KAGGLEHUB_CACHE") or os.path.expanduser("~/.cache/kagglehub")  # noqa: PTH111
     return [Path("/kaggle/input"), Path("/kaggle/working"), Path(kagglehub), Path("/content")]
 
 
@@ -349,9 +350,9 @@ def read_parents(folder: Path) -> dict[str, str]:
 
 
 def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
-    from tpucache.store.remote.cache import default_directory, own_folder
+    from tpucache.store.remote.cache import cache_directory, own_folder
 
-    below = default_directory()
+    below = cache_directory()
     place = own_folder(below / _JOINED, below) / version.identity[:32]
     wanted = {name: os.path.realpath(path) for name, path in found.items()}
     if _links(place) != wanted or not _has(place / MANIFEST_NAME, len(version.text.encode())):

@@ -6,4 +6,4 @@ imported when it is first used (PEP 562).
 
 from tpucache.plugins import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -5,4 +5,4 @@ Importing this package loads none of its modules: each public name is imported w
 
 from tpucache.plugins import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

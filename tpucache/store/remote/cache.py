@@ -33,6 +33,7 @@ from tpucache.store.files import (
     OpenFile,
     OpenFolder,
     append_chunks,
+    check_is_local,
     name_aside,
     read_file,
     rename_durably,
@@ -72,16 +73,15 @@ SILENCE_SECONDS: Final = 20.0
 _log: Final = logging.getLogger("tpucache")
 
 
-def default_directory() -> Path:
-    """Return the folder for local copies of URLs: TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
-    if named := os.environ.get(DIR_VARIABLE):
-        return Path(named)
+def cache_directory(given: str | Path | None = None) -> Path:
+    """Return the folder for local copies of URLs: `given`, TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
+    named = os.environ.get(DIR_VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tpucache")
+    found = named if given is None else given
+    check_is_local(found)
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpucache"
+        return Path(found).expanduser().absolute()
     except RuntimeError as error:  # in a container
-        raise UsageError(
-            f"this user has no home folder to keep caches in: set {DIR_VARIABLE} to a folder, or give one"
-        ) from error
+        raise UsageError(f"there is no home folder for {found}: set {DIR_VARIABLE} to a folder, or give one") from error
 
 
 class RemoteCache(Cache):
@@ -109,7 +109,7 @@ class RemoteCache(Cache):
     ) -> RemoteCache:
         """Read a cache's manifest and tables from its URL by three requests, or fewer if this machine has copies.
 
-        Copies are kept below `cache_dir` (default: `default_directory()`), with at most `cache_bytes` of shards
+        Copies are kept below `cache_dir` (default: `cache_directory()`), with at most `cache_bytes` of shards
         (default: 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago (default:
         30) is not read again. If the URL cannot be reached, an older copy is used, with a warning. `version` is the
         version to open, by default the newest; "@2" after the URL names version 2, too.
@@ -117,8 +117,7 @@ class RemoteCache(Cache):
         check_locks("streaming a cache from a URL")
         url, named = split_version(url)
         number = one_version(version, named, shown(url))
-        below = Path(cache_dir) if cache_dir is not None else default_directory()
-        below = below.expanduser().absolute()
+        below = cache_directory(cache_dir)
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
             try:
                 directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
@@ -198,8 +197,8 @@ class KeptCopy(NamedTuple):
 
 
 def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
-    """Return the local copies of URLs below `cache_dir` (default: `default_directory()`), the largest first."""
-    below = (Path(cache_dir) if cache_dir is not None else default_directory()).expanduser()
+    """Return the local copies of URLs below `cache_dir` (default: `cache_directory()`), the largest first."""
+    below = cache_directory(cache_dir)
     urls: dict[str, str] = {}
     for note in sorted(below.glob(f"{_URLS}/*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -369,7 +368,7 @@ class Copies(Mapping[str, Path]):
 
 def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
     """Copy files from the folder at a URL to this machine. Files that were copied before are only verified."""
-    below = (default_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]).expanduser().absolute()
+    below = cache_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]
     found: dict[str, Path] = {}
     try:
         use = _hold(below)

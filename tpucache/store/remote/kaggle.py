@@ -26,11 +26,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from tpucache.errors import BuildError, DependencyError, PublishError, UnfinishedError
+from tpucache.errors import BuildError, DependencyError, PublishError, UnfinishedError, redact
 from tpucache.store.files import name_aside, read_file, rename_durably
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry
-from tpucache.text import parse_json, redact, url_secrets
+from tpucache.text import parse_json, url_secrets
 
 T = TypeVar("T")
 

@@ -17,9 +17,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.errors import UsageError
+from tpucache.errors import UsageError, redact
 from tpucache.store.remote.http import ChangedError
-from tpucache.text import redact
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

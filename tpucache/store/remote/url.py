@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError
+from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError, redact
 from tpucache.store.files import name_aside, open_new, read_chunks, rename_durably
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
@@ -22,7 +22,7 @@ from tpucache.store.remote import objects
 from tpucache.store.remote.http import SCHEMES, HttpError, HttpFolder
 from tpucache.store.remote.objects import ObjectFolder
 from tpucache.store.remote.retry import PATIENT_SECONDS, Tries
-from tpucache.text import redact, shown, url_secrets
+from tpucache.text import shown, url_secrets
 
 #: The schemes of real storage. fsspec has other schemes, too, which compute files or read them by a description.
 STORES: Final = (

@@ -20,7 +20,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.files import as_url, is_kaggle
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.remote.cache import check_own, default_directory
+from tpucache.store.remote.cache import cache_directory, check_own
 from tpucache.warmup.run.folder import finished_cache, remove_folder
 from tpucache.warmup.run.places import KagglePlace, UrlPlace
 from tpucache.warmup.run.spool import BuiltShard
@@ -70,7 +70,7 @@ class Place(Protocol):
 
 def local_folder(url: str) -> Path:
     """Return the default local folder in which a cache for a URL is built."""
-    below = default_directory()
+    below = cache_directory()
     if os.path.lexists(below / _BUILDS):
         check_own(below / _BUILDS, below)
     return below / _BUILDS / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:32]

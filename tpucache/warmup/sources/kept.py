@@ -94,9 +94,9 @@ def kept_listings() -> KeptListings | None:
 
 
 def _sources_folder() -> Path:
-    from tpucache.store.remote.cache import COPIES, default_directory, own_folder
+    from tpucache.store.remote.cache import COPIES, cache_directory, own_folder
 
-    below = default_directory().expanduser().absolute()
+    below = cache_directory()
     return own_folder(below / COPIES, below)
 
 
