@@ -7,6 +7,7 @@ import io
 import shutil
 import socket
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +25,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache.cli import main
-from tpucache.store.remote import kaggle, objects, retry
-from tpucache.warmup.records import pillow
-from tpucache.warmup.sources import cloud, tfrecords
 
 pytestmark = pytest.mark.slow
 
@@ -265,10 +263,7 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
         "load_file",
         lambda place: train(place, "--weights", safetensors(place)),
     ),
-    **{
-        f"timm: {name}": ("timm", name, lambda place, words=words: train(place, *words))
-        for name, words in (("create_model", ("--model", "timm:resnet18")),)
-    },
+    "timm makes a model": ("timm", "create_model", lambda place: train(place, "--model", "timm:resnet18")),
     "datasets opens": ("datasets", "load_from_disk", build_saved),
     **{
         f"{backend}: {name}": (owner, name, lambda place, backend=backend: build_on(place, backend))
@@ -293,6 +288,14 @@ def push(place: Place, url: str) -> list[object]:
     return ["push", place.cache, url]
 
 
+def forget_libraries() -> None:
+    """Have warmup look up libraries and open places anew."""
+    for module in [each for name, each in sys.modules.items() if name.startswith("tpucache.warmup.")]:
+        for found in vars(module).values():
+            if hasattr(found, "cache_clear") and not isinstance(found, type):
+                found.cache_clear()
+
+
 @pytest.fixture
 def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine that keeps nothing and tries nothing again, with a cache in its memory, and a profile of AWS.
@@ -304,12 +307,10 @@ def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("AWS_PROFILE", "somebody")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    monkeypatch.setattr(retry, "_RETRIES", 0)
-    monkeypatch.setattr(kaggle, "_TRIES", 0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setenv("KAGGLE_API_TOKEN", "a")
     monkeypatch.chdir(tmp_path)
-    for cached in (pillow._register, tfrecords._reader):
-        cached.cache_clear()
+    forget_libraries()
     files = fsspec.filesystem("memory")
     for path in place.cache.iterdir():
         if path.is_file():
@@ -318,7 +319,7 @@ def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     for name in ("boundaries", "new"):
         if files.exists(f"/{name}"):
             files.rm(f"/{name}", recursive=True)
-    cloud._open.cache_clear()
+    forget_libraries()
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
@@ -337,10 +338,10 @@ def test_an_error_of_a_library_is_one_line(
     owner, name, command = BOUNDARIES[boundary]
     with pytest.MonkeyPatch.context() as patch:
         if boundary.startswith("obstore"):
-            patch.setattr(objects, "_profile_keys", lambda: None)
+            patch.delenv("AWS_PROFILE")
             patch.setenv("AWS_ACCESS_KEY_ID", "a")
             patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-        cloud._open.cache_clear()
+        forget_libraries()
         shutil.rmtree(place.empty, ignore_errors=True)
         words = command(place)
         patch.setattr(f"{owner}.{name}", raising(kind(text), calls))

@@ -16,15 +16,12 @@ from thorough import thorough
 
 import tpucache
 from tpucache.cli import main
-from tpucache.report.bench import run_bench
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 
 
 @pytest.mark.slow
-def test_warmup_verify_inspect_and_bench_tell_what_they_did(photos, tmp_path, capsys, monkeypatch):
-    for name, value in (("rounds", 1), ("seconds", 0.05)):
-        monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
+def test_warmup_verify_inspect_and_bench_tell_what_they_did(photos, tmp_path, capsys):
     cache = str(tmp_path / "cache")
     assert main(["warmup", str(photos), cache, "--size", "16", "--variants", "1", "--jobs", "1"]) == 0
     assert "150 samples, 300 records: the clean one and 1 augmented variant of each" in capsys.readouterr().out
@@ -84,6 +81,13 @@ def test_a_time_limit_ends_with_status_three_and_the_same_command_continues(phot
     assert main(command) == 0
 
 
+def run(words, **options):
+    """Run Python with these words."""
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, timeout=PATIENCE, **options
+    )
+
+
 def installed_command(folder: Path) -> Path:
     """Write the program that pip writes for `tpucache`, into a folder of its own as pip does."""
     text = (Path(tpucache.__file__).parents[1] / "pyproject.toml").read_text()
@@ -104,15 +108,9 @@ def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(
     (working / "my_augmentation.py").write_text("def turn(image, generator):\n    return image[:, ::-1].copy()\n")
     root = Path(tpucache.__file__).parents[1]
     options = ["--size", "8", "--variants", "1", "--jobs", "1", "--augment", "my_augmentation:turn"]
-    done = subprocess.run(
-        [sys.executable, *program, "warmup", photos, "cache", *options],
-        cwd=working,
-        env={**os.environ, "PYTHONPATH": str(root), **({"PYTHONSAFEPATH": "1"} if safe else {})},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    safely = {"PYTHONSAFEPATH": "1"} if safe else {}
+    environment = {**os.environ, "PYTHONPATH": str(root), **safely}
+    done = run([*program, "warmup", photos, "cache", *options], cwd=working, env=environment)
     if safe:
         assert done.returncode == 2
         assert "my_augmentation:turn" in done.stderr
@@ -127,14 +125,7 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
     shutil.copytree(photos / "bee", named / "ü")
     commands = (["warmup", named, tmp_path / "cache", "--size", "8", "--jobs", "1"], ["inspect", tmp_path / "cache"])
     for command in (*commands, ["train", "--help"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "tpucache", *command],
-            env={**os.environ, "PYTHONIOENCODING": "ascii"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+        done = run(["-m", "tpucache", *command], env={**os.environ, "PYTHONIOENCODING": "ascii"})
         assert done.returncode == 0, done.stderr
         if command[0] == "inspect":
             assert "\\u65e5\\u672c" in done.stdout
@@ -144,8 +135,7 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
 @pytest.mark.slow
 def test_a_library_that_is_missing_is_one_line_that_says_how_to_get_it(photos, tmp_path):
     program = "import sys; sys.modules['lmdb'] = None; from tpucache.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "warmup", photos, tmp_path / "cache", "--size", "16", "--jobs", "1"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = run(["-c", program, "warmup", photos, tmp_path / "cache", "--size", "16", "--jobs", "1"])
     assert done.returncode == 1
     assert re.fullmatch(r"tpucache: lmdb is not installed.*`pip install lmdb`.*\n", done.stderr)
     assert not (tmp_path / "cache").exists()

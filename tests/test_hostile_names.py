@@ -30,7 +30,7 @@ from tpucache.text import (
     to_csv,
     to_heading,
 )
-from tpucache.training.prediction import _Predictions, _write
+from tpucache.training.prediction import PredictedSamples, write_table
 from tpucache.training.tasks.classes import Multilabel
 from tpucache.warmup.build_options import SoftOptions
 from tpucache.warmup.relabel import relabel_cache
@@ -45,8 +45,8 @@ names = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_catego
 def write(folder: Path, classes: list[str], rows: list[tuple[str, str, str]]) -> Path:
     values = np.random.RandomState(0).dirichlet(np.ones(len(classes)), len(rows)).astype(np.float32)
     dataset: Any = SimpleNamespace(numbers=np.arange(len(rows), dtype=np.uint64), paths=[row[0] for row in rows])
-    found = _Predictions([row[2] for row in rows], classes, values, values)
-    _write(folder / "predictions.csv", dataset, [row[1] for row in rows], found)
+    found = PredictedSamples([row[2] for row in rows], classes, values, values)
+    write_table(folder / "predictions.csv", dataset, [row[1] for row in rows], found)
     return folder / "predictions.csv"
 
 
@@ -77,7 +77,7 @@ def test_several_classes_of_a_sample_come_back_whatever_they_are_called(
     values = np.full((len(marks), len(classes)), 0.75, np.float32)  # they do not add up to 1
     dataset: Any = SimpleNamespace(numbers=np.arange(len(marks), dtype=np.uint64), paths=[*map(str, range(len(marks)))])
     table = tmp_path_factory.getbasetemp() / "several.csv"
-    _write(table, dataset, texts, _Predictions(texts, classes, values, values))
+    write_table(table, dataset, texts, PredictedSamples(texts, classes, values, values))
     assert read_predictions(table).label_numbers().tolist() == marks
     read = read_table(table)
     assert [part_names(cell) for cell in read.column("label")] == [

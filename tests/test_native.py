@@ -60,11 +60,15 @@ def records_of(field: Field, count: int, seed: int = 0) -> list[bytes]:
     return [encode(field, image) for image in images]
 
 
+def using(way: str) -> Any:
+    return patch.object(dct, "native", lambda: None if way == "plain" else loops(way))
+
+
 def unpack(field: Field, records: list[bytes], rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], way: str) -> None:
     ends = np.cumsum([len(record) for record in records])
     spans = np.stack([ends - [len(record) for record in records], ends], 1)
     block = np.frombuffer(b"".join(records), np.uint8)
-    with patch.object(dct, "native", lambda: None if way == "plain" else loops(way)):
+    with using(way):
         unpack_rows(field, block, spans, out, rows)
 
 
@@ -132,9 +136,8 @@ def test_a_record_of_more_bytes_than_an_int_counts_is_damage(codec: str, way: st
     with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | only_touched) as memory:
         memory[: len(record)] = record
         block = np.frombuffer(memory, np.uint8)
-        using = patch.object(dct, "native", lambda: None if way == "plain" else loops(way))
         try:
-            with using, pytest.raises(DamageError, match=f"{length:,} bytes"):
+            with using(way), pytest.raises(DamageError, match=f"{length:,} bytes"):
                 unpack_rows(field, block, np.array([[0, length]]), empty(field, 1), np.array([0]))
         finally:
             del block

@@ -20,10 +20,10 @@ import pytest
 from patience import PATIENCE
 from thorough import thorough
 
+import tpucache
 from tpucache import Recipe, build_cache, cli, process, verify_cache
 from tpucache.progress import Progress
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.version import __version__
 
 PROGRAM = [sys.executable, "-m", "tpucache"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -102,7 +102,7 @@ def test_a_package_in_a_zip_runs(tmp_path: Path) -> None:
     zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz", main="tpucache.__main__:run_command")
     words = [sys.executable, tmp_path / "app.pyz", "doctor", "--no-xla", "--json"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True, timeout=PATIENCE)
-    assert json.loads(done.stdout)["tpucache"] == __version__
+    assert json.loads(done.stdout)["tpucache"] == tpucache.__version__
 
 
 def test_a_python_that_is_too_old_is_told_so_at_once() -> None:

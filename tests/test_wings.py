@@ -17,7 +17,7 @@ from thorough import thorough
 
 import tpucache
 from tpucache.cli import make_parser
-from tpucache.plugins import COMMANDS, FUNCTIONS, PAGES
+from tpucache.plugins import COMMANDS, FUNCTIONS, load
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +141,4 @@ def test_what_needs_a_missing_wing_says_so_in_one_line(wing: str, done: tuple[li
 
 def test_the_tables_name_what_there_is() -> None:
     assert [*make_parser().commands] == [name for group in COMMANDS.values() for name in group]
-    for references in (PAGES, FUNCTIONS):
-        for reference in references.values():
-            module, _, name = reference.partition(":")
-            assert callable(getattr(__import__(module, fromlist=[name]), name))
+    assert all(callable(load(reference)) for reference in FUNCTIONS.values())

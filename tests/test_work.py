@@ -358,14 +358,16 @@ def test_a_step_reads_an_earlier_loss_from_the_device_and_nothing_else(
 
     for name in SYNCS:
         monkeypatch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name), name))
-    monkeypatch.setattr(CpuDevice, "put", counted(CpuDevice.put, "put"))
+
+    class CountingDevice(CpuDevice):
+        put = counted(CpuDevice.put, "put")
 
     def run(steps: int) -> Counter[str]:
         counts.clear()
         augment = AugmentSettings(flip=True, shift=2, crop=True, mixup=0.4) if wanted else AugmentSettings()
         settings = TrainSettings(model="cnn", epochs=1, batch_size=144 // steps, augment=augment, **wanted)
         samples = CachedDataset(cache).select(range(144))
-        train(tmp_path / str(steps), settings, samples, None, CpuDevice(), RunOptions(replay=False, curves=False))
+        train(tmp_path / str(steps), settings, samples, None, CountingDevice(), RunOptions(replay=False, curves=False))
         return Counter(counts)
 
     few, many = run(8), run(24)

@@ -44,7 +44,7 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
 
 
 class TpucacheError(Exception):
-    """The root: catch it to catch every error that tpucache raises on purpose. Its text shows no secret of a URL."""
+    """The root of every error that tpucache raises on purpose. Its text shows no secret of a URL."""
 
     def __str__(self) -> str:
         return redact(super().__str__())

@@ -95,9 +95,8 @@ class LoopWork(NamedTuple):
 class FileRecords(NamedTuple):
     """Where n records are in open files.
 
-    `descriptors` are the descriptors of the records' files, `offsets` the records' offsets in the files, and `lengths`
-    their lengths in bytes; all are int64 (n,). The lengths include the 4 bytes before each record, which contain its
-    length.
+    `descriptors` are those of the files, `offsets` where the records begin, and `lengths` their bytes, with the 4 bytes
+    before each record that contain its length; all are int64 (n,).
     """
 
     descriptors: Numbers

@@ -7,14 +7,13 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tpucache.errors import DependencyError, TpucacheError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-    from tpucache.report.page import Page
 
 
 #: The arguments of `pip install` for modules whose package has another name, or is needed in one version.
@@ -115,17 +114,19 @@ class PartTable(Mapping[str, Part]):
         self.own: Final = tuple(own)
         #: The modules of tpucache's own parts that are imported when they are looked up.
         self.modules: Final = tuple(part.partition(":")[0] for part in own.values() if isinstance(part, str))
-        self._group, self._check = group, check
-        self._parts: dict[str, Part] = {name: part for name, part in own.items() if not isinstance(part, str)}
-        self._references = {name: part for name, part in own.items() if isinstance(part, str)}
+        self._group, self._check, self._parts = group, check, dict(own)
 
     def __getitem__(self, name: str) -> Part:
         if name not in self._parts:
-            if name in self._references:
-                self._parts[name] = load(self._references[name])
-            else:
-                self._parts[name] = self._load(*installed(self._group)[name])
-        return self._parts[name]
+            found = installed(self._group)[name]
+            if found.part is None:
+                found.part = self._load(*found.entries)
+            part: Part = found.part
+            return part
+        own = self._parts[name]
+        if isinstance(own, str):
+            own = self._parts[name] = cast(Part, load(own))
+        return own
 
     def __contains__(self, name: object) -> bool:
         return name in self.own or name in installed(self._group)
@@ -147,7 +148,7 @@ class PartTable(Mapping[str, Part]):
         except TpucacheError:
             raise
         except Exception as error:
-            raise self._unusable(installed(self._group)[name][0], error) from error
+            raise self._unusable(installed(self._group)[name].entries[0], error) from error
 
     def names(self, *first: str, where: Callable[[Part], bool] | None = None) -> Names:
         return Names(self, first, where)
@@ -196,14 +197,22 @@ class Names(Collection[str]):
             return True
 
 
+@dataclass
+class Installed:
+    """The entry points of one name, of one or several packages, and the part once it is loaded."""
+
+    entries: list[EntryPoint]
+    part: Any = None
+
+
 @functools.cache
-def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a group by name; several packages may use the same name."""
+def installed(group: str) -> dict[str, Installed]:
+    """Return what packages add to a group, by name."""
     from importlib.metadata import entry_points  # imports forty modules, which tpucache's own parts do not need
 
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    found: dict[str, Installed] = {}
     for entry in sorted(entry_points(group=group), key=lambda each: each.name):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
+        found.setdefault(entry.name, Installed([])).entries.append(entry)
     return found
 
 
@@ -212,7 +221,7 @@ def _package_of_entry(entry: EntryPoint) -> str:
 
 
 def package_versions(*groups: str) -> dict[str, str]:
-    entries = [entry for group in groups for each in installed(group).values() for entry in each]
+    entries = [entry for group in groups for each in installed(group).values() for entry in each.entries]
     return dict(sorted((entry.dist.name, entry.dist.version) for entry in entries if entry.dist))
 
 
@@ -247,15 +256,11 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
 }
 
-#: The functions that make pages for `report`. Each returns a `report.page.Page`.
-PAGES: Final[Mapping[str, str]] = {
-    "cache": "tpucache.report.inspect:report_cache",
-    "run": "tpucache.training.page:report_run",
-    "findings": "tpucache.insight.page:report_findings",
-}
-
-#: The functions of wings that others call, by name.
+#: The functions of wings and of pages that others call, by name. Those of pages return a `report.page.Page`.
 FUNCTIONS: Final[Mapping[str, str]] = {
+    "report_cache": "tpucache.report.inspect:report_cache",
+    "report_run": "tpucache.training.page:report_run",
+    "report_findings": "tpucache.insight.page:report_findings",
     "hashes": "tpucache.insight.hashing:hashes",  # for publish --hashes and push --hashes
     "folds": "tpucache.insight.commands:make_folds",  # for relabel --make-folds
     "leak": "tpucache.insight.copies:find_leak",  # for train
@@ -263,13 +268,8 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 }
 
 
-def report_page(name: str, *arguments: Any, **named: Any) -> Page:
-    page: Page = load(PAGES[name])(*arguments, **named)
-    return page
-
-
 def call(name: str, *arguments: Any, **named: Any) -> Any:
-    """Call a wing's function. Raises DependencyError if the wing is missing."""
+    """Call one of FUNCTIONS. Raises DependencyError if its folder is missing."""
     return load(FUNCTIONS[name])(*arguments, **named)
 
 

@@ -143,7 +143,7 @@ def ignore_signals() -> None:
 def end(status: int) -> int:
     """Prepare the end of the process, and return its exit status.
 
-    After an interrupt, threads that wait for a network get some seconds, and then the process is ended.
+    After an interrupt, threads that wait for a network get some seconds.
     """
     ignore_signals()
     if is_leaving():

@@ -7,6 +7,7 @@ import http.server
 import re
 import shutil
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,13 @@ def kaggle(running, monkeypatch, tmp_path):
     return running
 
 
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """No waiting between attempts."""
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.001)))
+
+
 @pytest.fixture
 def stored(cache: Path, tmp_path: Path) -> Path:
     """A copy of the session's cache, in a folder where other folders may be made."""
@@ -40,7 +48,7 @@ def stored(cache: Path, tmp_path: Path) -> Path:
 class Handler(http.server.BaseHTTPRequestHandler):
     """Serves a folder; `ranges` honours Range, `break_after` cuts answers off, `short` of them with a wrong length.
 
-    Files in `hostile` come packed by gzip, or followed by 64 MB more: `sent` counts those.
+    Files in `hostile` come packed by gzip, or followed by 64 MB more, which `sent` counts, or are refused.
     """
 
     protocol_version = "HTTP/1.1"
@@ -56,8 +64,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.state.requests.append((self.path, self.headers.get("Range")))
         path = self.state.folder / self.path.partition("?")[0].rpartition("/")[2]
-        if self.state.status or not path.is_file():
-            self.send_error(self.state.status or 404)
+        status = 403 if self.state.hostile.get(path.name) == "refused" else self.state.status
+        if status or not path.is_file():
+            self.send_error(status or 404)
             return
         data = path.read_bytes()
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))

@@ -124,11 +124,6 @@ def test_a_folder_that_holds_anything_else_is_left_alone(stored, tmp_path, forei
     assert (tmp_path / "out" / "v00-99999.lmdb").exists()
 
 
-def test_the_cache_itself_is_no_place_for_the_folder(stored):
-    with pytest.raises(UsageError, match="the cache itself"):
-        make_bundle(stored, METADATA, stored)
-
-
 @pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_reported(stored, tmp_path):
     (tmp_path / "file").write_text("no folder")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from thorough import thorough
 
 from tpucache import Manifest, Recipe, StoreError, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.publish import bundle as bundling
 from tpucache.publish.bundle import make_bundle
 from tpucache.publish.rules import Metadata
 from tpucache.publish.transfer import fetch_cache
@@ -25,12 +25,6 @@ WORDS = ["--id", "ann/noise-at-16", "--title", "Noise at 16", "--license", "CC0-
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def _cheap(monkeypatch):
-    """No sheet is made: what lies in it does not matter here."""
-    monkeypatch.setattr(bundling, "contact_sheet", lambda cache: b"sheet")
 
 
 @pytest.fixture
@@ -116,30 +110,30 @@ class Killed(BaseException):
     """What no handler catches."""
 
 
-STEPS = ("claim_folder", "_link", *("write_atomically",) * 4, "remove_claim")
+STEPS = range(0, 10, 3)
 
 
 def stop_before(step, patch):
-    """Have making a bundle stop before the step-th of its steps."""
+    """Have making a bundle stop before the step-th change of a file."""
     left = iter(range(step + 1))
 
     def counted(call):
-        def count(*arguments):
-            if next(left) == step:
+        def count(*arguments, **named):
+            if next(left, step) == step:
                 raise Killed
-            return call(*arguments)
+            return call(*arguments, **named)
 
         return count
 
-    for name in set(STEPS):
-        patch.setattr(bundling, name, counted(getattr(bundling, name)))
+    for name in ("replace", "hardlink_to", "unlink"):
+        patch.setattr(Path, name, counted(getattr(Path, name)))
 
 
-@pytest.mark.parametrize("first", [1, *thorough(*(number for number in range(len(STEPS)) if number != 1))])
+@pytest.mark.parametrize("first", [3, *thorough(*(step for step in STEPS if step != 3))])
 def test_publish_continues_wherever_it_was_stopped_twice(stored, monkeypatch, first):
     """The second time with other words on the card."""
     folder = stored.with_name("stored.publish")
-    for second in range(0, len(STEPS), 3):
+    for second in STEPS[::2]:
         for step, title in ((first, "Noise at 16"), (second, "Noise at sixteen")):
             with monkeypatch.context() as patch:
                 stop_before(step, patch)
@@ -154,11 +148,8 @@ def test_publish_continues_wherever_it_was_stopped_twice(stored, monkeypatch, fi
 
 
 def test_a_partial_folder_of_another_cache_is_not_continued(stored, other, tmp_path, monkeypatch):
-    def stop(*arguments):
-        raise Killed
-
     with monkeypatch.context() as patch:
-        patch.setattr(bundling, "write_atomically", stop)
+        stop_before(3, patch)
         with pytest.raises(Killed):
             make_bundle(other, METADATA, tmp_path / "out")
     before = contents(tmp_path / "out")
@@ -182,14 +173,14 @@ def test_a_folder_that_fetch_fills_is_not_to_be_uploaded(stored, tmp_path):
 
 
 def test_two_publishes_from_one_folder_are_refused(stored, monkeypatch):
-    link = bundling._link
+    link = Path.hardlink_to
 
     def publish_again(*arguments):
         with pytest.raises(StoreError, match="another process is publishing"):
             make_bundle(stored, METADATA)
         link(*arguments)
 
-    monkeypatch.setattr(bundling, "_link", publish_again)
+    monkeypatch.setattr(Path, "hardlink_to", publish_again)
     make_bundle(stored, METADATA)
 
 

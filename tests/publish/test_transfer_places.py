@@ -24,11 +24,9 @@ from tpucache import (
     UsageError,
     build_cache,
 )
-from tpucache.publish import transfer
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.copying import CLAIM_NAME
-from tpucache.store.remote import retry
-from tpucache.store.remote import url as remote
+from tpucache.store.remote.url import OF_REPOSITORIES
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.columns import TableOptions
@@ -171,17 +169,14 @@ def test_a_cache_whose_labels_mean_other_classes_is_no_later_version(source, cac
     assert CachedDataset(tmp_path / "fetched").classes == CachedDataset(cache).classes
 
 
-def test_of_two_pushes_to_one_place_the_first_gives_up(cache, memory, monkeypatch):
-    send = transfer._push_file
+def test_of_two_pushes_to_one_place_the_first_gives_up(cache, memory):
+    files, claim = fsspec.filesystem("memory"), f"{memory}/{CLAIM_NAME}"
 
-    def send_and_be_overtaken(place, *rest):
-        send(place, *rest)
-        place.put(CLAIM_NAME, place.read(CLAIM_NAME, 1 << 20).replace(identity, b"0" * 64))
+    def overtake(done, total):
+        files.pipe(claim, files.cat(claim).replace(Manifest.load(cache).identity.encode(), b"0" * 64))
 
-    identity = Manifest.load(cache).identity.encode()
-    monkeypatch.setattr(transfer, "_push_file", send_and_be_overtaken)
     with pytest.raises(StoreError, match="claimed by another push"):
-        push_cache(cache, memory)
+        push_cache(cache, memory, overtake)
     with pytest.raises(NotACacheError):
         fetch_cache(memory, cache.parent / "nothing")
 
@@ -204,11 +199,11 @@ def test_nothing_but_the_cache_stays_at_its_place(cache, memory):
 
 
 def test_a_store_that_lets_nothing_be_removed_still_takes_a_cache(cache, memory, tmp_path, monkeypatch, caplog):
-    def refuse(self, name):
-        raise StoreError("forbidden")
+    def refuse(self, path):
+        raise PermissionError("forbidden")
 
     with monkeypatch.context() as patch:
-        patch.setattr(remote.Remote, "remove", refuse)
+        patch.setattr("fsspec.implementations.memory.MemoryFileSystem.rm_file", refuse)
         push_cache(cache, memory)
     assert "The cache is complete" in caplog.text
     fetch_cache(memory, tmp_path / "fetched")
@@ -217,7 +212,7 @@ def test_a_store_that_lets_nothing_be_removed_still_takes_a_cache(cache, memory,
 
 
 def test_what_a_store_puts_into_each_repository_is_no_hindrance(cache, memory, monkeypatch):
-    monkeypatch.setitem(transfer.OF_REPOSITORIES, "memory", transfer.OF_REPOSITORIES["hf"])
+    monkeypatch.setitem(OF_REPOSITORIES, "memory", OF_REPOSITORIES["hf"])
     fsspec.filesystem("memory").pipe(f"{memory}/.gitattributes", b"*.lmdb lfs")
     push_cache(cache, memory)
     assert fsspec.filesystem("memory").cat(f"{memory}/.gitattributes") == b"*.lmdb lfs"
@@ -228,7 +223,6 @@ def test_what_a_store_puts_into_each_repository_is_no_hindrance(cache, memory, m
     ["zip://x::file:///nowhere/x.zip", "github://x", "dir://", "ftp://127.0.0.1:1/x", "http://[", "", "reference://x"],
 )
 def test_a_url_that_leads_nowhere_is_one_clear_line(tmp_path, monkeypatch, url):
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.001)
     monkeypatch.chdir(tmp_path)
     with pytest.raises((UsageError, StoreError, NotACacheError, DependencyError)) as caught:
         fetch_cache(url, tmp_path / "out")

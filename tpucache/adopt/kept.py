@@ -173,7 +173,8 @@ class Kept:
         told = json.dumps([identity, fingerprint(choices.recipe.to_dict())], sort_keys=True)
         self._plain = _UNSAFE.sub("_", name).strip("._")[:_LONGEST_NAME] or "set"
         self.name, self._choices = name, choices
-        self.folder = cache_directory(below) / FOLDER / f"{self._plain}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        self.folder = cache_directory(below) / FOLDER / f"{self._plain}-{digest}"
 
     def states(self) -> list[str]:
         """Return the states that have a cache, finished or not."""

@@ -24,7 +24,7 @@ from tpucache.cli.arguments import (
 from tpucache.cli.parser import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.plugins import report_page
+from tpucache.plugins import call
 from tpucache.process import PROG, tell
 from tpucache.progress import LateProgress, note
 
@@ -152,11 +152,11 @@ def report(options: argparse.Namespace) -> int:
     if options.findings:
         compared = {"against": options.against, "predictions": options.predictions}
         with LateProgress("report") as stages:
-            page = report_page("findings", _opened(options), **compared, on_progress=stages.show_stage)
+            page = call("report_findings", _opened(options), **compared, on_progress=stages.show_stage)
     elif is_of_run:
-        page = report_page("run", options.cache, options.samples, cache=options.valid)
+        page = call("report_run", options.cache, options.samples, cache=options.valid)
     else:
-        page = report_page("cache", _opened(options), options.samples)
+        page = call("report_cache", _opened(options), options.samples)
     path = page.save(options.output)
     size = path.stat().st_size
     lines = [f"{path}: {size:,} bytes, open it in any browser"]

@@ -302,7 +302,7 @@ class PredictReport:
 
 
 @dataclass(frozen=True)
-class _Predictions:
+class PredictedSamples:
     """The predictions of all samples as `texts`, and the scores that metrics are computed from.
 
     `values`, float32 (samples, columns), become columns of the CSV with these `names`. `scores` are None for maps that
@@ -371,7 +371,7 @@ def predict(
         found = _PREDICT[task.form](predictor, datasets, _Work(output, batch_size, threads, progress))
 
     def write() -> PredictReport:
-        _write(output, dataset, _labels(dataset, task), found)
+        write_table(output, dataset, _labels(dataset, task), found)
         for name, path in paths.items():
             _write_array(path, found.arrays[name])
         variants = [each.variant for each in datasets]
@@ -398,7 +398,7 @@ def predict_parts(
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Write one CSV for a whole cache; each predictor predicts a part of it."""
-    found: list[_Predictions] = []
+    found: list[PredictedSamples] = []
     positions: list[Array] = []
     with Progress(len(dataset), "out of fold", "images") as progress:
         for predictor, part in parts:
@@ -419,14 +419,14 @@ def predict_parts(
         scores = values if task.form == "values" else np.concatenate([each.scores for each in found])
         labels = dataset.labels.numpy()
         own = compute_metrics(load_metrics(metric, task.metric_names), scores, labels)
-        joined = _Predictions([texts[index] for index in order], found[0].names, values, scores)
-        _write(output, dataset, _labels(dataset, task), joined)
+        joined = PredictedSamples([texts[index] for index in order], found[0].names, values, scores)
+        write_table(output, dataset, _labels(dataset, task), joined)
         return {**task.metrics(scores, labels), **own}
 
     return processes.on_main(write)
 
 
-def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
+def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> PredictedSamples:
     dataset, names = datasets[0], value_names(predictor)
     is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
     rows = _mean_values(predictor, datasets, work, by_run=is_extended)
@@ -436,7 +436,7 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
     predictor.device.processes.on_main(lambda: _check_finite(dataset, np.asarray(np.isfinite(found).all((1, 2)))))
     values = found.mean(1).astype(np.float32)
     texts = [predictor.task.describe(row, names) for row in values]
-    return _Predictions(texts, names, values, values, arrays)
+    return PredictedSamples(texts, names, values, values, arrays)
 
 
 def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
@@ -494,7 +494,7 @@ def value_names(predictor: Predictor) -> list[str]:
     return ["value"] if outputs == 1 else [f"value_{number}" for number in range(outputs)]
 
 
-def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
+def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> PredictedSamples:
     if len(datasets) > 1:
         raise UsageError(
             "class maps of several variants cannot be averaged, as augmentation has moved their pixels: give one "
@@ -534,11 +534,11 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
         predictor.device.processes.on_main(functools.partial(write, found))
     values = np.empty((len(dataset), 0), np.float32)
     texts = [names[row] for row in sorted(names)]
-    return _Predictions(texts, [], values, np.concatenate(scores) if scores else None)
+    return PredictedSamples(texts, [], values, np.concatenate(scores) if scores else None)
 
 
 #: The function that makes the predictions of a task, by their form: values or class maps.
-_PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_values, "maps": _predict_maps}
+_PREDICT: Final[dict[Form, Callable[..., PredictedSamples]]] = {"values": _predict_values, "maps": _predict_maps}
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
@@ -601,7 +601,7 @@ def _write_array(path: Path, values: Array) -> None:
         raise TrainingError(f"{path} cannot be written: {error}") from error
 
 
-def _write(output: Path, dataset: CachedDataset, labels: Sequence[str], found: _Predictions) -> None:
+def write_table(output: Path, dataset: CachedDataset, labels: Sequence[str], found: PredictedSamples) -> None:
     rows = zip(dataset.numbers.tolist(), dataset.paths, labels, found.texts, found.values, strict=True)
     # str of a float32 is the shortest text that reads back as the same number.
     cells = ([number, *map(to_cell, texts), *map(str, row)] for number, *texts, row in rows)

@@ -74,7 +74,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def cache_directory(given: str | Path | None = None) -> Path:
-    """Return the folder for local copies of URLs: `given`, TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
+    """Return the folder for local copies: `given`, TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
     named = os.environ.get(DIR_VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tpucache")
     found = named if given is None else given
     check_is_local(found)
