@@ -37,7 +37,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 @given(recipes())
 def test_a_recipe_comes_back_from_json(recipe: Recipe) -> None:
     content = json.loads(json.dumps(recipe.to_dict()))
-    assert Recipe.from_dict(content) == recipe
+    assert Recipe.from_dict({**content, "of a later version": 1}) == recipe
     assert fingerprint(content) == fingerprint(recipe.to_dict())
     assert differences(content, recipe.to_dict()) == []
 
@@ -90,10 +90,6 @@ def test_quality_has_the_codecs_range(codec: Any, low: int, high: int) -> None:
 def test_what_is_no_recipe_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises(RecipeError):
         Recipe.from_dict(content)
-
-
-def test_parts_that_a_later_version_adds_are_left_out() -> None:
-    assert Recipe.from_dict({**Recipe().to_dict(), "novelty": 1}) == Recipe()
 
 
 CHANGES: list[dict[str, Any]] = [
