@@ -78,7 +78,7 @@ def test_a_function_that_takes_an_object_of_options_is_called_with_their_names()
 @pytest.mark.parametrize(
     ("arguments", "named", "message"),
     [
-        (("here",), {"sise": 2}, "build.. got an unexpected keyword argument 'sise': did you mean 'size'?"),
+        (("here",), {"sise": 2}, "build.. got an unexpected keyword argument 'sise': did you mean size?"),
         (("here",), {"options": Named()}, "unexpected keyword argument 'options'"),
         ((), {"size": 2}, "build.. missing a required argument: 'place'"),
         (("here", 1), {}, "build.. too many positional arguments"),
@@ -97,7 +97,7 @@ def test_what_a_function_of_options_does_not_take_is_named(arguments, named, mes
 def test_functions_of_a_source_need_no_recipe_and_take_options_by_name(function):
     bound = inspect.signature(function).bind("photos", "cache", jobs=2, missing_label=["NA"])
     assert bound.arguments == {"source": "photos", "cache": "cache", "jobs": 2, "missing_label": ["NA"]}
-    with pytest.raises(TypeError, match=f"{function.__name__}.. got an unexpected keyword .*did you mean 'labels'"):
+    with pytest.raises(TypeError, match=f"{function.__name__}.. got an unexpected keyword .*did you mean labels"):
         function("photos", "cache", lables="classes")
     with pytest.raises(UsageError, match="labels is one of"):
         function("photos", "cache", labels="lables")

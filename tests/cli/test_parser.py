@@ -146,16 +146,6 @@ exact = true
 """
 
 
-def test_a_settings_file_has_the_options_of_the_command_line(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(SETTINGS)
-    found = PARSER.parse_args([*WARMUP, "--config", str(path)])
-    assert from_options(Recipe, found) == Recipe(size=64, variants=2, fit="pad", exact=True)
-    assert from_options(TableOptions, found) == TableOptions(label_cols=("x", "y"))
-    assert from_options(BuildOptions, found) == BuildOptions(missing_label=("-1",))
-    assert found.explicit >= {"size", "variants", "fit"}
-
-
 def test_options_of_the_command_line_win_over_the_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(SETTINGS)

@@ -63,17 +63,6 @@ def test_make_test_leaves_out_the_thorough_tests_and_make_test_all_runs_every_te
         assert " -m 'not slow and not xla and not thorough'" in last_command(target)
 
 
-def test_the_hooks_are_installed_with_everything_else() -> None:
-    (dev,) = re.findall(r"^dev = \[(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
-    assert '"pre-commit>=' in dev
-
-
-def test_readme_and_make_help_lead_to_the_page_for_contributors() -> None:
-    assert "](.github/CONTRIBUTING.md)" in (ROOT / "README.md").read_text()
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert ".github/CONTRIBUTING.md" in done.stdout
-
-
 def test_each_release_has_a_date_and_says_what_a_user_has_to_do() -> None:
     parts = re.split(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
     releases = dict(zip(parts[::2], parts[1::2], strict=True))

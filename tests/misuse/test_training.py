@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import csv
-import math
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-import torch
 from lab import (
-    COUNT,
     Lab,
-    class_of,
     number_of,
     table_rows,
     write_csv,
@@ -59,11 +54,6 @@ def test_validation_on_a_cache_of_other_classes(lab):
         assert_refused(lab.train(lab.shared.cache, lab.folder / "run", "--valid", other), "class", status=2)
 
 
-def test_training_without_labels(lab):
-    succeeded(lab.warmup(write_photos(lab.folder / "flat", 12, ()), lab.folder / "cache"))
-    assert_refused(lab.train(lab.folder / "cache", lab.folder / "run"), "label", status=2)
-
-
 def test_models_that_are_not_there_or_do_not_fit(lab):
     code = """
 from torch import nn
@@ -108,29 +98,6 @@ def test_a_run_folder_with_files_of_ones_own(lab):
     done = lab.train(lab.shared.cache, run)
     assert {path.name: path.read_text() for path in run.iterdir()} == {"history.csv": "mine", "best.pt": "mine"}
     assert_refused(done, "run", status=2)
-
-
-def test_predictions_stay_beside_their_samples(lab):
-    for words in ((), ("--batch-size", 5), ("--threads", 1)):
-        predict(lab, lab.shared.run, lab.shared.cache, *words)
-    table = list(csv.DictReader((lab.folder / "p.csv").read_text().splitlines()))
-    weights = torch.load(lab.shared.run / "best.pt", weights_only=True)
-    names = weights["classes"]
-    assert sorted(number_of(line["path"]) for line in table) == list(range(COUNT))
-    for line in table:
-        assert line["label"] == class_of(number_of(line["path"])), line["path"]
-        shares = [float(value) for name, value in list(line.items())[-len(names) :]]
-        assert line["prediction"] == names[int(np.argmax(shares))], f"likeliest class of {line['path']}"
-        assert math.isclose(sum(shares), 1, abs_tol=1e-4)
-
-
-def test_runs_and_variants_that_are_not_there(lab):
-    words = ("-o", lab.folder / "p.csv", *PLAIN)
-    assert_refused(lab.command("predict", lab.folder / "nowhere", lab.shared.cache, *words), "nowhere")
-    assert_refused(lab.command("predict", lab.shared.run, lab.shared.cache, *words, "--variants", "7"), "7", status=2)
-    assert_refused(
-        lab.command("predict", lab.shared.run, lab.shared.cache, *words, "--variants", ""), "variants", status=2
-    )
 
 
 def test_numbers_to_regress_with_a_missing_one(lab):
