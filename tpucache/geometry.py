@@ -56,19 +56,16 @@ def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
 
 
 def margins(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
-    """Return the number of columns left of an image in the middle of a canvas, and the number of rows above it.
-
-    `size` and `canvas` are the (width, height) of the image and of the canvas.
-    """
+    """Return the columns left of an image, and the rows above it, in a canvas's middle; sizes are (width, height)."""
     return round((canvas[0] - size[0]) / 2), round((canvas[1] - size[1]) / 2)
 
 
 def lanczos(length: int, start: float, stop: float, size: int) -> Array:
     """Return the weights of Pillow's Lanczos filter for one side of an image: float64 (size, length).
 
-    The side has `length` pixels, and the part from `start` to `stop` is resized to `size` pixels. Row i has the weight
-    of each input pixel in output pixel i, and adds up to 1. If the image becomes smaller, the filter is wider in
-    proportion, so that nothing aliases. The formula is that of Pillow's `precompute_coeffs` (Resample.c).
+    The part from `start` to `stop` of a side of `length` pixels is resized to `size` pixels. Row i has the weight of
+    each input pixel in output pixel i, and adds up to 1. If the image becomes smaller, the filter is wider in
+    proportion, so that nothing aliases (Pillow's `precompute_coeffs`, Resample.c).
     """
     scale = (stop - start) / size
     wide = max(scale, 1.0)
@@ -83,10 +80,7 @@ def lanczos(length: int, start: float, stop: float, size: int) -> Array:
 
 
 def nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
-    """Divide the range from `start` to `stop` into `count` equal steps; return the pixel in the middle of each step.
-
-    The result has `count` indices of pixels of a side, from 0 to `length` - 1.
-    """
+    """Return the pixels, from 0 to `length` - 1, in the middle of `count` equal steps from `start` to `stop`."""
     middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
     return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)
 
@@ -111,8 +105,8 @@ def within(
 ) -> npt.NDArray[np.bool_]:
     """Return which points x, y (n, 2) lie in `area` (left, top, right, bottom): bool (n,).
 
-    The left and the top edge belong to the area, the right and the bottom edge do not. `flipped` says for x and for y
-    whether the image was flipped along this axis: then the right or the bottom edge belongs to the area instead.
+    The left and the top edge belong to the area. Where the image was `flipped` along x or y, the right or the bottom
+    edge does instead.
     """
     low, high = np.array(area[:2]), np.array(area[2:])
     inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))
@@ -122,10 +116,10 @@ def within(
 def mark_points(
     points: Array, visible: npt.NDArray[np.bool_], area: tuple[float, float, float, float]
 ) -> npt.NDArray[np.float32]:
-    """Return keypoints as a record stores them: float32 (n, 3), with x, y, and 1 for a visible point or 0 otherwise.
+    """Return keypoints x, y (n, 2) as a record stores them: float32 (n, 3), with 1 for a visible point, or 0.
 
-    `points` are x, y (n, 2), and `visible` (n,) says which are visible. Visible points on the right or bottom edge of
-    `area` (left, top, right, bottom) move just inside it, so that each lies in an existing pixel.
+    Visible points on the right or bottom edge of `area` (left, top, right, bottom) move just inside it, into an
+    existing pixel.
     """
     last = np.nextafter(np.array(area[2:], np.float32), np.float32(0))
     placed = np.where(visible[:, None], np.minimum(points, last), points)
@@ -169,20 +163,13 @@ def turn_back(pixels: Array, by: Turn) -> Array:
 
 
 def turn_points(points: Array, by: Turn, stored: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Return where points x, y (n, 2) of an image lie after it is turned by `by`: float64 (n, 2).
-
-    `stored` is the (width, height) of the image before the turn.
-    """
+    """Return where points x, y (n, 2) of an image of (width, height) `stored` lie after its turn: float64 (n, 2)."""
     swapped, size = (points[:, ::-1], stored[::-1]) if by.swap else (points, stored)
     return np.where(by[1:], np.subtract(size, swapped), swapped).astype(np.float64)
 
 
 def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int], fit: Fit) -> Framing:
-    """Return the Framing by which a source image becomes a record's image.
-
-    `stored` is the (width, height) of the source image as stored, `orientation` its EXIF orientation, 1 to 8, and
-    `canvas` the (width, height) of the record's image.
-    """
+    """Return the Framing of a source image, with its EXIF orientation from 1 to 8."""
     turned = TURNS[orientation]
     whole = (0.0, 0.0, float(stored[0]), float(stored[1]))
     place = placement(whole, canvas[::-1] if turned.swap else canvas, fit)
@@ -228,10 +215,7 @@ class Framing:
         return width, height
 
     def place(self, resized: Array) -> Array:
-        """Turn resized pixels by `self.turn`, and return them in the middle of a canvas of zeros.
-
-        `resized` (height, width, …) has the size `self.size`, before the turn.
-        """
+        """Turn resized pixels (height, width, …), and return them in the middle of a canvas of zeros."""
         turned = turn(resized, self.turn)
         if turned.shape[:2] == self.canvas[::-1]:
             return np.ascontiguousarray(turned)
@@ -241,19 +225,13 @@ class Framing:
         return canvas
 
     def nearest(self, pixels: Array) -> Array:
-        """Resize the stored image `pixels` (height, width, …) without mixing pixels, and return it on the canvas.
-
-        Each pixel of the result is the nearest one of the stored image.
-        """
+        """Resize the stored image (height, width, …) to the nearest pixels, and return it on the canvas."""
         columns = nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
         rows = nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
         return self.place(pixels[rows[:, None], columns])
 
     def points(self, points: Array, coordinates: Coordinates = "stored") -> npt.NDArray[np.float64]:
-        """Return where points x, y (n, 2) of the image lie on the canvas: float64 (n, 2).
-
-        `coordinates` says whether `points` refer to the image as stored or as displayed.
-        """
+        """Return where points x, y (n, 2) of the image, as stored or displayed, lie on the canvas: float64 (n, 2)."""
         if coordinates == "displayed":
             return self._displayed().points(points)
         left, top, right, bottom = self.box

@@ -151,11 +151,7 @@ _CGROUPS: Final = (
 
 @dataclass(frozen=True)
 class Cores:
-    """The logical cores of this machine.
-
-    `machine` is the number of all cores, and `affinity` the number of cores that this process may run on. `quota` is
-    the container's CPU quota as a number of cores; None without a limit.
-    """
+    """Logical cores: of the whole `machine`, those that this process may run on, and the container's limit, if any."""
 
     machine: int
     affinity: int
@@ -232,10 +228,10 @@ def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts
 def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
     """Return why the installed torch cannot run on a GPU; "" if it can, or if `architectures` is empty.
 
-    `capability` is the GPU's compute capability (major, minor), and `architectures` are those that torch was built for.
-    Code for `sm_XY` runs on GPUs of capability X.Z with Z at least Y. Code for `compute_XY` runs on all GPUs from X.Y
-    on. With the letter `a` at the end, as `sm_90a`, code runs only on X.Y, and with `f`, as `compute_100f`, on X.Z with
-    Z at least Y (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
+    `capability` is the GPU's (major, minor), and `architectures` are those that torch was built for. Code for `sm_XY`
+    runs on GPUs of capability X.Z with Z at least Y. Code for `compute_XY` runs on all GPUs from X.Y on. With the
+    letter `a` at the end, as `sm_90a`, code runs only on X.Y, and with `f`, as `compute_100f`, on X.Z with Z at least Y
+    (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
     """
     major, minor = capability
     for name in architectures:

@@ -105,7 +105,7 @@ class FileRecords(NamedTuple):
 
 
 class Native(NamedTuple):
-    """Compiled loops. All arrays are passed by address."""
+    """Compiled loops, of the addresses of arrays."""
 
     #: copy(targets, sources, count, length): copy `count` rows of `length` bytes past the processor's caches. `targets`
     #: and `sources` are arrays with the address of each row.
@@ -203,8 +203,7 @@ def copy_rows(targets: Addresses, sources: Addresses, length: int, *, past_cache
 def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
     """Copy rows into `target`: target[i] = source[rows[i]]. Several threads may call this.
 
-    `source` is (n, *shape), `target` (m, *shape), `rows` (m,). Raises IndexError for a row out of range, ValueError
-    if the target has another shape, TypeError if its dtype is not that of the source.
+    `source` is (n, *shape), `target` (m, *shape), `rows` (m,). Raises IndexError, and as `_check_fit` does.
     """
     _check_fit(source, len(rows), target)
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(source)):
@@ -220,10 +219,7 @@ def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
 
 
 def _check_fit(source: Array, rows: int, target: Array) -> None:
-    """Raise ValueError if `target` has the wrong shape, TypeError if it has the wrong dtype.
-
-    The compiled loop sees only addresses, and numpy may cast without a message.
-    """
+    """Raise ValueError for a wrong shape, TypeError for a wrong dtype: numpy would cast, and a loop see neither."""
     shape = (rows, *source.shape[1:])
     if target.shape != shape:
         raise ValueError(f"the target of {rows} rows should have shape {shape}, not {target.shape}")

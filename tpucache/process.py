@@ -60,10 +60,9 @@ _state: Final = SimpleNamespace(request=None, is_interrupted=False, is_leaving=F
 
 
 def handle_signals() -> dict[int, Any]:
-    """Let SIGINT and SIGTERM raise KeyboardInterrupt from now on, and return the earlier handlers of those changed.
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt, and return the earlier handlers of those changed.
 
-    What is ignored stays ignored, and a program's own handlers stay. In other threads than the main one nothing
-    changes.
+    A program's own handlers stay, and what it ignores. Outside of the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -76,7 +75,7 @@ def handle_signals() -> dict[int, Any]:
 
 @contextlib.contextmanager
 def stoppable(request: Request | None = None) -> Iterator[None]:
-    """Handle signals as `handle_signals` does during the `with` block, but let the first one call `request`."""
+    """Handle signals as `handle_signals` does, but let the first one call `request`."""
     taken = handle_signals()
     before, _state.request = _state.request, request
     try:

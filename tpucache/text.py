@@ -68,9 +68,8 @@ def printable_lines(text: str) -> str:
 def to_cell(text: str) -> str:
     """Return a text as the cell of a CSV, with a `'` before it if a spreadsheet would take it for a formula.
 
-    Numbers, and several numbers with `;` between them, are not changed. A name that is not UTF-8 gets `bytes:` before
-    it, and each invalid byte is written as in a URL, for example `%FF`; a text that begins with `bytes:` is written in
-    the same way. `from_cell` is the inverse.
+    Numbers, also several with `;` between them, are not changed. A name that is not UTF-8 or begins with `bytes:` gets
+    `bytes:` before it, and each invalid byte is written as in a URL, such as `%FF`. `from_cell` is the inverse.
     """
     if text.startswith(_BYTES_MARK) or _OTHER_BYTE.search(text):
         return _BYTES_MARK + _OTHER_BYTE.sub(lambda found: f"%{ord(found[0]) & 0xFF:02X}", text.replace("%", "%25"))
@@ -117,10 +116,9 @@ def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
 
 
 def to_heading(name: str) -> str:
-    """Return the heading of a class's column in a table of predictions: its name as a cell.
+    """Return a class's name as the heading of its column in a table of predictions.
 
-    A class that has the name of one of the table's first columns, perhaps with `class:` before it, gets another
-    `class:`.
+    One that is called as one of the first columns, perhaps with `class:` before it, gets another `class:`.
     """
     return to_cell(f"{_CLASS_MARK}{name}" if _is_taken(name) else name)
 
