@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache.errors import UsageError
-from tpucache.insight import Hashes, Pairs, groups, hashes, pairs
+from tpucache.insight import Hashes, Pairs, groups, pairs
 
 
 def random_hashes(rng: np.random.Generator, count: int) -> Hashes:
@@ -101,9 +99,3 @@ def test_groups_are_what_pairs_connect(edges: list[tuple[int, int]], is_one_set:
         old, new = sorted((parents[first], parents[second]), reverse=True)
         parents = [new if each == old else each for each in parents]
     assert found.tolist() == parents
-
-
-def test_copies_of_pictures_are_found_and_others_are_not(copies: Path) -> None:
-    found = as_dict(pairs(hashes(copies, keep=False)))
-    assert set(found) == {(number, number + 12) for number in range(6)}
-    assert [found[number, number + 12][1] for number in range(6)] == [False, True, False, False, False, False]

@@ -66,13 +66,6 @@ def test_a_grid_has_the_means_of_its_parts(height: int, width: int, channels: in
     assert np.abs(grey_grids(images) - exact).max() < 0.05
 
 
-def test_a_grid_of_a_large_image_is_that_of_the_image_itself() -> None:
-    small = picture(1, side=200)
-    for side in (333, 224, 1000):
-        place = np.arange(side) * 200 // side
-        assert np.abs(grey_grids(small[None]) - grey_grids(small[place][:, place][None])).max() < 12
-
-
 def test_a_mirrored_hash_is_that_of_the_mirrored_image() -> None:
     images = np.stack([picture(seed) for seed in range(8)])
     words, mirrored = phash(grey_grids(images))
@@ -85,10 +78,6 @@ def test_a_hash_stays_the_same_from_version_to_version() -> None:
     ramp = (np.arange(96)[:, None] * 3 + np.arange(96)[None] ** 2 // 29) % 251
     images = np.stack([ramp, ramp[::-1], ramp.T], -1).astype(np.uint8)[None]
     assert f"{int(np.bitwise_xor.reduce(phash(grey_grids(images))[0][0])):016x}" == GOLDEN
-
-
-def pairs_of_bits(one: np.ndarray, two: np.ndarray) -> int:
-    return int(np.unpackbits((one ^ two).view(np.uint8)).sum())
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
@@ -118,8 +107,8 @@ def test_a_codec_changes_few_bits(tmp_path: Path, codec: str) -> None:
     arrays = [picture(seed) for seed in range(3)]
     for name, folder in (("raw", "raw"), (codec, "other")):
         build_cache(Arrays(arrays), tmp_path / folder, Recipe(size=64, codec=name), jobs=1)
-    one, two = hashes(tmp_path / "raw"), hashes(tmp_path / "other")
-    assert all(pairs_of_bits(one.words[at], two.words[at]) < 16 for at in range(3))
+    found = pairs(hashes(tmp_path / "raw"), 15, other=hashes(tmp_path / "other"))
+    assert sorted(zip(found.first.tolist(), found.second.tolist(), strict=True)) == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_records_without_images_are_refused(tmp_path: Path) -> None:
@@ -188,11 +177,9 @@ def test_a_folder_that_cannot_be_written_is_left_as_it_is(
     [
         lambda data, columns: data[: len(data) // 2],
         lambda data, columns: b"PK\x03\x04 no archive",
-        lambda data, columns: data[:400] + bytes([data[400] ^ 1]) + data[401:],
         lambda data, columns: encode_columns({**columns, "number": columns["number"] + np.uint64(1)}),
         lambda data, columns: encode_columns({**columns, "phash256": columns["phash256"][:, :2]}),
         lambda data, columns: encode_columns({**columns, "phash256": columns["phash256"].astype(np.float64)}),
-        lambda data, columns: encode_columns({**columns, "is_blank": columns["is_blank"].astype(np.uint8)}),
         lambda data, columns: encode_columns({name: each for name, each in columns.items() if name != "is_blank"}),
         lambda data, columns: encode_columns({name: each[:5] for name, each in columns.items()}),
     ],
