@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 
 import pytest
@@ -18,6 +17,19 @@ from tpucache.training.settings import TrainSettings
 pytestmark = pytest.mark.slow
 
 COMMAND = "--backend eager --model tiny_models:tiny --epochs 1 --valid 0.2 --batch-size 48"  # two steps
+
+#: A loss that sends a signal when it is first called.
+LOSS = """
+import os
+from torch.nn.functional import cross_entropy as loss_of
+
+SIGNALS = [{number:d}]
+
+def loss(outputs, labels):
+    if SIGNALS:
+        os.kill(os.getpid(), SIGNALS.pop())
+    return loss_of(outputs, labels)
+"""
 
 
 def command(cache, run, *more):
@@ -83,17 +95,11 @@ def test_a_time_limit_leaves_an_unfinished_report_and_status_three(cache, tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_an_unfinished_report_and_status_three(cache, tmp_path, monkeypatch, number):
-    step_begin = CpuDevice.step_begin
-
-    def signalled(self, seed):
-        os.kill(os.getpid(), number)
-        monkeypatch.undo()
-        step_begin(self, seed)
-
-    monkeypatch.setattr(CpuDevice, "step_begin", signalled)
+    (tmp_path / f"signal_{number}.py").write_text(LOSS.format(number=number))
+    monkeypatch.syspath_prepend(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert command(cache, tmp_path / "run") == 3
+        assert command(cache, tmp_path / "run", "--loss", f"signal_{number}:loss") == 3
     finally:
         signal.signal(signal.SIGTERM, before)
     assert report_of(tmp_path / "run")["finished"] is False

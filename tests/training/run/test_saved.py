@@ -18,7 +18,6 @@ from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.page import report_run
 from tpucache.training.prediction import Predictor
-from tpucache.training.run import saved as contents
 from tpucache.training.run.report import read_account, read_folds, read_report
 from tpucache.training.run.saved import load_last
 from tpucache.training.settings import TrainSettings
@@ -98,8 +97,8 @@ def test_a_checkpoint_takes_no_more_memory_than_its_file(run):
         Predictor([run], CpuDevice())
 
 
-def test_a_list_that_holds_another_one_many_times_is_not_followed(run, monkeypatch):
-    monkeypatch.setattr(contents, "_MAX_VALUES", 1 << 12)
+@pytest.mark.thorough
+def test_a_list_that_holds_another_one_many_times_is_not_followed(run):
     content = torch.load(run / "best.pt", weights_only=True)
     inner: list[object] = [0] * 100
     for _ in range(12):
