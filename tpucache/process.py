@@ -103,8 +103,25 @@ def is_interrupted() -> bool:
 
 
 def is_leaving() -> bool:
-    """Return whether the command is about to end because of a signal; then no code should wait for a network."""
-    return bool(_state.is_leaving)
+    """Return whether a signal ends the command, or this thread's work is given up: then no code waits for a network."""
+    return bool(_state.is_leaving) or _thread.is_given_up()
+
+
+class _Thread(threading.local):
+    is_given_up: Callable[[], bool] = staticmethod(bool)
+
+
+_thread: Final = _Thread()
+
+
+def give_up_when(is_given_up: Callable[[], bool]) -> None:
+    """Let code of this thread that waits for a network ask whether anybody still waits for the thread's work."""
+    _thread.is_given_up = is_given_up
+
+
+def is_given_up() -> Callable[[], bool]:
+    """Return what `give_up_when` was given in this thread; it returns False by default."""
+    return _thread.is_given_up
 
 
 def leave() -> None:

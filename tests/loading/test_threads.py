@@ -10,8 +10,9 @@ import pytest
 import torch
 from patience import PATIENCE
 
-from tpucache import CachedDataset, CachedLoader
+from tpucache import CachedDataset, CachedLoader, verify_cache
 from tpucache.loading.ahead import ReadingThreads
+from tpucache.store.ahead import say_no_thread
 
 
 @pytest.mark.parametrize(("threads", "ahead"), [(1, 1), (2, 3), (4, 3), (16, 3), (16, 1), (3, 1)])
@@ -89,6 +90,33 @@ def test_loaders_of_a_dataset_that_follow_one_another_use_the_same_buffers(cache
     with ThreadPoolExecutor(2) as threads:  # two at once never share a batch
         lists = list(threads.map(lambda _: [images.clone() for images, _ in CachedLoader(dataset, 40)], range(2)))
     assert all(torch.equal(one, other) for one, other in zip(*lists, strict=True))
+
+
+@pytest.mark.parametrize("most", [0, 1])
+@pytest.mark.parametrize("options", [{"in_memory": False}, {"in_memory": True}, {"variant": "epoch"}], ids=str)
+def test_where_no_thread_can_start_all_is_read_and_that_is_said_once(
+    cache, options, most, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose limit of processes is reached."""
+    with CachedDataset(cache, **options) as dataset:
+        expected = [images.clone() for images, _ in CachedLoader(dataset, 40, shuffle=True, threads=4)]
+    start, started = threading.Thread.start, []
+
+    def start_some(thread: threading.Thread) -> None:
+        if len(started) == most:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    say_no_thread.cache_clear()
+    with CachedDataset(cache, **options) as dataset:
+        loader = CachedLoader(dataset, 40, shuffle=True, threads=4)
+        assert all(torch.equal(one, images) for one, (images, _) in zip(expected, loader, strict=True))
+        assert most or "lease" not in dataset.maps  # nobody would watch it
+    assert verify_cache(cache) == []
+    assert [message for message in caplog.messages if "no more threads can be started" in message] == caplog.messages
+    assert len(caplog.messages) == 1
 
 
 FORKED = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -175,6 +176,16 @@ def test_each_version_reads_as_it_was_whatever_came_after(
     for number, expected in was.items():
         assert contents(cache, number) == expected
         assert contents(f"{cache}@{number}") == expected
+
+
+def test_a_version_that_undoes_itself_is_refused(root: Path) -> None:
+    cache = root / "cache"
+    for path in ("a/02.png", "a/04.png"):
+        manifest = delete_samples(cache, where=f"path == '{path}'")
+    history = dataclasses.replace(manifest.history, command="delete --undo: as version 3")
+    manifest.changed(history=history).save(cache)
+    with pytest.raises(FormatError, match=r"version 3 of .* undoes a later one: copy the cache again"):
+        undo_delete(cache)
 
 
 def test_an_undo_equals_the_version_before_and_another_one_undoes_the_deletion_before(root: Path) -> None:

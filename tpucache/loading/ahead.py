@@ -11,7 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
@@ -20,6 +20,7 @@ from tpucache.errors import UsageError
 from tpucache.machine import usable_cores
 from tpucache.ondevice.resident import RecordBatch
 from tpucache.options import option
+from tpucache.store.ahead import Threads
 
 #: The default number of reading threads: half of the cores, from two to eight. Eight threads copy faster than any
 #: accelerator needs; the other cores are left for uploads and the training loop.
@@ -68,8 +69,12 @@ class ReadingThreads:
         #: Raises UsageError in a process that was forked after the iteration began.
         self.check = functools.partial(refuse_fork, os.getpid())
         self._parts = 1 if threads <= ahead else -(-_SPARE * threads // ahead)
-        self._readers = ThreadPoolExecutor(threads, "tpucache-read")
-        self._hints = ThreadPoolExecutor(threads, "tpucache-hint")
+        self._stop = stop = threading.Event()
+        outer = process.is_given_up()
+        # Also where this thread's own work is given up, as that of a thread that prepares batches.
+        given_up = process.give_up_when, (lambda: stop.is_set() or outer(),)
+        self._readers = Threads(threads, "tpucache-read", *given_up)
+        self._hints = Threads(threads, "tpucache-hint")
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +82,7 @@ class ReadingThreads:
     def __exit__(self, *_: object, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_ending():  # the exiting interpreter has ended the threads already
             return
+        self._stop.set()
         self._hints.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
 
@@ -197,6 +203,7 @@ class Ahead(Generic[Prepared]):
 
     def _run(self) -> None:
         batches, number = self._iterator, self._first
+        process.give_up_when(self._stop.is_set)
         try:
             for group in self._grouped(batches):
                 prepared = self._prepared([batch for batch, _ in group], number)

@@ -117,7 +117,8 @@ class CachedDataset(Dataset[Item]):
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for wrong arguments or if there is
         too little memory.
         """
-        opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, cache_bytes, version)
+        most = None if cache_bytes is None else to_integer("cache_bytes", cache_bytes, 0)
+        opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, most, version)
         self.place: str = opened.place
         self.directory: Path = opened.directory
         self._resolution = resolution, frequencies
@@ -428,8 +429,11 @@ class CachedDataset(Dataset[Item]):
                 f"mean has {len(mean)} numbers, but the labels are not float values in as many columns: give one "
                 "number for each column of labels, and leave class labels as they are"
             )
+        means, deviations = np.array(mean, np.float64), np.array(std, np.float64)
+        if not (np.isfinite(means) & np.isfinite(deviations) & (deviations > 0)).all():
+            raise UsageError(f"mean has finite numbers, and std finite ones above 0, not {list(mean)} and {list(std)}")
         derived = self._derive(self._selection, self._open_reader)
-        derived._scale = np.array(mean, np.float64), np.array(std, np.float64)
+        derived._scale = means, deviations
         return derived
 
     def packed(self) -> CachedDataset:

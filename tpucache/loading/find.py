@@ -341,11 +341,10 @@ def read_parents(folder: Path) -> dict[str, str]:
     The names of the datasets come from outside: use them in messages only.
     """
     with contextlib.suppress(OSError, ValueError):
-        if (folder / PARENTS_NAME).stat().st_size <= MAX_MANIFEST_BYTES:
-            content = parse_json(read_file(folder / PARENTS_NAME))
-            files = content.get("files") if isinstance(content, dict) and content.get("format") == _FORMAT else None
-            pairs = files.items() if isinstance(files, dict) else ()
-            return {name: text for name, text in pairs if isinstance(text, str) and text.isprintable()}
+        content = parse_json(read_file(folder / PARENTS_NAME, MAX_MANIFEST_BYTES))
+        files = content.get("files") if isinstance(content, dict) and content.get("format") == _FORMAT else None
+        pairs = files.items() if isinstance(files, dict) else ()
+        return {name: text for name, text in pairs if isinstance(text, str) and text.isprintable()}
     return {}
 
 

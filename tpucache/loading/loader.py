@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
@@ -32,6 +31,7 @@ from tpucache.loading.reading.memory import BufferPool, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.state import LoaderMetrics, LoaderState, read_state, scale_text
 from tpucache.loading.tensors import Positions, Subset, integer_positions, overrides, pinned_empty, to_integer
+from tpucache.store.ahead import Threads
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
@@ -169,16 +169,11 @@ class BatchLoader(Generic[AnySamples]):
             # The batches that are read ahead, the one that is handed out, and the one that the caller still holds.
             self._buffers.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
             if begun is not None:
-                begun.join()
+                self._begun = begun.result()
         samples.prepare(options.threads)
 
-    def _begin_reading(self) -> threading.Thread:
-        def begin() -> None:
-            self._begun = _Iteration(self, 0, 0, 0, False, None).begin()
-
-        begun = threading.Thread(target=begin, name="tpucache-hint")
-        begun.start()
-        return begun
+    def _begin_reading(self) -> Future[_Begun]:
+        return Threads(1, "tpucache-hint").submit(_Iteration(self, 0, 0, 0, False, None).begin)
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch."""

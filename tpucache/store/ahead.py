@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import logging
 import math
 import os
 import threading
@@ -38,6 +39,10 @@ _CALLS_A_TRIAL: Final = 4096
 #: Bytes that `open_scanned` reads at once, and for which it asks the kernel before, if the storage answers late.
 _SCANNED_BYTES: Final = 1 << 20
 _SCANNED_AHEAD: Final = 4 << 20
+#: What Python says, in a RuntimeError, where no thread can start.
+NO_THREAD: Final = "can't start new thread"
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class _Value(Generic[Made]):
@@ -82,6 +87,33 @@ def cached_for_threads(most: int | None) -> Callable[[Callable[Asked, Made]], Th
         return ThreadCache(function, most)
 
     return decorate
+
+
+@functools.cache
+def say_no_thread() -> None:
+    """Log, once, that no thread can start, so that everything takes longer."""
+    _log.warning(
+        "no more threads can be started, because of a limit of processes: what they would do takes longer. Raise the "
+        "limit (`ulimit -u`, or that of the container)"
+    )
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool of threads. If no thread can start, the caller does the work itself, which another may do once more."""
+
+    def submit(self, function: Callable[Asked, Made], /, *values: Asked.args, **named: Asked.kwargs) -> Future[Made]:
+        try:
+            return super().submit(function, *values, **named)
+        except RuntimeError as error:
+            if NO_THREAD not in str(error):  # the pool was shut down
+                raise
+        say_no_thread()
+        done: Future[Made] = Future()
+        try:
+            done.set_result(function(*values, **named))
+        except Exception as error:  # noqa: BLE001  # it is raised where the result is asked for
+            done.set_exception(error)
+        return done
 
 
 class Lateness:
@@ -138,7 +170,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
         self._left = deque(wanted)
         self._ahead: deque[tuple[Wanted, Future[Loaded]]] = deque()
         self._bytes = 0  # of the items loaded ahead
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
         self._returned: float | None = None
         self._is_at_once = False
         self._turns = itertools.cycle(range(_MEASURED_EVERY))
@@ -184,7 +216,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
             if self._ahead and self._bytes + size > MOST_BYTES:
                 break
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(MOST_FILES, "tpucache-load")
+                self._pool = Threads(MOST_FILES, "tpucache-load")
             item = self._left.popleft()
             self._ahead.append((item, self._pool.submit(self._timed, item)))
             self._bytes += size
@@ -207,7 +239,7 @@ def map_ahead(ask: Callable[[Wanted], Loaded], wanted: Iterable[Wanted]) -> Iter
     left = iter(wanted)
     while (yield from _until_late(ask, left)):
         some = itertools.islice(left, _CALLS_A_TRIAL)
-        with ThreadPoolExecutor(_MOST_CALLS, "tpucache-ask") as pool:
+        with Threads(_MOST_CALLS, "tpucache-ask") as pool:
             asked = deque(pool.submit(ask, item) for item in itertools.islice(some, _MOST_CALLS))
             try:
                 while asked:

@@ -106,9 +106,9 @@ class Cache:
     def open_tables(self) -> None:
         """Open the index and the samples table, in parallel if the storage is slow."""
         if is_late(self.latency):
-            from concurrent.futures import ThreadPoolExecutor  # not needed for local files
+            from tpucache.store.ahead import Threads  # not needed for local files
 
-            with ThreadPoolExecutor(1, "tpucache-open") as other:
+            with Threads(1, "tpucache-open") as other:
                 opening = other.submit(lambda: self.index)
                 self.samples  # noqa: B018
             opening.result()

@@ -203,7 +203,7 @@ def read_claims(folder: Path) -> list[Claim]:
     path = folder / CLAIM_NAME
     if path.exists():
         try:
-            text = read_file(path)
+            text = read_file(path, MAX_CLAIM_BYTES)
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}. Move it away, or use another folder") from error
         claims.append(parse_claim(text, str(path)))

@@ -32,12 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache import machine, process
-from tpucache.errors import BuildError, NoRoomError, StoreError
+from tpucache.errors import BuildError, FormatError, NoRoomError, StoreError
 from tpucache.store import lock
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
-from tpucache.store.files import OpenFile, ThreadLock
-from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, WORK_NAME
+from tpucache.store.files import OpenFile, ThreadLock, parse_npy, read_file
+from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, MAX_HEADER_BYTES, WORK_NAME
 from tpucache.store.index import Numbers, RecordIndex, Rows
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import Arriving, NetworkUse, ShardReader, Windows
@@ -95,6 +95,18 @@ def list_asked(work: Path) -> list[str]:
     """Return the names of the files that `ask_for` wrote into the folder `work`, the oldest first."""
     with os.scandir(work) as entries:
         return sorted(entry.name for entry in entries if entry.name.startswith(_WANTED))
+
+
+def take_asked(path: Path, samples: int) -> Numbers:
+    """Remove a file that `ask_for` wrote, and return its positions, all below `samples`; none if it cannot be read."""
+    try:
+        found = parse_npy(read_file(path, MAX_HEADER_BYTES + 8 * samples))
+        path.unlink()
+    except (OSError, FormatError):
+        return np.empty(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        return np.empty(0, np.int64)
+    return found[(found >= 0) & (found < samples)].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -319,7 +331,7 @@ class Arrivals(Arriving):
 
     def _failure(self) -> str:
         try:
-            return (self.directory / WORK_NAME / FAILURE_NAME).read_text(encoding="utf-8", errors="replace")[:_LONGEST]
+            return read_file(self.directory / WORK_NAME / FAILURE_NAME, 1 << 20).decode(errors="replace")[:_LONGEST]
         except OSError:
             return ""
 

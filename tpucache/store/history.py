@@ -86,17 +86,12 @@ def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[
 
 
 def _reading(directory: Path) -> Callable[[str], bytes | None]:
-    """Return a function that reads a small file in the folder by its name, and returns None if there is no such file.
-
-    The function raises DamageError for a file that cannot be read, FormatError for one that is too large.
-    """
+    """Return a function that reads a small file in the folder by its name, and returns None if there is none."""
 
     def read(name: str) -> bytes | None:
         path = directory / name
         try:
-            if path.stat().st_size > MAX_MANIFEST_BYTES:
-                raise FormatError(f"{path} is larger than any manifest: copy the cache again")
-            return read_file(path)
+            return read_file(path, MAX_MANIFEST_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

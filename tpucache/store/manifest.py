@@ -258,10 +258,7 @@ class Manifest:
         path = Path(directory) / fmt.MANIFEST_NAME
         refuse_url(directory)
         try:
-            size = path.stat().st_size
-            if size > fmt.MAX_MANIFEST_BYTES:
-                raise FormatError(f"{path} has {size:,} bytes: no manifest is that large. Copy the cache again")
-            text = read_file(path)
+            text = read_file(path, fmt.MAX_MANIFEST_BYTES)
         except (FileNotFoundError, NotADirectoryError) as error:
             is_there = path.parent.exists()
             what = f"is not a finished cache: it holds no {fmt.MANIFEST_NAME}" if is_there else "does not exist"

@@ -9,7 +9,6 @@ import hashlib
 import io
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store import pages
-from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
+from tpucache.store.ahead import FilesAhead, Lateness, Threads, WholeFile
 from tpucache.store.cache import Cache
 from tpucache.store.files import CHUNK, open_file, refuse_too_many_files, sha256_of
 from tpucache.store.format import RECORD_HEAD, TIMES_NAME, encode_key, version_name
@@ -93,7 +92,7 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         with FilesAhead(shards, lateness) as files:
             return [check(at, file, files) for at, file in zip(share, shards, strict=True)]
 
-    with ThreadPoolExecutor(4 + _THREADS) as threads:
+    with Threads(4 + _THREADS, "tpucache-verify") as threads:
         index, samples = threads.submit(check_index), threads.submit(check_samples)
         times, hashes = threads.submit(_check_times, directory), threads.submit(_check_hashes, cache)
         shares = list(threads.map(check_share, range(_THREADS)))

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import BuildError, DamageError, SourceError, StoreError, UsageError
+from tpucache.errors import BuildError, DamageError, FormatError, SourceError, StoreError, UsageError
 from tpucache.native import Array
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.cache import Cache, cache_fingerprint, field_batches
@@ -166,6 +166,10 @@ def undo_delete(cache: str | Path) -> Manifest:
 def _undone(folder: Path, now: Manifest) -> Manifest:
     version = now
     while version.history is not None and (undone := _UNDONE.fullmatch(version.history.command)):
+        if int(undone[1]) >= version.number:
+            raise FormatError(
+                f"version {version.number} of {folder} says that it undoes a later one: copy the cache again"
+            )
         version = load_earlier(folder, version, int(undone[1]))
     if version.history is None or not version.history.command.startswith(f"{_COMMAND} "):
         made = f"by `{version.history.command}`" if version.history else "by a warmup alone"

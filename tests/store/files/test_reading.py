@@ -11,10 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from patience import PATIENCE
 
 from tpucache.store import files
+from tpucache.store.growing import ask_for, list_asked, take_asked
 
 OPENERS = [files.OpenFile, files.read_file, files.read_text, files.sha256_file, files.open_regular]
 
@@ -31,6 +33,38 @@ def test_only_a_regular_file_is_opened(open_it, tmp_path):
     assert not opened_files().intersection(paths)
     with pytest.raises(OSError, match="is a pipe, not a regular file: write its contents to a file first"):
         open_it(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 5 << 20])
+def test_a_file_that_is_larger_than_it_may_be_is_not_read(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(size))
+    assert len(files.read_file(path)) == len(files.read_file(path, size)) == size
+    if size > 3:
+        with pytest.raises(OSError, match=f"it has {size:,} bytes, and at most 3 are read.*file"):
+            files.read_file(path, 3)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge shape", "objects", "text", "two dimensions", "gone"])
+def test_a_hostile_request_for_records_asks_for_none(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "wanted-1.npy"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "huge shape":
+        path.write_bytes(
+            b"\x93NUMPY\x01\x00\x46\x00" + b"{'descr': '<i8', 'fortran_order': False, 'shape': (70368744177664,), }  \n"
+        )
+    elif kind != "gone":
+        values = {"objects": [None], "text": ["a"], "two dimensions": [[1, 2]]}[kind]
+        np.save(path, np.array(values))
+    assert take_asked(path, 9).tolist() == []
+
+
+def test_a_request_for_records_is_taken_once(tmp_path: Path) -> None:
+    ask_for(tmp_path, np.array([7, 9, -1, 2]))
+    (name,) = list_asked(tmp_path)
+    assert take_asked(tmp_path / name, 9).tolist() == [7, 2]
+    assert list_asked(tmp_path) == []
 
 
 def opened_files() -> set[Path]:

@@ -556,6 +556,50 @@ runpy.run_module("tpucache", run_name="__main__", alter_sys=True)
 """
 
 
+# A user's own program, which says its process's number first.
+LOOP = """
+import os, pathlib, signal, sys
+place = pathlib.Path(sys.argv[1])
+place.with_suffix(".new").write_text(str(os.getpid()))
+place.with_suffix(".new").rename(place)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tpucache import CachedDataset, CachedLoader
+from tpucache.loading.ahead import Ahead
+loader = CachedLoader(CachedDataset(sys.argv[2], cache_dir=sys.argv[3]), 4)
+if sys.argv[4] == "ahead":
+    with Ahead(loader, lambda batch, number: batch) as batches:
+        list(batches)
+for _ in loader:
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["loop", "ahead"])
+def test_an_interrupt_while_a_server_stands_still_ends_a_users_loop(
+    cache: Path, tmp_path: Path, run_with_torch: Callable[..., Any], kind: str
+) -> None:
+    released, only_one, began = threading.Event(), threading.Lock(), list[float]()
+
+    def stand_still(name: str, _: int) -> str | None:
+        if name.endswith(".lmdb"):
+            if only_one.acquire(blocking=False):
+                released.wait(0.5)  # until the loop waits for its threads, and these for records
+                began.append(time.monotonic())
+                os.kill(int((tmp_path / "process").read_text()), signal.SIGINT)
+            released.wait(PATIENCE)
+        return None
+
+    with contextlib.closing(Server(cache)) as server:
+        server.fault = stand_still
+        try:
+            done = run_with_torch(LOOP, tmp_path / "process", server.url, tmp_path / "kept", kind, finalise=True)
+        finally:
+            released.set()
+    assert "KeyboardInterrupt" in done.stderr
+    assert time.monotonic() - began[0] < 10
+
+
 @pytest.mark.slow
 def test_an_interrupt_while_a_server_stands_still_ends_the_command(
     cache: Path, tmp_path: Path, run_with_torch: Callable[..., Any]

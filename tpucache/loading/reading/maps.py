@@ -28,7 +28,6 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -39,12 +38,15 @@ from tpucache import machine
 from tpucache.errors import DamageError
 from tpucache.machine import available_memory
 from tpucache.native import Addresses, can_populate, file_system, libc, map_file, populate
+from tpucache.store.ahead import Threads, say_no_thread
 from tpucache.store.files import ThreadLock, open_regular
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import ShardReader
 
 #: The reasons why a file is not mapped under a lease.
-Reason = Literal["other_owner", "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back"]
+Reason = Literal[
+    "other_owner", "open_for_writing", "not_local", "too_many_files", "no_leases", "no_thread", "given_back"
+]
 
 #: The reasons in words.
 REASONS: Final[dict[Reason, str]] = {
@@ -53,6 +55,7 @@ REASONS: Final[dict[Reason, str]] = {
     "not_local": "other machines may be able to change files on this file system",
     "too_many_files": "this process may open too few files",
     "no_leases": "this system gives no read leases",
+    "no_thread": "no thread can be started that watches read leases",
     "given_back": "a program wanted to change the files",
 }
 
@@ -135,8 +138,8 @@ class LeasedMap:
         try:
             # A new descriptor, because a lease belongs to an open file, which forked processes share.
             self.number = open_regular(path)
-            _WATCH.add(self)
             try:
+                _WATCH.add(self)
                 self._take(os.fstat(original))
             except BaseException:
                 self.end()
@@ -197,7 +200,8 @@ class _Watch:
 
     def add(self, leased: LeasedMap) -> None:
         self.maps[leased] = None
-        self._start()
+        if not self._start():
+            raise NoLeaseError("no_thread")
 
     def remove(self, leased: LeasedMap) -> bool:
         was_watched = self.maps.pop(leased, self) is None
@@ -238,12 +242,19 @@ class _Watch:
             if owner is not None:
                 owner.forget_maps()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Start the thread, and return whether it runs, or will after a fork."""
         with self._lock:
             if self._thread is None and not self._is_paused:
                 self.seen = time.monotonic()
-                self._thread = threading.Thread(target=self._run, name="tpucache-leases", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="tpucache-leases", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    say_no_thread()
+                    return False
+                self._thread = thread
+            return True
 
     def _run(self) -> None:
         while True:
@@ -458,7 +469,7 @@ class ShardMaps:
                 with MapUse(self.uses):
                     self._read_piece(piece)
 
-        with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:  # starts a thread only when there is work
+        with Threads(threads, "tpucache-prepare") as pool:  # starts a thread only when there is work
             for row in rows:
                 shard = int(row["shard"])
                 if time.monotonic() > end or not reader.is_in_memory(shard, int(row["offset"])):

@@ -11,7 +11,6 @@ import functools
 import logging
 import mmap
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -25,6 +24,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.machine import available_memory
 from tpucache.native import Addresses, Array, address, is_large, native
+from tpucache.store.ahead import Threads
 from tpucache.store.fields import Field
 from tpucache.store.files import ThreadLock
 
@@ -169,7 +169,7 @@ class BufferPools:
 
     def compile_loops(self, batch: int) -> None:
         if is_large(batch, batch * sum(field.nbytes for field in self._fields)):
-            threading.Thread(target=native, name="tpucache-compile").start()
+            Threads(1, "tpucache-compile").submit(native)
 
     def drop(self, pool: BufferPool) -> None:
         """Remove a pool. Its buffers are freed when the last loader that uses them is freed."""

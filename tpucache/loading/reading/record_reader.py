@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, MapUse, Shard
 from tpucache.loading.reading.memory import BUDGET, Buffer, BufferPool, BufferPools, RecordMemory
 from tpucache.loading.reading.views import decode_view
 from tpucache.native import Addresses, Array, FileRecords, address, copy_rows, native
+from tpucache.store.ahead import Threads
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import CODECS, decode_rows, unpack_files, unpack_rows
 from tpucache.store.fields import Field, RecordLayout
@@ -203,7 +203,7 @@ class RecordReader:
                 self.read_into(buffer, part, keep=True)
                 pool.give_back(buffer)
 
-        with ThreadPoolExecutor(threads, "tpucache-prepare") as executor:  # starts a thread only when there is work
+        with Threads(threads, "tpucache-prepare") as executor:  # starts a thread only when there is work
             deque(executor.map(keep, (rows[at : at + batch] for at in range(0, len(rows), batch))), 0)
 
     def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> WaysRead:

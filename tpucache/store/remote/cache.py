@@ -21,13 +21,13 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tpucache.errors import DamageError, NotACacheError, SourceError, StoreError, UsageError
+from tpucache.store.ahead import Threads
 from tpucache.store.cache import Cache
 from tpucache.store.files import (
     OpenFile,
@@ -40,7 +40,7 @@ from tpucache.store.files import (
     sha256_file,
     write_atomically,
 )
-from tpucache.store.format import TIMES_NAME
+from tpucache.store.format import MAX_MANIFEST_BYTES, TIMES_NAME
 from tpucache.store.history import earlier_version, one_version, parse_times, split_version
 from tpucache.store.index import RecordIndex
 from tpucache.store.lock import check_locks, flock, only_one
@@ -66,6 +66,7 @@ _URLS: Final = "urls"
 _CLEARED: Final = ".cleared-"  # the prefix of folders that are being removed
 _FRESH_SECONDS: Final = 30.0  # a manifest that this machine read less than this long ago is used again
 _PATIENCE: Final = 60.0  # seconds to wait for another process that reads the same file
+_MOST_NOTE: Final = 1 << 20  # bytes
 _IDENTITY: Final = re.compile(r"[0-9a-f]{64}")
 #: A request fails after this many seconds without a byte.
 SILENCE_SECONDS: Final = 20.0
@@ -124,7 +125,7 @@ class RemoteCache(Cache):
                 if number is not None:
                     directory, manifest = _read_version(remote, manifest, number, below)
                 check_own(directory, below)
-                with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:
+                with Threads(len(manifest.tables), "tpucache-open") as threads:
                     deque(threads.map(functools.partial(_copy_table, remote, directory), manifest.tables), 0)
             except OSError as error:
                 raise StoreError(f"{below} cannot be written: {error}. Give another folder as cache_dir") from error
@@ -202,7 +203,7 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
     urls: dict[str, str] = {}
     for note in sorted(below.glob(f"{_URLS}/*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            content = json.loads(read_file(note))
+            content = parse_json(read_file(note, _MOST_NOTE))
             urls[str(content["identity"])] = str(content["url"])
     kept = []
     for path in sorted(below.glob(f"*/{MANIFEST_COPY}")):
@@ -212,7 +213,7 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
             kept.append(KeptCopy(urls.get(folder.name, "no URL any more"), folder, size, found[1].total_bytes))
     for path in sorted(below.glob(f"{COPIES}/*/{URL_NOTE}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            url = str(json.loads(read_file(path))["url"])
+            url = str(parse_json(read_file(path, _MOST_NOTE))["url"])
             size = sum(each.stat().st_blocks * 512 for each in path.parent.iterdir())
             kept.append(KeptCopy(url, path.parent, size, size))
     return sorted(kept, key=lambda each: -each.bytes)
@@ -297,7 +298,7 @@ def check_own(directory: Path, below: Path) -> None:
 
 def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
     try:
-        manifest = Manifest.from_json(read_file(below / identity / MANIFEST_COPY))
+        manifest = Manifest.from_json(read_file(below / identity / MANIFEST_COPY, MAX_MANIFEST_BYTES))
     except (OSError, StoreError):
         return None
     return (below / identity, manifest) if manifest.identity == identity else None
@@ -312,7 +313,7 @@ def _read_note(note: Path) -> tuple[str | None, float]:
         found, below = note.lstat(), note.parent.parent.stat()
         if found.st_uid not in (os.geteuid(), below.st_uid) or found.st_mode & stat.S_IWOTH:
             return None, 0.0
-        identity = json.loads(read_file(note))["identity"]
+        identity = parse_json(read_file(note, _MOST_NOTE))["identity"]
         age = time.time() - found.st_mtime
     except (OSError, ValueError, KeyError, TypeError):
         return None, 0.0
@@ -444,7 +445,7 @@ def _is_whole(path: Path, note: _Note) -> bool:
 
 def _read_copied(path: Path) -> _Note | None:
     try:
-        content = parse_json(read_file(path))
+        content = parse_json(read_file(path, _MOST_NOTE))
         note = _Note(**content)
     except (OSError, ValueError, TypeError):
         return None

@@ -30,6 +30,7 @@ import numpy as np
 from tpucache import process
 from tpucache.errors import DamageError, StoreError
 from tpucache.machine import available_memory
+from tpucache.store.ahead import say_no_thread
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import NetworkUse
 from tpucache.store.remote.http import ChangedError
@@ -385,8 +386,16 @@ class Fetcher:
     def _start(self, threads: int) -> None:
         while len(self._threads) < threads:
             thread = threading.Thread(target=_serve, args=(weakref.ref(self),), name="tpucache-fetch", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not self._threads:
+                    raise StoreError(
+                        f"{self._link.url}: records cannot be fetched: {error}. Raise `ulimit -u`"
+                    ) from error
+                say_no_thread()
+                return
             self._threads.append(thread)
-            thread.start()
 
     def _wake(self) -> None:
         """Wake as many idle threads as can find work. Waking more would slow down the threads that work."""

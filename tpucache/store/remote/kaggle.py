@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from tpucache.errors import BuildError, DependencyError, PublishError, UnfinishedError, redact
 from tpucache.store.files import name_aside, read_file, rename_durably
-from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import FileEntry
 from tpucache.text import parse_json, url_secrets
 
@@ -597,7 +597,7 @@ class Draft:
 
     def _load(self) -> None:
         try:
-            content: Any = parse_json(read_file(self._journal))
+            content: Any = parse_json(read_file(self._journal, MAX_MANIFEST_BYTES))
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format {content['format']!r} is unknown")
             if content["dataset"] != self.dataset.dataset_id:

@@ -268,7 +268,10 @@ def _interruptible(call: Callable[[], Any]) -> Any:
         except BaseException as error:  # noqa: BLE001  # it is raised where the call was made
             ended.put((None, error))
 
-    threading.Thread(target=run, name="tpucache-store", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="tpucache-store", daemon=True).start()
+    except RuntimeError:  # no thread can start
+        return call()
     answer, error = ended.get()
     if error is not None:
         raise error

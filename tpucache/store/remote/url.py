@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError, redact
-from tpucache.store.files import name_aside, open_new, read_chunks, rename_durably
+from tpucache.store.files import name_aside, open_new, read_chunks, read_file, rename_durably
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote import objects
@@ -155,7 +155,7 @@ class FsspecFolder:
                 with (self.local / name).open("xb") as file:
                     file.write(data)
             except FileExistsError:
-                return (self.local / name).read_bytes() == data
+                return read_file(self.local / name, len(data)) == data
             return True
         self._fs.invalidate_cache()
         if self._fs.exists(self._path(name)):

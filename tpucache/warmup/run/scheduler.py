@@ -11,7 +11,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,7 +20,7 @@ from tpucache.errors import SampleError, SourceError, UnfinishedError
 from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES
 from tpucache.store.files import is_late
-from tpucache.store.growing import ARRIVED_DTYPE, FAILURE_NAME, list_asked, spool_name
+from tpucache.store.growing import ARRIVED_DTYPE, FAILURE_NAME, list_asked, spool_name, take_asked
 from tpucache.warmup.blocks import TASK_BYTES, Block, Chunk, samples_a_task
 from tpucache.warmup.estimate import Remaining
 from tpucache.warmup.run.executors import Executor, Task
@@ -238,7 +237,7 @@ class Scheduler:
     def _next_samples(self, workers: int) -> tuple[list[int], bool]:
         """Return the positions of the samples of the next task, and whether a reader asks for one of them."""
         for name in self._asked():
-            self._queues[name] = self._read_asked(self._context.work / name)
+            self._queues[name] = iter(take_asked(self._context.work / name, len(self._samples)).tolist())
         some: list[int] = []
         weight, is_asked, most = 0, False, 1
         for name in (*sorted(self._queues, reverse=True), ""):
@@ -276,17 +275,6 @@ class Scheduler:
 
     def _at(self, position: int) -> _Building:
         return self._order[bisect.bisect_right(self._firsts, position) - 1]
-
-    def _read_asked(self, path: Path) -> Iterator[int]:
-        """Return the samples that a reader asks for in a file, and remove the file; no samples if it cannot be read."""
-        try:
-            found = np.load(path, allow_pickle=False)
-            path.unlink()
-        except (OSError, ValueError, EOFError):
-            return iter(())
-        if found.ndim != 1 or found.dtype.kind not in "iu":
-            return iter(())
-        return iter(found[(found >= 0) & (found < len(self._samples))].tolist())
 
     def _cut(self, positions: Sequence[int]) -> list[Chunk]:
         samples: dict[int, list[Sample]] = {}
