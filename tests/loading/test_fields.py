@@ -13,7 +13,7 @@ from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, DamageError, FormatError, Recipe, UsageError, build_cache
 from tpucache.store import cache
-from tpucache.store.codecs import encode, pictures
+from tpucache.store.codecs import Codec, encode, pictures
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
@@ -131,9 +131,9 @@ def test_for_one_field_the_others_are_neither_read_nor_decoded(tmp_path, monkeyp
     read, decoded, preadv = [], [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read.append(sum(map(len, buffers))) or preadv(
         file, buffers, at))  # fmt: skip
-    decode = cache.decode_into
-    monkeypatch.setattr(cache, "decode_into", lambda field, *rest: decoded.append(field.name) or decode(
-        field, *rest))  # fmt: skip
+    decode = Codec.decode_into
+    monkeypatch.setattr(Codec, "decode_into", lambda codec, field, *rest: decoded.append(field.name) or decode(
+        codec, field, *rest))  # fmt: skip
     (masks,) = CachedDataset(tmp_path).field_batches("mask")
     assert np.array_equal(masks, arrays["mask"])
     assert sum(read) <= SAMPLES * (72 + 20 + 3 * 4 + 20)  # a mask, its index row, the lengths, what zstd adds to noise

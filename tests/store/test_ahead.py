@@ -53,8 +53,15 @@ def many(tmp_path: Path, write_cache: WriteCache, records_of: RecordsOf) -> Path
 
 
 def answers_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all storage be taken for late once it has answered."""
-    monkeypatch.setattr(Lateness, "files", property(lambda lateness: 0 if lateness._wait is None else 8))
+    """Have manifests come late, so that their storage is taken for late."""
+    real = Manifest.load
+
+    def load(directory: str | Path) -> Manifest:
+        for _ in range(2):
+            time.sleep(0.02)
+        return real(directory)
+
+    monkeypatch.setattr(Manifest, "load", load)
 
 
 def meets(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> threading.Event:
@@ -184,15 +191,7 @@ def test_a_file_of_any_size_is_read_whole(tmp_path: Path, size: int, wait: float
 
 @pytest.fixture
 def late(many: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """A cache whose manifest came late, so that its storage is taken for late."""
-    real = Manifest.load
-
-    def load(directory: str | Path) -> Manifest:
-        for _ in range(2):
-            time.sleep(0.02)
-        return real(directory)
-
-    monkeypatch.setattr(Manifest, "load", load)
+    answers_late(monkeypatch)
     return Cache.open(many)
 
 

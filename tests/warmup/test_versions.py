@@ -182,6 +182,7 @@ def test_a_version_that_undoes_itself_is_refused(root: Path) -> None:
     cache = root / "cache"
     for path in ("a/02.png", "a/04.png"):
         manifest = delete_samples(cache, where=f"path == '{path}'")
+    assert manifest.history is not None
     history = dataclasses.replace(manifest.history, command="delete --undo: as version 3")
     manifest.changed(history=history).save(cache)
     with pytest.raises(FormatError, match=r"version 3 of .* undoes a later one: copy the cache again"):

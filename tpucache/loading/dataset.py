@@ -475,7 +475,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def can_visit(self) -> bool:
-        return self._open_reader.can_visit
+        return self._open_reader.is_plain
 
     def visit(
         self, indices: Array, epoch: int, chunk: int, use: UseRecords, parts: Numbers, divide: Divide = undivided

@@ -74,16 +74,6 @@ class _GlobalBatch(NamedTuple):
     bounds: tuple[int, int]
 
 
-class _Begun(NamedTuple):
-    """What the kernel was asked to read ahead: the samples at positions `start` to `end` of an epoch's order."""
-
-    seed: int
-    order: EpochOrder
-    epoch: int
-    start: int
-    end: int
-
-
 @dataclass(frozen=True)
 class LoaderOptions:
     """The options of a loader, which `CachedLoader` explains. Raises UsageError for values out of range."""
@@ -146,7 +136,7 @@ class BatchLoader(Generic[AnySamples]):
         self._is_closed = False
         self._finish = None if options.finishing is None else _make_finish(options.finishing, samples, crop)
         self._pool: BufferPool | None = None  # made on first use, in each process
-        self._begun: _Begun | None = None
+        self._begun = 0  # the position in the first epoch up to which the kernel was asked to read ahead
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
@@ -165,14 +155,14 @@ class BatchLoader(Generic[AnySamples]):
             samples.buffer_pools.compile_loops(self.batch_size)
         else:
             # A sampler of the user's must not be asked for an epoch more than once.
-            begun = self._begin_reading() if samples.is_late and order.sampling is None else None
+            begun = samples.is_late and order.sampling is None and self._begin_reading()
             # The batches that are read ahead, the one that is handed out, and the one that the caller still holds.
             self._buffers.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
-            if begun is not None:
+            if begun:
                 self._begun = begun.result()
         samples.prepare(options.threads)
 
-    def _begin_reading(self) -> Future[_Begun]:
+    def _begin_reading(self) -> Future[int]:
         return Threads(1, "tpucache-hint").submit(_Iteration(self, 0, 0, 0, False, None).begin)
 
     def __len__(self) -> int:
@@ -232,7 +222,7 @@ class BatchLoader(Generic[AnySamples]):
             "_pool": None,
             "_finish": None,
             "_metrics": LoaderMetrics(),
-            "_begun": None,
+            "_begun": 0,
             "_iterations": 0,
             "_outdated": 0,
         }
@@ -299,7 +289,7 @@ class BatchLoader(Generic[AnySamples]):
         first, stop = min(self._bounds(saved.position), key=lambda batch: batch[1] - batch[0], default=(0, 0))
         if 0 < stop - first < self.world_size:
             raise UsageError(_too_few(stop - first, self.world_size))
-        self.seed, self.order = saved.seed, self.order.continued(saved.order, saved.chunk)
+        self.seed, self.order, self._begun = saved.seed, self.order.continued(saved.order, saved.chunk), 0
         self._go_to(saved.epoch, saved.position)
 
     def _state(self) -> LoaderState:
@@ -393,7 +383,8 @@ class _Iteration:
         submit = self._submit if slots is None else functools.partial(self._submit_missing, slots)
         if slots is None or not slots.is_full:
             self._dataset.expect(loader, self.expected)
-            hinted, windows, begun = self._start, self._parts_ahead(self._start), self._take_begun()
+            hinted, windows, begun = self._start, self._parts_ahead(self._start), 0 if self.epoch else loader._begun
+            loader._begun = 0
             reach, rest = loader._reach, loader.samples
             with ReadingThreads(options.threads, options.prefetch + 1) as threads:
                 for batch in self._global_batches(self._start):
@@ -412,8 +403,8 @@ class _Iteration:
         if slots is not None:
             yield from self._placed_batches(slots, rest)
 
-    def begin(self) -> _Begun:
-        """Ask the kernel to read the first records ahead, and return which samples' records these are."""
+    def begin(self) -> int:
+        """Ask the kernel to read the first records ahead, and return the position in the order after these."""
         end = self._start
         for parts in self._parts_ahead(self._start):
             ahead = np.concatenate([self._positions[part] for part in parts])
@@ -422,13 +413,7 @@ class _Iteration:
             end = parts[-1].stop
             if end >= self._start + self._loader._reach:
                 break
-        return _Begun(self._seed, self._order, self.epoch, self._start, end)
-
-    def _take_begun(self) -> int:
-        """Return the position in the order up to which `begin` has asked the kernel for this iteration's records."""
-        begun, self._loader._begun = self._loader._begun, None
-        own = self._seed, self._order, self.epoch, self._start
-        return begun.end if begun is not None and begun[:-1] == own else 0
+        return end
 
     def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
         """Yield the samples that this rank will read in this epoch and later ones, in the form of `samples.Windows`."""

@@ -22,7 +22,7 @@ from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
 from tpucache.loading.selection import Windows
 from tpucache.loading.tensors import Positions, to_integer, to_tensor
 from tpucache.native import Array
-from tpucache.store.fields import MASK, Field
+from tpucache.store.fields import MASK
 from tpucache.store.manifest import differ_in_values, label_options, mask_difference
 
 if TYPE_CHECKING:
@@ -313,8 +313,7 @@ def _check_labels(one: CachedDataset, other: CachedDataset) -> None:
 
 def _forms(dataset: CachedDataset) -> list[tuple[Any, ...]]:
     """Return, for each field, what must be equal in all datasets of a mixture."""
-
-    def form(stored: Field, read: Field) -> tuple[Any, ...]:
-        return read.name, read.dtype, read.shape, None if read.shape == stored.shape else stored
-
-    return [form(*pair) for pair in zip(dataset.manifest.fields, dataset.record_fields, strict=True)]
+    return [
+        (read.name, read.dtype, read.shape, None if read.shape == stored.shape else stored)
+        for stored, read in zip(dataset.manifest.fields, dataset.record_fields, strict=True)
+    ]

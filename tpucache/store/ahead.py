@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, BinaryIO, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
 from tpucache import machine
 from tpucache.store.files import CHUNK, OpenFile, ThreadLock, ask_for, is_late, open_regular
@@ -39,8 +39,6 @@ _CALLS_A_TRIAL: Final = 4096
 #: Bytes that `open_scanned` reads at once, and for which it asks the kernel before, if the storage answers late.
 _SCANNED_BYTES: Final = 1 << 20
 _SCANNED_AHEAD: Final = 4 << 20
-#: What Python says, in a RuntimeError, where no thread can start.
-NO_THREAD: Final = "can't start new thread"
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -83,10 +81,7 @@ class ThreadCache(Generic[Asked, Made]):
 def cached_for_threads(most: int | None) -> Callable[[Callable[Asked, Made]], ThreadCache[Asked, Made]]:
     """Return a decorator that makes a function a ThreadCache of `most` values; None: all."""
 
-    def decorate(function: Callable[Asked, Made]) -> ThreadCache[Asked, Made]:
-        return ThreadCache(function, most)
-
-    return decorate
+    return lambda function: ThreadCache(function, most)
 
 
 @functools.cache
@@ -105,7 +100,7 @@ class Threads(ThreadPoolExecutor):
         try:
             return super().submit(function, *values, **named)
         except RuntimeError as error:
-            if NO_THREAD not in str(error):  # the pool was shut down
+            if "new thread" not in str(error):  # the pool was shut down
                 raise
         say_no_thread()
         done: Future[Made] = Future()
@@ -327,11 +322,9 @@ class WholeFile:
         return data
 
 
-class FilePiece:
-    __slots__ = ("file", "offset")
-
-    def __init__(self, file: WholeFile, offset: int) -> None:
-        self.file, self.offset = file, offset
+class FilePiece(NamedTuple):
+    file: WholeFile
+    offset: int
 
 
 class FilesAhead(ReadAhead[FilePiece, bytes]):

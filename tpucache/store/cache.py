@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tpucache import machine
 from tpucache.errors import DamageError, UsageError
 from tpucache.native import Array
-from tpucache.store.codecs import CODECS, decode_into, decode_luma
+from tpucache.store.codecs import CODECS
 from tpucache.store.fields import RecordLayout
 from tpucache.store.files import is_late
 from tpucache.store.history import OpenVersion, one_version, read_times, split_version, versions_before
@@ -179,8 +179,9 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
         flat = out.reshape(len(parts), -1).view(np.uint8)
         cache.reader.scatter(parts, [[row.data] for row in flat], are_whole=False)
         return out
+    codec = CODECS[field.codec]
     for target, encoded in zip(out, _encoded(cache, numbers, place), strict=True):
-        decode_into(field, encoded, target)
+        codec.decode_into(field, encoded, target)
     return out
 
 
@@ -192,13 +193,14 @@ def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
-    if not (CODECS[field.codec].has_luma and field.shape[-1] == _COLOURS):
+    codec = CODECS[field.codec]
+    if not (codec.has_luma and field.shape[-1] == _COLOURS):
         return read_field(cache, numbers, name)
     height, width, _ = field.shape
     is_even = height % 2 == width % 2 == 0
-    step = 2 if CODECS[field.codec].has_half_luma and is_even and min(height, width) >= 2 * least else 1
+    step = 2 if codec.has_half_luma and is_even and min(height, width) >= 2 * least else 1
     out = np.empty((len(numbers), height // step, width // step), np.uint8)
-    decode_luma(field, _encoded(cache, numbers, place), out)
+    codec.decode_luma(field, _encoded(cache, numbers, place), out)
     return out[..., None]
 
 

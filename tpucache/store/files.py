@@ -173,16 +173,16 @@ def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = N
     return os.fdopen(open_regular(path), encoding=encoding, newline=newline)
 
 
-def read_file(path: str | Path, most: int | None = None) -> bytes:
+def read_file(path: str | Path, most: float = math.inf) -> bytes:
     """Return the bytes of a regular file. Raises OSError, before it reads them, if there are more than `most`."""
     number, size = _open_regular(path)
     try:
-        if most is not None and size > most:
+        if size > most:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most:,} are read", os.fspath(path))
         # One byte more than the file's size: a shorter answer is its end, so that one system call suffices. While
         # other threads want the interpreter's lock, each call costs a change of threads.
         parts = [os.read(number, size + 1)]
-        while parts[-1] and sum(map(len, parts)) != size and (most is None or sum(map(len, parts)) <= most):
+        while parts[-1] and size != sum(map(len, parts)) <= most:
             parts.append(os.read(number, CHUNK))
         return parts[0] if len(parts) == 1 else b"".join(parts)
     finally:

@@ -99,14 +99,12 @@ def list_asked(work: Path) -> list[str]:
 
 def take_asked(path: Path, samples: int) -> Numbers:
     """Remove a file that `ask_for` wrote, and return its positions, all below `samples`; none if it cannot be read."""
-    try:
+    with contextlib.suppress(OSError, FormatError):
         found = parse_npy(read_file(path, MAX_HEADER_BYTES + 8 * samples))
         path.unlink()
-    except (OSError, FormatError):
-        return np.empty(0, np.int64)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        return np.empty(0, np.int64)
-    return found[(found >= 0) & (found < samples)].astype(np.int64)
+        if found.ndim == 1 and found.dtype.kind in "iu":
+            return found[(found >= 0) & (found < samples)].astype(np.int64)
+    return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,6 @@ def test_without_a_network_what_is_here_is_used_with_a_warning(
 ) -> None:
     expected = batches(opened())
     monkeypatch.setattr("tpucache.store.remote.cache._FRESH_SECONDS", 0.0)
-    monkeypatch.setattr("tpucache.store.remote.retry._FIRST_PAUSE", 0.001)
     server.fault = lambda name, number: "503"
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert batches(opened()) == expected
@@ -452,10 +451,7 @@ def test_commands_read_a_cache_at_a_url(
 
 
 @pytest.mark.slow
-def test_the_programs_random_numbers_are_not_touched(
-    opened: Callable[..., CachedDataset], server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tpucache.store.remote.retry._FIRST_PAUSE", 0.001)
+def test_the_programs_random_numbers_are_not_touched(opened: Opened, server: Server) -> None:
     server.fault = lambda name, number: "503" if name.endswith("lmdb") and number <= 3 else None
     before = random.getstate()
     for _ in CachedLoader(opened(), 8):

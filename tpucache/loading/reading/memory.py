@@ -92,8 +92,8 @@ class BufferPool:
     """
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate | None = None) -> None:
-        self._fields = tuple(fields)
-        self._batch, self._allocate = batch, allocate
+        self._make = functools.partial(Buffer, tuple(fields), batch, allocate or np.empty)
+        self._allocate = allocate
         # A deque, because its append is atomic: finalizers run in any thread, inside any call, so they cannot lock.
         self._free: deque[Buffer] = deque()
         # Without a lock, an update of these may be lost. Then a buffer is freed a little early or late.
@@ -106,7 +106,7 @@ class BufferPool:
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = Buffer(self._fields, self._batch, self._allocate or np.empty)
+            buffer = self._make()
         self._unused = min(self._unused, len(self._free))
         self._taken += 1
         if self._taken >= _BATCHES and time.monotonic() - self._since >= _SECONDS:
@@ -118,7 +118,7 @@ class BufferPool:
         made: list[Buffer] = []
         while len(self._free) + len(made) < buffers and not self._taken:
             try:
-                made.append(Buffer(self._fields, self._batch, self._allocate or np.empty))
+                made.append(self._make())
             except UsageError:
                 if self._allocate is not None:
                     raise
@@ -231,14 +231,16 @@ class MemoryBudget:
     @property
     def room(self) -> int:
         """The bytes that may still be taken by default, without `in_memory=True`."""
-        with self._lock:
-            return self._room()
+        available = available_memory()
+        self._first = self._first or available
+        claims = list(self._claims.values())
+        promised, used = sum(claim.promised for claim in claims), sum(claim.used for claim in claims)
+        return min((available + used) // _SHARE - promised, available - self._first // _RESERVE)
 
     @property
     def free(self) -> int:
         """The bytes that are free and not promised to any owner."""
-        with self._lock:
-            return self._free()
+        return available_memory() - sum(claim.promised - claim.used for claim in list(self._claims.values()))
 
     def take(self, owner: object, size: int, *, is_used: bool = True) -> bool:
         """Grant an owner `size` more bytes, if `room` is that large. Returns whether they were granted.
@@ -246,7 +248,7 @@ class MemoryBudget:
         `is_used` means that the owner uses them at once, so that the system no longer shows them as free.
         """
         with self._lock:
-            if size > self._room():
+            if size > self.room:
                 return False
             claim = self._claims.setdefault(owner, _Claim())
             claim.promised += size
@@ -256,7 +258,7 @@ class MemoryBudget:
     def promise(self, owner: object, size: int) -> bool:
         """Promise an owner `size` bytes, which it takes later by `use`. Returns False if fewer are `free`."""
         with self._lock:
-            if size > self._free():
+            if size > self.free:
                 return False
             self._claims.setdefault(owner, _Claim()).promised += size
             return True
@@ -269,16 +271,6 @@ class MemoryBudget:
         """Cancel promised bytes that are not used. Called in a forked process, to which nothing was promised."""
         for claim in list(self._claims.values()):
             claim.promised = claim.used
-
-    def _room(self) -> int:
-        available = available_memory()
-        self._first = self._first or available
-        claims = list(self._claims.values())
-        promised, used = sum(claim.promised for claim in claims), sum(claim.used for claim in claims)
-        return min((available + used) // _SHARE - promised, available - self._first // _RESERVE)
-
-    def _free(self) -> int:
-        return available_memory() - sum(claim.promised - claim.used for claim in list(self._claims.values()))
 
 
 BUDGET: Final = MemoryBudget()
@@ -301,7 +293,7 @@ class RecordMemory:
         self._granted = 0  # places that the budget gave memory for
         self._used = 0
         self._is_promised = False
-        self._is_full = False
+        self.is_full = False
         self._process = os.getpid()
         self._lock = ThreadLock()
 
@@ -315,10 +307,6 @@ class RecordMemory:
     @property
     def granted(self) -> int:
         return self._granted * self._size
-
-    @property
-    def is_full(self) -> bool:
-        return self._is_full
 
     def promise(self) -> bool:
         """Reserve memory for all records that may be kept. Returns whether this much memory is free."""
@@ -355,7 +343,7 @@ class RecordMemory:
         """Grow if necessary, and return how many of `records` more records fit."""
         if self._process != os.getpid():  # a forked process shares the written records, but was promised nothing
             self._process, self._granted, self._is_promised = os.getpid(), self._used, False
-        while self._granted < self._used + records and not self._is_full:
+        while self._granted < self._used + records and not self.is_full:
             self._grow()
         return min(records, self._granted - self._used)
 
@@ -365,8 +353,8 @@ class RecordMemory:
             _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)
         capacity = 0 if self._rows is None else len(self._rows)
         step = min(max(1, _STEP // self._size), capacity - self._granted)
-        self._is_full = step <= 0 or not BUDGET.take(self, step * self._size)
-        if not self._is_full:
+        self.is_full = step <= 0 or not BUDGET.take(self, step * self._size)
+        if not self.is_full:
             self._granted += step
         elif self._granted < self._most:
             kept = self.granted / 1e9

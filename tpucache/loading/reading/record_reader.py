@@ -114,11 +114,12 @@ class RecordReader:
         self._shown = stored if shown is None else shown
         #: The fields as they are read, which are the arrays of a buffer.
         self.fields = tuple(field.packed for field in self._shown) if is_packed else self._shown
-        self._is_plain = all(
+        #: Whether records are just the bytes of their fields, so that `visit` can be used.
+        self.is_plain = all(
             field.is_plain if form == field else field.stored_bytes == form.nbytes
             for field, form in zip(stored, self.fields, strict=True)
         )
-        self._is_decoded = not self._is_plain and self.fields == self._shown
+        self._is_decoded = not self.is_plain and self.fields == self._shown
         lengths = [field.nbytes for field in self.fields]
         self._record_bytes = sum(lengths)
         self._offsets = [0, *itertools.accumulate(lengths)][: len(lengths)]  # the fields' offsets in a decoded record
@@ -128,8 +129,11 @@ class RecordReader:
         self._scratch = RecordScratch()
         self.pools = BufferPools(self.fields)
         self._packed: RecordReader | None = None
-        if in_memory is True:
-            self._promise_memory()
+        if in_memory is True and not self._memory.promise():
+            raise UsageError(
+                f"{most:,} records in memory take {self._memory.wanted / 1e9:,.1f} GB, and "
+                f'{max(0, BUDGET.free) / 1e9:,.1f} GB are free: leave in_memory out, or give in_memory="auto"'
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _PER_PROCESS}
@@ -164,7 +168,7 @@ class RecordReader:
         first = self.cache.manifest.shards.index(shards[0]) if shards else 0
         if self.in_memory is True:
             return ReadingPlan("keep", needed)
-        if self._is_plain and needed and self._maps.how_to_map(first) in MAPPED:
+        if self.is_plain and needed and self._maps.how_to_map(first) in MAPPED:
             return ReadingPlan("map", 0)
         room = max(0, BUDGET.room) + self._memory.granted if self.in_memory else 0
         return ReadingPlan("keep" if 0 < needed <= room else "stream", min(needed, room))
@@ -231,11 +235,6 @@ class RecordReader:
             divide(functools.partial(self._visit_part, rows, places, use, parts, keep), len(rows))
         return self._ways(places)
 
-    @property
-    def can_visit(self) -> bool:
-        """Whether records are just the bytes of their fields, so that `visit` can be used."""
-        return self._is_plain
-
     def _may_keep(self, arriving: Arriving, keep: bool) -> bool:
         """Return whether to keep records in memory: unless in_memory is True, not while others are being fetched.
 
@@ -298,7 +297,7 @@ class RecordReader:
         if places.found is None:
             return WaysRead(memory=count, memory_bytes=count * self._record_bytes)
         mapped = int(np.count_nonzero(places.encoded))
-        if places.is_complete and self._is_plain:  # mapped records need not be decoded, and all have one length
+        if places.is_complete and self.is_plain:  # mapped records need not be decoded, and all have one length
             ways = WaysRead(count - mapped, mapped)
             return ways._replace(memory_bytes=ways.memory * self._record_bytes, map_bytes=mapped * self._record_bytes)
         is_mapped = places.encoded != 0
@@ -319,13 +318,6 @@ class RecordReader:
     def not_in_memory(self, rows: Numbers) -> Numbers:
         return rows[self._memory.addresses(rows) == 0] if self.in_memory else rows
 
-    def _promise_memory(self) -> None:
-        if not self._memory.promise():
-            raise UsageError(
-                f"{self._most:,} records in memory take {self._memory.wanted / 1e9:,.1f} GB, and "
-                f'{max(0, BUDGET.free) / 1e9:,.1f} GB are free: leave in_memory out, or give in_memory="auto"'
-            )
-
     def _find(self, rows: Numbers) -> _Places:
         decoded = self._memory.addresses(rows) if self.in_memory else np.zeros(len(rows), np.int64)
         if decoded.all():
@@ -335,7 +327,7 @@ class RecordReader:
         found = self.cache.index[rows]
         if self.in_memory is not True:
             encoded[missing] = self._maps.addresses(rows[missing], found[missing])
-        if self._is_plain:
+        if self.is_plain:
             is_whole = found["length"] == self._record_bytes  # reading a record of another length raises an error
             decoded[missing] = np.where(is_whole, encoded, 0)[missing]
         return _Places(decoded, encoded, found, is_complete=bool(decoded.all()))
@@ -388,7 +380,7 @@ class RecordReader:
 
     def _read(self, buffer: Buffer, places: Indices, found: Rows, mapped: Addresses) -> None:
         """Read records from files, or decode them from maps, into the rows `places` of a buffer."""
-        if self._is_plain:
+        if self.is_plain:
             self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
             return
         rows = buffer.places(places)

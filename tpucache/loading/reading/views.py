@@ -13,7 +13,7 @@ from tpucache.errors import UsageError
 from tpucache.geometry import Placement, clip_boxes, fill_boxes, margins, mark_points, nearest, placement, within
 from tpucache.native import Array
 from tpucache.ondevice.decode import CoefficientDecoder, Resize, packed_or_pixels, to_resize
-from tpucache.store.codecs import CODECS, FREQUENCY_CODECS, decode_into, unpack_rows
+from tpucache.store.codecs import CODECS, FREQUENCY_CODECS, unpack_rows
 from tpucache.store.codecs.coefficients import BLOCK
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, ResizedView
 from tpucache.store.index import Numbers
@@ -74,7 +74,7 @@ def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: 
         return
     whole = np.empty(stored.shape, stored.dtype)
     for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
-        decode_into(stored, block.data[start:end], whole)
+        CODECS[stored.codec].decode_into(stored, block.data[start:end], whole)
         out[row] = moved(whole, field)
 
 

@@ -6,19 +6,21 @@ group `tpucache.codecs`: see docs/extending.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.native import Array, FileRecords
 from tpucache.plugins import Names, PartTable
-from tpucache.store.codecs.codec import Codec, FieldSpec, Numbers, PackedCodec
+from tpucache.store.codecs.codec import Codec, Numbers, PackedCodec
 from tpucache.store.codecs.dct import DctLz4, DctZstd
 from tpucache.store.codecs.pictures import Jpeg, Png
 from tpucache.store.codecs.plain import Bytes, Raw, Zstd
 from tpucache.store.codecs.yuv420 import Yuv420
+
+if TYPE_CHECKING:
+    from tpucache.store.fields import Field
 
 __all__ = [
     "ARRAY_CODECS",
@@ -26,10 +28,7 @@ __all__ = [
     "FREQUENCY_CODECS",
     "IMAGE_CODECS",
     "Codec",
-    "FieldSpec",
     "PackedCodec",
-    "decode_into",
-    "decode_luma",
     "decode_rows",
     "encode",
     "unpack_files",
@@ -61,19 +60,11 @@ ARRAY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.holds_any_ar
 FREQUENCY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.has_frequencies)
 
 
-def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:
+def encode(field: Field, array: npt.NDArray[Any], quality: int | None = None) -> bytes:
     return CODECS[field.codec].encode(field, array, quality)
 
 
-def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
-    CODECS[field.codec].decode_into(field, data, out)
-
-
-def decode_luma(field: FieldSpec, records: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
-    CODECS[field.codec].decode_luma(field, records, out)
-
-
-def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+def decode_rows(field: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
     """Decode a field of n records from a block of bytes into rows of `out`.
 
     Record i has the field in block[start:end] with (start, end) = spans[i]; it is decoded into out[rows[i]]. `block` is
@@ -84,14 +75,14 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
         codec.decode_into(field, data[start:end], out[row])
 
 
-def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+def unpack_rows(field: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
         raise UsageError(f"field {field.name!r} is stored as {field.codec}, which has no packed form")
     codec.unpack_rows(field, block, spans, out, rows)
 
 
-def unpack_files(field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
+def unpack_files(field: Field, records: FileRecords, out: Array, rows: Numbers) -> int:
     """See `PackedCodec.unpack_files`. Returns 0 for a codec without a packed form."""
     codec = CODECS[field.codec]
     return codec.unpack_files(field, records, out, rows) if isinstance(codec, PackedCodec) else 0

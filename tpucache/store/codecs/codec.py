@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from tpucache.errors import BuildError, DamageError, DependencyError, FormatErro
 from tpucache.native import Array, FileRecords
 from tpucache.store.format import MAX_IMAGE_BYTES
 
+if TYPE_CHECKING:
+    from tpucache.store.fields import Field
+
 Numbers = npt.NDArray[np.int64]
 #: The kinds of packed arrays that a device can decode: planes of luma and chroma, or JPEG's coefficients.
 #: `ondevice/decode.py` decodes both.
@@ -21,60 +24,6 @@ PackedForm = Literal["planes", "coefficients"]
 
 _HEADERS: Final = 64 << 10
 _LEAST_WINDOW: Final = 1 << 10  # the smallest window of a Zstandard frame
-
-
-class FieldSpec(Protocol):
-    """The attributes of a field that codecs use. `store.fields.Field` has them."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def codec(self) -> str: ...
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the arrays as a NumPy string, such as "<u2". It is little-endian."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def nbytes(self) -> int:
-        """The size of a decoded array in bytes."""
-        ...
-
-    @property
-    def quality(self) -> int | None:
-        """The quality with which the field was encoded, if decoding needs it; otherwise None."""
-        ...
-
-    @property
-    def chroma(self) -> str | None:
-        """The chroma subsampling, "420" or "444", with which the field was encoded; None if decoding needs none."""
-        ...
-
-    @property
-    def view(self) -> ViewSpec | None:
-        """How the field is decoded at another size than the stored one; None for the stored size."""
-        ...
-
-
-class ViewSpec(Protocol):
-    """How a field is decoded at another size than the stored one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def frequencies(self) -> int:
-        """How many frequencies decoding uses in each direction of a block, from 1 to 8.
-
-        Images are stored in blocks of 8x8 DCT coefficients. Of each block, only the K x K coefficients with the lowest
-        vertical and horizontal frequencies are decoded, where K is this number.
-        """
-        ...
 
 
 class Codec(ABC):
@@ -115,14 +64,14 @@ class Codec(ABC):
     #: The lossless codec for masks of images that are stored in this codec.
     mask_codec: ClassVar[str] = "raw"
 
-    def check(self, field: FieldSpec) -> None:  # noqa: B027  # most codecs hold arrays of every dtype and shape
+    def check(self, field: Field) -> None:  # noqa: B027  # most codecs hold arrays of every dtype and shape
         """Raise FormatError for a dtype or a shape that this codec cannot hold."""
 
-    def stored_bytes(self, field: FieldSpec) -> int | None:
+    def stored_bytes(self, field: Field) -> int | None:
         """Return the length of every encoded array of the field, None if it differs from record to record."""
         return field.nbytes if self.is_plain else None
 
-    def largest_bytes(self, field: FieldSpec) -> int:
+    def largest_bytes(self, field: Field) -> int:
         """Return an upper limit for the length of an encoded array; longer records are refused unread.
 
         It need not be tight: apart from file headers, no codec makes an array twice as long, not even noise.
@@ -130,7 +79,7 @@ class Codec(ABC):
         stored = self.stored_bytes(field)
         return 2 * field.nbytes + _HEADERS if stored is None else stored
 
-    def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
+    def encode(self, field: Field, array: Array, quality: int | None = None) -> bytes:
         data = self._encode(field, checked(field, array), quality)
         if not isinstance(data, bytes):
             raise TypeError(f"the codec {field.codec} encodes an array as a {type(data).__name__}, not as bytes")
@@ -139,7 +88,7 @@ class Codec(ABC):
     def _calling_library(self) -> AbstractContextManager[None]:
         return calling(f"the codec {self.name}", BuildError, "Use another codec, or another version of its library")
 
-    def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+    def decode_into(self, field: Field, data: memoryview, out: Array) -> None:
         try:
             self._decode_into(field, data, out)
         except (StoreError, DependencyError, MemoryError):
@@ -147,7 +96,7 @@ class Codec(ABC):
         except Exception as error:  # libraries raise anything for broken bytes
             raise _not_decoded(field, error) from error
 
-    def decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
+    def decode_luma(self, field: Field, records: Sequence[memoryview], out: Array) -> None:
         """Decode only the luma (ITU-R BT.601, 0 to 255) of n colour images into `out`, uint8 (n, height, width).
 
         `out` may be (n, height / 2, width / 2) if `has_half_luma` and both sides are even.
@@ -161,15 +110,15 @@ class Codec(ABC):
         except Exception as error:  # libraries raise anything for broken bytes
             raise _not_decoded(field, error) from error
 
-    def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
+    def _decode_luma(self, field: Field, records: Sequence[memoryview], out: Array) -> None:
         raise NotImplementedError
 
     @abstractmethod
-    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+    def _encode(self, field: Field, array: Array, quality: int | None) -> bytes:
         """Encode a contiguous array of the field's dtype and shape."""
 
     @abstractmethod
-    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+    def _decode_into(self, field: Field, data: memoryview, out: Array) -> None:
         """Decode bytes into `out`. For damaged bytes, raise any Exception but tpucache's errors and MemoryError."""
 
 
@@ -179,14 +128,14 @@ class PackedCodec(Codec):
     packed_form: ClassVar[PackedForm]
 
     @abstractmethod
-    def packed_bytes(self, field: FieldSpec) -> int:
+    def packed_bytes(self, field: Field) -> int:
         """Return the length in bytes of every packed array of the field."""
 
-    def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
+    def decode_packed(self, field: Field, packed: Array, out: Array) -> None:
         """Decode the packed form of an array, uint8 (packed_bytes,), into `out`, the array of the field."""
         raise UsageError(f"{self.name} does not decode its packed form on the host: a device decodes it")
 
-    def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+    def unpack_rows(self, field: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Decode n records from a block of bytes into their packed form, in rows of `out`.
 
         Record i is block[start:end] with (start, end) = spans[i], and goes to out[rows[i]]. `block` is uint8, `spans`
@@ -199,7 +148,7 @@ class PackedCodec(Codec):
                 f"field {field.name!r} does not unpack as {field.codec}: {error}. Run `tpucache verify` on the cache"
             ) from error
 
-    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
+    def unpack_files(self, field: Field, records: FileRecords, out: Array, rows: Numbers) -> int:
         """Read n records that have only this field from open files, and decode record i into its packed form in
         out[rows[i]].
 
@@ -208,24 +157,24 @@ class PackedCodec(Codec):
         return 0
 
     @abstractmethod
-    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+    def _unpack_rows(self, field: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Implement `unpack_rows`. For damaged bytes, raise ValueError or OSError."""
 
 
-def _not_decoded(field: FieldSpec, error: Exception) -> DamageError:
+def _not_decoded(field: Field, error: Exception) -> DamageError:
     text = str(error) or type(error).__name__
     return DamageError(
         f"field {field.name!r} does not decode as {field.codec}: {text}. Run `tpucache verify` on the cache"
     )
 
 
-def checked(field: FieldSpec, array: Array) -> Array:
+def checked(field: Field, array: Array) -> Array:
     if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
         raise UsageError(f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}")
     return np.ascontiguousarray(array)
 
 
-def check_picture(codec: str, field: FieldSpec) -> None:
+def check_picture(codec: str, field: Field) -> None:
     """Raise FormatError unless a field is uint8 (height, width, 1 or 3) and not too large."""
     shape = field.shape
     if field.dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3):
@@ -233,7 +182,7 @@ def check_picture(codec: str, field: FieldSpec) -> None:
     check_image(field)
 
 
-def check_image(field: FieldSpec) -> None:
+def check_image(field: Field) -> None:
     shape = field.shape
     if len(shape) != 3 or not all(shape) or field.nbytes > MAX_IMAGE_BYTES:
         raise FormatError(

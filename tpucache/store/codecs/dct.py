@@ -19,7 +19,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from tpucache.errors import FormatError
 from tpucache.native import Array, FileRecords, LoopWork, Native, native
 from tpucache.store.codecs import coefficients, sparse
 from tpucache.store.codecs.codec import (
-    FieldSpec,
     Numbers,
     PackedCodec,
     check_picture,
@@ -37,6 +36,9 @@ from tpucache.store.codecs.codec import (
 )
 from tpucache.store.codecs.coefficients import BLOCK, CHROMA, CoefficientLayout, layout_of, repack
 from tpucache.store.codecs.sparse import Sparse, scratch_for, spread
+
+if TYPE_CHECKING:
+    from tpucache.store.fields import Field
 
 _ZSTD: Final = "libzstd.so.1"
 _LZ4: Final = "liblz4.so.1"
@@ -224,7 +226,7 @@ class DctCodec(PackedCodec):
     has_half_luma = True
     packing: ClassVar[str]
 
-    def check(self, field: FieldSpec) -> None:
+    def check(self, field: Field) -> None:
         check_picture(self.name, field)
         if field.quality is None or not 1 <= field.quality <= 100 or field.chroma not in CHROMA:
             raise FormatError(
@@ -232,25 +234,25 @@ class DctCodec(PackedCodec):
                 f"{field.quality!r} and chroma {field.chroma!r}"
             )
 
-    def packed_bytes(self, field: FieldSpec) -> int:
+    def packed_bytes(self, field: Field) -> int:
         return packed_layout(field).nbytes
 
-    def largest_bytes(self, field: FieldSpec) -> int:
+    def largest_bytes(self, field: Field) -> int:
         size = self.packed_bytes(field)
         return longest_record(size, sparse.most_bytes(size, self.packing))
 
-    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+    def _encode(self, field: Field, array: Array, quality: int | None) -> bytes:
         form = sparse.squeeze(coefficients.pack(array, packed_layout(field)), self.packing)
         with self._calling_library():
             return self._compress(form)
 
-    def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
+    def decode_packed(self, field: Field, packed: Array, out: Array) -> None:
         out[...] = coefficients.unpack(packed.data, packed_layout(field))
 
-    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+    def _decode_into(self, field: Field, data: memoryview, out: Array) -> None:
         self.decode_packed(field, self._unpacked(field, data), out)
 
-    def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
+    def _decode_luma(self, field: Field, records: Sequence[memoryview], out: Array) -> None:
         layout = packed_layout(field)
         for first in range(0, len(records), _LUMA_AT_ONCE):
             some = records[first : first + _LUMA_AT_ONCE]
@@ -260,7 +262,7 @@ class DctCodec(PackedCodec):
             self._unpack_whole(np.frombuffer(b"".join(some), np.uint8), spans, packed, np.arange(len(some)))
             out[first : first + _LUMA_AT_ONCE] = coefficients.unpack_luma(packed, layout, layout.height // out.shape[1])
 
-    def _unpacked(self, field: FieldSpec, data: memoryview) -> Array:
+    def _unpacked(self, field: Field, data: memoryview) -> Array:
         library, layout = self._library(), packed_layout(field)
         packed = np.empty(layout.nbytes, np.uint8)
         if library is None:
@@ -269,7 +271,7 @@ class DctCodec(PackedCodec):
             raise ValueError(f"{len(data):,} bytes do not unpack to {layout.nbytes:,} bytes")
         return packed
 
-    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+    def _unpack_rows(self, field: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         if field.view is None or field.view.frequencies == BLOCK:
             self._unpack_whole(block, spans, out, rows)
             return
@@ -293,7 +295,7 @@ class DctCodec(PackedCodec):
         if done < len(lengths):
             raise ValueError(f"{lengths[done]:,} bytes do not unpack to {size:,} bytes")
 
-    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
+    def unpack_files(self, field: Field, records: FileRecords, out: Array, rows: Numbers) -> int:
         library = self._library()
         if library is None or (field.view is not None and field.view.frequencies < BLOCK):
             return 0
@@ -381,7 +383,7 @@ def _check_rows(out: Array, rows: Numbers, records: int) -> None:
         raise IndexError(f"a row number is negative, or is not below {len(out):,}, the number of rows")
 
 
-def packed_layout(field: FieldSpec) -> CoefficientLayout:
+def packed_layout(field: Field) -> CoefficientLayout:
     """Return the layout of a field's packed bytes: at another size (`field.view`), only the frequencies that it
     needs.
     """

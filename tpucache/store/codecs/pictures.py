@@ -9,13 +9,16 @@ import math
 import struct
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from tpucache.errors import DependencyError
 from tpucache.native import Array
-from tpucache.store.codecs.codec import Codec, FieldSpec, check_picture
+from tpucache.store.codecs.codec import Codec, check_picture
+
+if TYPE_CHECKING:
+    from tpucache.store.fields import Field
 
 _MODES: Final = {1: "L", 3: "RGB"}  # Pillow's names by channels
 
@@ -45,10 +48,10 @@ class PictureCodec(Codec):
     is_for_images = True
     mask_codec = "png"
 
-    def check(self, field: FieldSpec) -> None:
+    def check(self, field: Field) -> None:
         check_picture(self.name, field)
 
-    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+    def _encode(self, field: Field, array: Array, quality: int | None) -> bytes:
         from PIL import Image
 
         target = io.BytesIO()
@@ -61,11 +64,11 @@ class PictureCodec(Codec):
     def _save_options(self, quality: int | None) -> dict[str, Any]:
         pass
 
-    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+    def _decode_into(self, field: Field, data: memoryview, out: Array) -> None:
         self._check_file(field, data)
         out[...] = self._opened(field, data, _MODES[field.shape[2]]).reshape(field.shape)
 
-    def _opened(self, field: FieldSpec, data: memoryview, mode: str) -> Array:
+    def _opened(self, field: Field, data: memoryview, mode: str) -> Array:
         """Decode a file, which `_check_file` has accepted, by Pillow, and return pixels in Pillow's `mode`, such as
         "RGB".
         """
@@ -87,11 +90,11 @@ class PictureCodec(Codec):
             raise ValueError(str(error) or type(error).__name__) from error
 
     @abstractmethod
-    def _check_file(self, field: FieldSpec, data: memoryview) -> None:
+    def _check_file(self, field: Field, data: memoryview) -> None:
         """Raise ValueError unless the file's header has the field's shape, and the file has no unexpected metadata."""
 
 
-def check_header(field: FieldSpec, height: int, width: int, channels: int) -> None:
+def check_header(field: Field, height: int, width: int, channels: int) -> None:
     if (height, width, channels) != field.shape:
         raise ValueError(f"an image of {(height, width, channels)}, not of {field.shape}")
 
@@ -101,7 +104,7 @@ class Png(PictureCodec):
     quality_range = (0, 9)
     typical_ratio = 0.65
 
-    def _check_file(self, field: FieldSpec, data: memoryview) -> None:
+    def _check_file(self, field: Field, data: memoryview) -> None:
         if bytes(data[:16]) != _PNG_BEGINNING or len(data) < _FIRST_CHUNK:
             raise ValueError("no header of a PNG file")
         width, height, depth, colours, *ways = _HEADER.unpack_from(data, len(_PNG_BEGINNING))
@@ -127,7 +130,7 @@ class Jpeg(PictureCodec):
     typical_ratio = 0.25
     has_luma = True
 
-    def largest_bytes(self, field: FieldSpec) -> int:
+    def largest_bytes(self, field: Field) -> int:
         blocks = math.prod(-(-side // 16) * 16 for side in field.shape[:2]) * field.shape[2]
         return 4 * blocks + super().largest_bytes(field)
 
@@ -135,17 +138,17 @@ class Jpeg(PictureCodec):
         # Huffman tables for the one image make it 4 % smaller and 5 % faster to decode, with the same pixels.
         return {"quality": quality or _DEFAULT_QUALITY, "optimize": True}
 
-    def _check_file(self, field: FieldSpec, data: memoryview) -> None:
+    def _check_file(self, field: Field, data: memoryview) -> None:
         check_header(field, *_header_of(data))
 
-    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+    def _decode_into(self, field: Field, data: memoryview, out: Array) -> None:
         self._decode(field, data, out, _MODES[field.shape[2]])
 
-    def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
+    def _decode_luma(self, field: Field, records: Sequence[memoryview], out: Array) -> None:
         for data, luma in zip(records, out, strict=True):
             self._decode(field, data, luma[..., None], "L")
 
-    def _decode(self, field: FieldSpec, data: memoryview, out: Array, mode: str) -> None:
+    def _decode(self, field: Field, data: memoryview, out: Array, mode: str) -> None:
         simplejpeg = _simplejpeg()
         self._check_file(field, data)
         if simplejpeg is None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
 from tpucache.native import Array
-from tpucache.store.codecs.codec import FieldSpec, Numbers, PackedCodec, check_picture, doubled, to_rgb
+from tpucache.store.codecs.codec import Numbers, PackedCodec, check_picture, doubled, to_rgb
+
+if TYPE_CHECKING:
+    from tpucache.store.fields import Field
 
 # JFIF's matrix times 2^16: RGB -> Y, Cb, Cr (one column per plane). Integers give equal results on every processor.
 _FORWARD: Final = np.array([[19595, -11059, 32768], [38470, -21709, -27439], [7471, 32768, -5329]], np.int32)
@@ -26,30 +29,30 @@ class Yuv420(PackedCodec):
     packed_form = "planes"
     has_luma = True
 
-    def check(self, field: FieldSpec) -> None:
+    def check(self, field: Field) -> None:
         check_picture(self.name, field)
         if field.shape[2] != 3:
             raise FormatError("yuv420 is for colour images: use the codec raw, which is as small for grey images")
 
-    def stored_bytes(self, field: FieldSpec) -> int:
+    def stored_bytes(self, field: Field) -> int:
         return nbytes(*field.shape[:2])
 
-    def packed_bytes(self, field: FieldSpec) -> int:
+    def packed_bytes(self, field: Field) -> int:
         return nbytes(*field.shape[:2])
 
-    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+    def _encode(self, field: Field, array: Array, quality: int | None) -> bytes:
         return pack(array)
 
-    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+    def _decode_into(self, field: Field, data: memoryview, out: Array) -> None:
         out[...] = unpack(data, *field.shape[:2])
 
-    def _decode_luma(self, field: FieldSpec, records: Sequence[memoryview], out: Array) -> None:
+    def _decode_luma(self, field: Field, records: Sequence[memoryview], out: Array) -> None:
         for data, luma in zip(records, out, strict=True):
             if len(data) != self.packed_bytes(field):
                 raise ValueError(f"a record has {len(data):,} bytes, not {self.packed_bytes(field):,}")
             luma[...] = np.frombuffer(data, np.uint8, luma.size).reshape(luma.shape)
 
-    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+    def _unpack_rows(self, field: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
             if end - start != out.shape[1]:
                 raise ValueError(f"a record has {end - start:,} bytes, not {out.shape[1]:,}")

@@ -363,9 +363,6 @@ class Fetcher:
         if self.local.is_full:
             self._wake()  # pieces that were read leave the memory to others
 
-    def _is_needed(self, piece: int) -> bool:
-        return any(plan.left[piece] > 0 for plan in self._plans)
-
     @property
     def is_busy(self) -> bool:
         """Whether pieces are being fetched to the disk while readers wait less than half of the time."""
@@ -462,7 +459,8 @@ class Fetcher:
         """Return whether there is memory for one more piece, after dropping one that no plan needs any more."""
         if len(self._memory) + len(self._begun) < self._most_in_memory:
             return True
-        unneeded = next((piece for piece in self._memory if not self._is_needed(piece)), None)
+        needed = {piece for plan in self._plans for piece, left in plan.left.items() if left > 0}
+        unneeded = next((piece for piece in self._memory if piece not in needed), None)
         if unneeded is not None:
             del self._memory[unneeded]
         return unneeded is not None

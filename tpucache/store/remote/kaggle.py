@@ -186,48 +186,31 @@ class KaggleDataset:
         """Return the number of the dataset's current version; None if there is no dataset."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetRequest
 
-        request = ApiGetDatasetRequest()
-        request.owner_slug, request.dataset_slug = self._owner, self._slug
-        try:
-            found = self._ask("the dataset", lambda: self._client.datasets.dataset_api_client.get_dataset(request))
-        except RefusedError as error:
-            if error.status in _HIDDEN:
-                return None
-            raise
-        return int(found.current_version_number or 1)
+        request = self._naming(ApiGetDatasetRequest())
+        found = self._find("the dataset", lambda: self._client.datasets.dataset_api_client.get_dataset(request))
+        return None if found is None else int(found.current_version_number or 1)
 
     def status(self) -> str:
         """Return the newest version's status, such as "READY"."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetStatusRequest
 
-        request = ApiGetDatasetStatusRequest()
-        request.owner_slug, request.dataset_slug = self._owner, self._slug
-        try:
-            answer = self._ask(
-                "the dataset's status", lambda: self._client.datasets.dataset_api_client.get_dataset_status(request)
-            )
-        except RefusedError as error:
-            if error.status in _HIDDEN:
-                return ""
-            raise
-        return str(answer.status.name)
+        request = self._naming(ApiGetDatasetStatusRequest())
+        answer = self._find(
+            "the dataset's status", lambda: self._client.datasets.dataset_api_client.get_dataset_status(request)
+        )
+        return "" if answer is None else str(answer.status.name)
 
     def files(self) -> dict[str, int]:
         """Return the sizes of the current version's files by name; {} if there is no dataset."""
         from kagglesdk.datasets.types.dataset_api_service import ApiListDatasetFilesRequest
 
-        request = ApiListDatasetFilesRequest()
-        request.owner_slug, request.dataset_slug, request.page_size = self._owner, self._slug, _PAGE
+        request = self._naming(ApiListDatasetFilesRequest())
+        request.page_size = _PAGE
         listed: dict[str, int] = {}
         for _ in range(_MAX_PAGES):
-            try:
-                page = self._ask(
-                    "its files", lambda: self._client.datasets.dataset_api_client.list_dataset_files(request)
-                )
-            except RefusedError as error:
-                if error.status in _HIDDEN:
-                    return {}
-                raise
+            page = self._find("its files", lambda: self._client.datasets.dataset_api_client.list_dataset_files(request))
+            if page is None:
+                return {}
             listed |= {file.name: int(file.total_bytes or 0) for file in page.dataset_files or ()}
             if not page.next_page_token:
                 return listed
@@ -238,8 +221,8 @@ class KaggleDataset:
         """Return the bytes of a file of the current version; None if there is none, or it is larger than `limit`."""
         from kagglesdk.datasets.types.dataset_api_service import ApiDownloadDatasetRequest
 
-        request = ApiDownloadDatasetRequest()
-        request.owner_slug, request.dataset_slug, request.file_name = self._owner, self._slug, name
+        request = self._naming(ApiDownloadDatasetRequest())
+        request.file_name = name
 
         def download() -> bytes | None:
             data = bytearray()
@@ -250,12 +233,7 @@ class KaggleDataset:
                         return None
             return bytes(data)
 
-        try:
-            return self._ask(name, download)
-        except RefusedError as error:
-            if error.status in _HIDDEN:
-                return None
-            raise
+        return self._find(name, download)
 
     def create(
         self,
@@ -284,8 +262,8 @@ class KaggleDataset:
 
         body = ApiCreateDatasetVersionRequestBody()
         body.version_notes, body.files = notes, _new_files(tokens)
-        request = ApiCreateDatasetVersionRequest()
-        request.owner_slug, request.dataset_slug, request.body = self._owner, self._slug, body
+        request = self._naming(ApiCreateDatasetVersionRequest())
+        request.body = body
         self._commit(lambda: self._client.datasets.dataset_api_client.create_dataset_version(request))
 
     def _commit(self, call: Callable[[], Any]) -> None:
@@ -293,6 +271,19 @@ class KaggleDataset:
         if answer.error or "error" in answer.status.lower():
             text = self._clean(answer.error or answer.status)
             raise RefusedError(f"Kaggle made no version of {self.dataset_id}: {text}", 200)
+
+    def _naming(self, request: Any) -> Any:
+        request.owner_slug, request.dataset_slug = self._owner, self._slug
+        return request
+
+    def _find(self, what: str, call: Callable[[], T]) -> T | None:
+        """Make a call. Returns None if there is no such dataset or file, or the account may not see it."""
+        try:
+            return self._ask(what, call)
+        except RefusedError as error:
+            if error.status in _HIDDEN:
+                return None
+            raise
 
     def _ask(self, what: str, call: Callable[[], T], *, is_repeatable: bool = True) -> T:
         """Make a call, and try again if Kaggle is busy or does not answer."""

@@ -71,7 +71,8 @@ class FsspecFolder:
             failure = error
         else:
             self._root = root.rstrip("/")
-            self._is_repository = url.startswith("hf://") and not self._root.startswith("buckets/")
+            #: Whether the folder is in a repository of the Hugging Face hub, where commits write files.
+            self.has_commits = url.startswith("hf://") and not self._root.startswith("buckets/")
             return
         # Raised outside the handler: otherwise it is chained to the original error, whose text may contain a password.
         if isinstance(failure, ImportError):
@@ -162,11 +163,6 @@ class FsspecFolder:
             return bool(self._fs.cat_file(self._path(name)) == data)
         self.put(name, data)
         return True
-
-    @property
-    def has_commits(self) -> bool:
-        """Whether the folder is in a repository of the Hugging Face hub, where commits write files."""
-        return self._is_repository
 
     def commit(self, files: Mapping[str, Path | bytes], remove: Sequence[str]) -> None:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
