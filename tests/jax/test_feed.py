@@ -1,4 +1,4 @@
-"""`feeding.py` passes in a process of its own: JAX's threads would make every later fork of this one warn."""
+"""`feeding.py` and `resident.py` pass, each in a process of its own: JAX's threads would make every later fork warn."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from once import once
+from resident_orders import make_caches
 
 # Not imported here: in a process with JAX, every later fork warns.
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 
-def test_batches_for_jax_are_right(run_with_jax, pytestconfig, tmp_path):
+@pytest.mark.parametrize(("program", "devices"), [("feeding.py", 4), ("resident.py", 8)])
+def test_batches_for_jax_are_right(program, devices, run_with_jax, pytestconfig, tmp_path, tmp_path_factory):
+    caches = once(tmp_path_factory, "resident-orders", make_caches) if program == "resident.py" else ""
     words = [
         "-m",
         "pytest",
@@ -19,9 +23,9 @@ def test_batches_for_jax_are_right(run_with_jax, pytestconfig, tmp_path):
         "-p",
         "no:cacheprovider",
         f"--basetemp={tmp_path}",
-        Path(__file__).with_name("feeding.py"),
+        Path(__file__).with_name(program),
     ]
     if "not thorough" in pytestconfig.option.markexpr:
         words += ["-m", "not thorough"]
-    done = run_with_jax(*words, devices=4)
+    done = run_with_jax(*words, devices=devices, RESIDENT_CACHES=caches)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,6 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from thorough import thorough
 
-from tpucache import UsageError
 from tpucache.ondevice import auto_augment as op
 from tpucache.ondevice.draws import COLUMNS, draw
 from tpucache.ondevice.modules import Augment
@@ -273,29 +272,3 @@ def test_a_magnitude_of_0_moves_nothing():
     images = pictures(20, 30, smooth=False)
     for operation in op.OPERATIONS[:11]:
         assert np.array_equal(changed(images, settings, operation, 0)[0], images)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"rand_augment": -1}, "rand_augment"),
-        ({"rand_augment": 99}, "rand_augment"),
-        ({"rand_augment": 1, "magnitude": 31}, "magnitude"),
-        ({"rand_augment": 1, "magnitude": -1}, "magnitude"),
-        ({"magnitude": 3}, "magnitude needs rand_augment"),
-        ({"rand_augment": 1, "trivial_augment": True}, "leave one of them out"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(wrong, message):
-    with pytest.raises(UsageError, match=message):
-        AugmentSettings(**wrong)
-
-
-@pytest.mark.parametrize("dtype", ["<f4", "<u2", "<i2"])
-def test_images_of_other_numbers_and_channels_are_refused(dtype):
-    with pytest.raises(UsageError, match="rand_augment needs images of bytes"):
-        Augment(RAND, [0.0] * 3, [1.0] * 3, 8, 8, CPU, dtype)
-    with pytest.raises(UsageError, match="trivial_augment needs images of 1 or 3 channels, not 4"):
-        Augment(TRIVIAL, [0.0] * 4, [1.0] * 4, 8, 8, CPU)
-    with pytest.raises(UsageError, match="give them to `draw` as `size`"):
-        draw(TRIVIAL, 0, 0, 4)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache import UsageError
 from tpucache.ondevice.draws import GREY, HUE, draw
 from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings
@@ -56,9 +55,3 @@ def test_some_images_lose_their_colours_and_the_others_stay_as_they_are():
         expected = np.repeat((image @ LUMA)[..., None], 3, 2) if is_grey else image
         assert np.moveaxis(result, 0, 2) == pytest.approx(expected, abs=1e-3)
     assert 0 < draws[:, GREY].sum() < 16
-
-
-@pytest.mark.parametrize("name", ["saturation", "hue", "grey"])
-def test_colours_of_other_than_three_channels_are_refused(name):
-    with pytest.raises(UsageError, match=f"{name} needs 3 channels, not 1"):
-        Augment(AugmentSettings(**{name: 0.1}), [0.0], [1.0], 8, 8, CPU)

@@ -9,8 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from tpucache import UsageError
-from tpucache.ondevice.draws import BLUR, COLUMNS, CROPPED, GREY, HUE, TILT_COLUMNS, TILT_ROWS, draw
+from tpucache.ondevice.draws import BLUR, COLUMNS, CROPPED, DOWN, GREY, HUE, RIGHT, TILT_COLUMNS, TILT_ROWS, draw
 from tpucache.ondevice.settings import AugmentSettings
 
 EARLIER = {
@@ -27,13 +26,14 @@ def test_earlier_settings_draw_what_they_drew_before_there_were_later_ones():
         assert hashlib.sha256(np.round(numbers, 5).astype("<f4").tobytes()).hexdigest()[:16] == "8a918b7db80c6cf6"
 
 
-@pytest.mark.parametrize("name", sorted({*LATER} - {"zoom"}))
-def test_no_later_setting_changes_what_another_draws(name):
-    given = {name: LATER[name], **({"zoom": LATER["zoom"]} if name == "crop" else {})}
+@pytest.mark.parametrize("name", sorted({*LATER, "shift"} - {"zoom"}))
+def test_no_setting_changes_what_another_draws(name):
+    given = {name: {**EARLIER, **LATER}[name], **({"zoom": LATER["zoom"]} if name == "crop" else {})}
     alone, together = (draw(AugmentSettings(**each), 3, 4, 50, (9, 12)) for each in (given, {**EARLIER, **LATER}))
-    columns = {"crop": CROPPED, "tilt": [TILT_ROWS, TILT_COLUMNS], "hue": HUE, "blur": BLUR, "grey": GREY}[name]
-    assert np.array_equal(alone[:, columns], together[:, columns])
-    assert np.unique(alone[:, columns]).size > 1
+    columns = {"crop": CROPPED, "tilt": [TILT_ROWS, TILT_COLUMNS], "hue": HUE, "blur": BLUR, "grey": GREY}
+    own = columns.get(name, [DOWN, RIGHT])
+    assert np.array_equal(alone[:, own], together[:, own])
+    assert np.unique(alone[:, own]).size > 1
 
 
 def test_views_draw_apart_and_the_first_one_as_if_it_were_alone():
@@ -101,8 +101,3 @@ def test_crops_are_spread_as_those_of_torchvision(size, zoom):
         assert shares[0] == pytest.approx(shares[1], abs=0.035)
         assert found[:, column].max() <= expected[:, column].max() + 2
         assert found[:, column].min() >= expected[:, column].min() - 2
-
-
-def test_a_crop_needs_the_images_size():
-    with pytest.raises(UsageError, match="give them to `draw` as `size`"):
-        draw(AugmentSettings(crop=True), 0, 0, 4)
