@@ -18,11 +18,11 @@ from torch import nn
 
 from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.store.fields import IMAGE
-from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.training.run.report import run_folders
 from tpucache.training.run.saved import SavedRun, load_run
 from tpucache.training.tasks.task import Task
+from tpucache.training.weights import write_file
 from tpucache.version import __version__
 
 Kind = Literal["onnx", "safetensors"]
@@ -75,7 +75,7 @@ def export_runs(
             data = _onnx(whole, torch.zeros(2, channels, height, width), run)
         else:
             data = _safetensors(model)
-        _write(path, data)
+        write_file(path, data)
         written.append(path)
         models.append(
             {
@@ -89,7 +89,7 @@ def export_runs(
             }
         )
     card = _card(manifest, saved, kind, models)
-    _write(folder / CARD_NAME, (json.dumps(card, indent=1) + "\n").encode())
+    write_file(folder / CARD_NAME, (json.dumps(card, indent=1) + "\n").encode())
     return written
 
 
@@ -208,10 +208,3 @@ def _of_outputs(task: Task) -> str:
     if task.name == "multilabel":
         return "their sigmoid"
     return "their sigmoid, divided by its sum" if getattr(task, "loss_name", "") == "bce" else "their softmax"
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error

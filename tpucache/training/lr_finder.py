@@ -25,7 +25,6 @@ from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, note
 from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
-from tpucache.store.files import write_atomically
 from tpucache.text import duration_text
 from tpucache.training.data import RunData, begin, prepare_data
 from tpucache.training.defaults import Custom, decide_settings
@@ -38,7 +37,7 @@ from tpucache.training.run.files import continued_settings, hold_run
 from tpucache.training.schedule import constant
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
-from tpucache.training.weights import InitialWeights, initial_weights
+from tpucache.training.weights import InitialWeights, initial_weights, write_file
 
 _LAG: Final = 16  # a loss is read this many steps later, as in a run
 _DECAY: Final = 0.9
@@ -163,10 +162,7 @@ def _write(run: Path, found: RangeTest) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["lr", "loss", "smoothed"])
     writer.writerows(zip(found.rates, found.losses, found.smoothed, strict=True))
-    try:
-        write_atomically(run / RANGE_TEST_CSV_NAME, text.getvalue().encode())
-    except OSError as error:
-        raise TrainingError(f"{run / RANGE_TEST_CSV_NAME} cannot be written: {error}") from error
+    write_file(run / RANGE_TEST_CSV_NAME, text.getvalue().encode())
     save_range_test(run / RANGE_TEST_NAME, found)
 
 

@@ -26,7 +26,6 @@ from tpucache.recipe import differing_images, image_settings
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK
-from tpucache.store.files import write_atomically
 from tpucache.store.manifest import differ_in_values, label_options
 from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, to_cell, to_csv, to_heading
 from tpucache.training.device import Device
@@ -40,6 +39,7 @@ from tpucache.training.run.saved import SavedRun, load_run
 from tpucache.training.settings import in_size
 from tpucache.training.tasks.task import Form, Task
 from tpucache.training.user_code import compute_metrics, load_metrics
+from tpucache.training.weights import write_file
 
 PredictBatch = Callable[[DeviceBatch], torch.Tensor]
 
@@ -373,7 +373,9 @@ def predict(
     def write() -> PredictReport:
         write_table(output, dataset, _labels(dataset, task), found)
         for name, path in paths.items():
-            _write_array(path, found.arrays[name])
+            file = io.BytesIO()
+            np.save(file, found.arrays[name])
+            write_file(path, file.getvalue())
         variants = [each.variant for each in datasets]
         metrics = {} if found.scores is None else _metrics(predictor, dataset, found.scores)
         return PredictReport(
@@ -592,22 +594,8 @@ def _labels(dataset: CachedDataset, task: Task) -> list[str]:
     return [task.describe(row, dataset.classes) for row in labels]
 
 
-def _write_array(path: Path, values: Array) -> None:
-    file = io.BytesIO()
-    np.save(file, values)
-    try:
-        write_atomically(path, file.getvalue())
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error
-
-
 def write_table(output: Path, dataset: CachedDataset, labels: Sequence[str], found: PredictedSamples) -> None:
     rows = zip(dataset.numbers.tolist(), dataset.paths, labels, found.texts, found.values, strict=True)
     # str of a float32 is the shortest text that reads back as the same number.
     cells = ([number, *map(to_cell, texts), *map(str, row)] for number, *texts, row in rows)
-    table = to_csv([[*PREDICTION_COLUMNS, *map(to_heading, found.names)], *cells])
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, table)
-    except OSError as error:
-        raise TrainingError(f"{output} cannot be written: {error}") from error
+    write_file(output, to_csv([[*PREDICTION_COLUMNS, *map(to_heading, found.names)], *cells]))

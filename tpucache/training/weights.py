@@ -35,10 +35,16 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     target = io.BytesIO()
     with calling("torch", TrainingError, f"{path} was not written; the checkpoint before it is kept"):
         torch.save(to_host(dict(content)), target)
+    write_file(Path(path), target.getvalue())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file of a run atomically, and make its folder. Raises TrainingError."""
     try:
-        write_atomically(Path(path), target.getvalue())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
     except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}. The checkpoint before it is kept") from error
+        raise TrainingError(f"{path} cannot be written: {error}. The version before it is kept") from error
 
 
 def is_stored_whole(tensor: torch.Tensor) -> bool:

@@ -35,7 +35,6 @@ from tpucache.runs import (
     is_run,
 )
 from tpucache.store import lock
-from tpucache.store.files import write_atomically
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.samples import encode_columns
 from tpucache.training.data import RunData
@@ -45,7 +44,7 @@ from tpucache.training.run.report import read_folds, write_folds
 from tpucache.training.run.saved import VERSION, load_last
 from tpucache.training.run.state import RunState, make_plan, write_history
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from, undecided
-from tpucache.training.weights import save_checkpoint
+from tpucache.training.weights import save_checkpoint, write_file
 
 _log = logging.getLogger("tpucache")
 
@@ -191,7 +190,7 @@ def write_info(run: Path, learner: Learner, data: RunData) -> None:
         "training": _describe_data(data.train_set),
         "validation": None if data.valid_set is None else _describe_data(data.valid_set),
     }
-    _write_file(run / INFO_NAME, json.dumps(info, indent=1).encode())
+    write_file(run / INFO_NAME, json.dumps(info, indent=1).encode())
 
 
 def snapshot_validation(
@@ -208,7 +207,7 @@ def snapshot_validation(
     }
     if maps:
         arrays |= {"shown": np.array([*maps], np.int64), "maps": np.stack([*maps.values()])}
-    return lambda: _write_file(run / VALIDATION_NAME, encode_columns(arrays))
+    return lambda: write_file(run / VALIDATION_NAME, encode_columns(arrays))
 
 
 def _make_folder(run: Path) -> None:
@@ -264,13 +263,6 @@ def _describe_data(dataset: CachedDataset) -> dict[str, Any]:
         "samples": len(dataset),
         "digest": dataset.digest_without_columns,
     }
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error
 
 
 class BackgroundWriter:

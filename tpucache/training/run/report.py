@@ -16,13 +16,13 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.machine import peak_bytes
 from tpucache.runs import ACCOUNT_NAME, BEST_NAME, FOLDS_NAME, LOCK_NAME, OUT_OF_FOLD_NAME, REPORT_NAME, fold_folder
 from tpucache.store.fields import IMAGE
-from tpucache.store.files import write_atomically
 from tpucache.store.lock import is_held
 from tpucache.text import rate_text, size_text
 from tpucache.training.learner import Learner
 from tpucache.training.pace import Account, Pace
 from tpucache.training.run.saved import read_values
 from tpucache.training.run.state import Row, RunState, StepPlan
+from tpucache.training.weights import write_file
 
 _LEAST_SHOWN: Final = 0.05  # seconds: shorter parts are not listed
 
@@ -267,11 +267,7 @@ def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(values, indent=1).encode())
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error
+    write_file(path, json.dumps(values, indent=1).encode())
 
 
 def read_report(run: str | Path) -> TrainReport | None:

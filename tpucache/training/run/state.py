@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tpucache.errors import TrainingError
 from tpucache.runs import HISTORY_NAME
-from tpucache.store.files import write_atomically
 from tpucache.training.settings import TrainSettings
+from tpucache.training.weights import write_file
 
 if TYPE_CHECKING:
     import torch
@@ -83,11 +84,10 @@ def write_history(run: Path, rows: Sequence[Row]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     path, data = run / HISTORY_NAME, text.getvalue().encode()
-    try:
-        if not path.exists() or path.read_bytes() != data:
-            write_atomically(path, data)
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error
+    with contextlib.suppress(OSError):  # an unreadable file is written anew
+        if path.read_bytes() == data:
+            return
+    write_file(path, data)
 
 
 @dataclass

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.errors import TrainingError
 from tpucache.runs import CURVES_NAME
-from tpucache.store.files import write_atomically
 from tpucache.training.metrics import warn_once
 from tpucache.training.run.state import Row, RunState
 from tpucache.training.schedule import Rates
+from tpucache.training.weights import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,13 +27,9 @@ _MOST: Final = 20  # a curve of more points has no markers, which would hide the
 
 
 def save_figure(path: Path, paint: Callable[[Figure], None]) -> None:
-    """Write a PNG of the drawing that `paint` makes on a figure, if matplotlib is there. Raises TrainingError."""
     picture = try_png(path.name, paint)
     if picture is not None:
-        try:
-            write_atomically(path, picture)
-        except OSError as error:
-            raise TrainingError(f"{path} cannot be written: {error}") from error
+        write_file(path, picture)
 
 
 def try_png(name: str, paint: Callable[[Figure], None]) -> bytes | None:
