@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import os
 import pickle
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ import pytest
 from patience import PATIENCE, wait_for
 from thorough import thorough
 
-from tpucache.errors import BuildError, NoRoomError, RecipeError, SampleError
+from tpucache.errors import BuildError, NoRoomError, RecipeError, SampleError, SourceError, StoreError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.recipe import Recipe
@@ -33,10 +34,11 @@ from tpucache.warmup.build import build_cache
 from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.growing import Maker, build_for_readers
 from tpucache.warmup.plan import make_encoder, plan_build
-from tpucache.warmup.run import scheduler, tasks
+from tpucache.warmup.run import scheduler
 from tpucache.warmup.run.folder import disk_failure
 from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources.source import Item, Listing, Sample
+from tpucache.warmup.versions import delete_samples
 
 Digests = Callable[[Path], dict[str, str]]
 SAMPLES = 130  # three blocks
@@ -49,12 +51,16 @@ PLANNED = [0, 0]  # what is loaded to plan a build: the first sample says what a
 class Gated:
     may_pass: Callable[[int], bool] = lambda number: True
     labelled: bool = True
+    seed: int = 0
+    change: Callable[[list[Sample]], list[Sample]] = lambda samples: samples
+    room: int = SAMPLES  # the disk is full at the sample with this number, once
     loaded: list[int] = field(default_factory=list)
     ended: bool = False
 
     def list(self) -> Listing:
         samples = [Sample(at, f"{at:03}.png", at % 3 if self.labelled else None) for at in range(SAMPLES)]
-        return Listing(samples, classes=("ant", "bee", "cat"), columns={"fold": np.arange(SAMPLES) % 4})
+        samples = self.change(samples)
+        return Listing(samples, classes=("ant", "bee", "cat"), columns={"fold": np.arange(len(samples)) % 4})
 
     def load(self, sample: Sample) -> Item:
         if sample.path.startswith("bad"):
@@ -62,8 +68,11 @@ class Gated:
         wait_for(lambda: self.may_pass(sample.number) or self.ended)
         if self.ended:
             raise BuildError("the builder was ended")
+        if sample.number == self.room:
+            self.room = SAMPLES
+            raise disk_failure(Path("disk"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         self.loaded.append(sample.number)
-        pixels = np.random.default_rng(sample.number).integers(0, 256, (20, 24, 3), np.uint8)
+        pixels = np.random.default_rng([self.seed, sample.number]).integers(0, 256, (20, 24, 3), np.uint8)
         return Item({"image": pixels}, None if self.labelled else sample.number % 3)
 
 
@@ -404,29 +413,10 @@ def test_two_readers_of_one_build_decode_each_sample_once(tmp_path: Path, finish
 
 @pytest.mark.parametrize(("recipe", "variant", "shuffle"), [CASES[0], *thorough(CASES[2])])
 def test_where_the_disk_is_full_records_are_made_when_they_are_read(
-    recipe: Recipe,
-    variant: Any,
-    shuffle: Any,
-    tmp_path: Path,
-    finished: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    recipe: Recipe, variant: Any, shuffle: Any, tmp_path: Path, finished: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole, room = finished(recipe), [40 * RECORD]
-    write = tasks.write_spool
-
-    def write_where_there_is_room(work: Path, run: str, made: Any, **others: Any) -> Any:
-        room[0] -= sum(each.bytes for each in made)
-        if room[0] < 0:
-            with next(work.glob("spool-*")).open("ab") as spool:  # as on a disk that is full
-                spool.write(bytes(RECORD // 2))
-            raise disk_failure(work, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-        return write(work, run, made, **others)
-
-    monkeypatch.setattr(tasks, "write_spool", write_where_there_is_room)
-    source, cache = Gated(), tmp_path / "cache"
-    with grown(source, cache, recipe, variant) as (dataset, building):
-        expected = CachedDataset(whole, variant)
+    cache, expected = tmp_path / "cache", CachedDataset(finished(recipe), variant)
+    with grown(Gated(room=40), cache, recipe, variant) as (dataset, building):
         for one, other in zip(*(batches_of(each, shuffle=shuffle) for each in (dataset, expected)), strict=True):
             assert all(map(np.array_equal, one, other))
         said = [each.getMessage() for each in caplog.records if "decoded again" in each.getMessage()]
@@ -435,12 +425,128 @@ def test_where_the_disk_is_full_records_are_made_when_they_are_read(
         building.join()
         with pytest.raises(NoRoomError):
             dataset.digest  # noqa: B018  # it is a property that waits for the end
-    monkeypatch.setattr(tasks, "write_spool", write)  # somebody made room
-    then = Gated()
+    then = Gated()  # somebody made room
     with grown(then, cache, recipe, variant) as (dataset, building):
         building.join()
-        assert_same_batches(dataset, CachedDataset(whole, variant), shuffle=shuffle)
+        assert_same_batches(dataset, expected, shuffle=shuffle)
     assert len(then.loaded) < SAMPLES
+
+
+CHANGES: dict[str, Callable[[list[Sample]], list[Sample]]] = {
+    "added": lambda some: [Sample(at, f"{at:04}", at % 3, 9) for at in range(SAMPLES + 1)],
+    "removed": lambda some: some[:-1],
+    "renamed": lambda some: [dataclasses.replace(each, path=f"x{each.path}") for each in some],
+    "another label": lambda some: [dataclasses.replace(each, label=0) for each in some],
+    "another size": lambda some: [dataclasses.replace(each, bytes=10) for each in some],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_where_the_disk_is_full_and_the_source_has_changed_no_record_is_made(change: str, tmp_path: Path) -> None:
+    def sized(samples: list[Sample]) -> list[Sample]:
+        return [dataclasses.replace(each, bytes=9) for each in samples]
+
+    source = Gated(change=sized, room=40)
+    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+        building.join()
+        source.change = CHANGES[change]
+        with pytest.raises(SourceError, match="Bring"):
+            dataset[SAMPLES - 1]
+
+
+def replace_cache(cache: Path, how: str) -> None:
+    shutil.rmtree(cache)
+    if how == "built anew":
+        build_cache(Gated(seed=1), cache, Recipe(size=SIZE), jobs=1)
+    elif how == "begun anew":
+        build_some(cache, Recipe(size=SIZE), 90)
+    elif how == "another recipe":
+        build_cache(Gated(), cache, Recipe(size=SIZE, quality=50, codec="jpeg"), jobs=1)
+
+
+@pytest.mark.parametrize("how", ["removed", "built anew", "begun anew", "another recipe"])
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "unfinished"])
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+def test_nothing_of_another_cache_is_read_under_these_labels(
+    how: str, is_whole: bool, is_read: bool, tmp_path: Path, finished: Any
+) -> None:
+    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
+    expected = batches_of(CachedDataset(finished(recipe)), 1)
+    source = Gated(lambda number: number < 40)
+    with grown(source, cache, recipe) as (dataset, building):
+        copy = pickle.loads(pickle.dumps(dataset))  # as in a worker of a DataLoader
+        if is_read:
+            assert dataset[3] is not None
+            assert copy[4] is not None
+        if is_whole:
+            source.may_pass = lambda _: True
+            building.join()
+        else:
+            building.end()
+        building.error = None  # it was killed
+        replace_cache(cache, how)
+        time.sleep(0.6)  # that long a reader trusts what it has looked at
+        for reader in (dataset, copy):
+            if (how, is_read) == ("built anew", False):  # nothing was read before, and the samples are the same
+                assert len(batches_of(reader, 1)) == len(expected)
+            else:
+                with pytest.raises(StoreError, match="another cache now"):
+                    batches_of(reader, 1)
+
+
+def test_a_version_that_was_made_since_does_not_move_samples(tmp_path: Path, finished: Any) -> None:
+    with grown(Gated(), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+        assert dataset[3] is not None
+        building.join()
+        delete_samples(tmp_path / "cache", paths=["000.png"])
+        assert_same_batches(dataset, CachedDataset(finished(Recipe(size=SIZE))))
+
+
+def test_a_build_that_is_refused_at_its_end_is_not_read_on(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise SourceError("a picture has changed")
+
+    building = Building(Gated(), tmp_path / "cache", Recipe(size=SIZE), check=refuse)
+    prospect = building.wait_for_prospect()
+    assert prospect is not None
+    dataset = CachedDataset(GrowingCache(tmp_path / "cache", prospect, building))
+    with contextlib.suppress(SourceError):
+        dataset[3]
+    building.join()
+    with pytest.raises(SourceError, match="has changed"):
+        batches_of(dataset, 1)
+
+
+def test_files_of_another_build_count_for_nothing(tmp_path: Path, digests: Digests) -> None:
+    recipe, caches = Recipe(size=SIZE), [tmp_path / "one", tmp_path / "other"]
+    for seed, cache in enumerate(caches):
+        source = Gated(lambda number: number < 100, seed=seed)
+        with grown(source, cache, recipe) as (dataset, building):
+            dataset.__getitems__(range(96))
+            building.end()
+    for path in [*caches[0].glob("*.lmdb"), *(caches[0] / WORK_NAME).iterdir()]:
+        if path.name not in ("plan.json", "listing.npz"):
+            shutil.copy(path, caches[1] / path.relative_to(caches[0]))
+    build_cache(Gated(seed=1), caches[1], recipe, jobs=1)
+    build_cache(Gated(seed=1), tmp_path / "whole", recipe, jobs=1)
+    assert digests(caches[1]) == digests(tmp_path / "whole")
+
+
+def test_requests_that_no_reader_wrote_are_passed_over(tmp_path: Path, finished: Any, digests: Digests) -> None:
+    recipe, gate, work = Recipe(size=SIZE), threading.Event(), tmp_path / "cache" / WORK_NAME
+    with grown(Gated(lambda number: number < 8 or gate.is_set()), work.parent, recipe) as (dataset, building):
+        os.mkfifo(work / "wanted-0")
+        os.mkfifo(work / reading.FAILURE_NAME)
+        (work / "wanted-1").mkdir()
+        (work / "wanted-2").symlink_to("/dev/zero")
+        (work / "wanted-3").write_bytes(np.array([-1, 1 << 62, 7, 7, SAMPLES], "<i8").tobytes() + b"cut")
+        with (work / "wanted-4").open("wb") as huge:
+            huge.truncate(1 << 40)
+        gate.set()
+        assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
+        building.join()
+        building.check()
+    assert digests(work.parent) == digests(finished(recipe))
 
 
 def test_room_for_all_of_it_is_looked_for_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

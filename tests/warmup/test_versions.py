@@ -337,6 +337,21 @@ def test_damaged_files_of_an_earlier_version_are_found(three: Path) -> None:
     assert sorted(damage.name for damage in verify_cache(three)) == ["index.npy", "samples-1.npz"]
 
 
+def test_files_of_another_cache_are_not_those_of_a_version(root: Path) -> None:
+    cache, other = root / "cache", root / "other"
+    for number in range(COUNT):
+        draw(root / "others", f"{'ab'[number % 2]}/{number:02}.png", 100 + number)
+    build_cache(root / "others", other, RECIPE, jobs=1)
+    for folder in (cache, other):
+        delete_samples(folder, paths=["a/02.png"])
+    for path in (*other.glob("index*.npy"), *other.glob("*.lmdb")):
+        shutil.copy(path, cache / path.name)
+    assert len(verify_cache(cache)) == 3
+    for change in (undo_delete, compact_cache):
+        with pytest.raises(DamageError, match=r"index(-1)?\.npy is not the file"):
+            change(cache)
+
+
 def test_a_shard_with_records_of_deleted_samples_is_repaired_byte_for_byte(three: Path) -> None:
     (shard,) = [each for each in Manifest.load(three).shards if each.deleted]
     data = (three / shard.name).read_bytes()

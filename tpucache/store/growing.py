@@ -4,8 +4,12 @@ The builder writes finished records into files, and appends each record's file, 
 reader follows the log, and waits for records that are not in it yet. `Prospect` has the parts of the manifest that are
 known before the build; reading another part waits for the end.
 
+Each build has a random identity, which its prospect and its log carry. So a reader notices when somebody removes the
+folder, or builds or copies another cache there.
+
     .warmup/arrived.bin       the log, append-only: one row of ARRIVED_DTYPE for each finished record. A later row of
-                              the record replaces it. A row with length 0 says that the record is lost.
+                              the record replaces it. A row with length 0 says that the record is lost. The first row
+                              has the build's identity, and the last one that of the manifest, before it is written.
     .warmup/spool-8….bin      records, one after another: one file for each worker
     .warmup/wanted-….npy      int64: positions of samples, in the order in which a reader needs them; the samples of the
                               newest such file are built first
@@ -26,7 +30,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +53,10 @@ ARRIVED_DTYPE: Final = np.dtype(
     [("row", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("file", "<u4"), ("unused", "<u4")]
 )
 SPOOL_BIT: Final = 1 << 31
+#: The value of `row` in a row of the log that has an identity instead of a record: of the build, or of the manifest.
+BUILD_ROW: Final = (1 << 64) - 1
+MANIFEST_ROW: Final = BUILD_ROW - 1
+_IDENTITY_BYTES: Final = 24
 #: A row of the index, and its number in the index. Rows of a growing cache have this type until the cache is finished.
 _NUMBERED_DTYPE: Final = np.dtype([*INDEX_DTYPE.descr, ("row", "<u8")])
 _FIRST_IN_MEMORY: Final = SPOOL_BIT | (1 << 30)  # files in memory are numbered from here, above all spool files
@@ -59,9 +67,10 @@ _WANTED: Final = "wanted-"
 _POLL_SECONDS: Final = 0.008
 _CHECK_SECONDS: Final = 0.05  # between two checks whether this process's builder has failed
 _LOOK_SECONDS: Final = 0.5  # between two checks whether any process still builds
+_GONE_SECONDS: Final = 2.0  # after a folder was removed, the process that builds takes a moment to say why
 _PATIENCE_SECONDS: Final = 20.0  # readers give up after this time without a builder; another one may come meanwhile
 _READ_ROWS: Final = 1 << 16  # rows of the log per read call
-_LONGEST: Final = 2000  # characters of a failure message
+_LONGEST: Final = 4000  # bytes of a failure message
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -71,6 +80,21 @@ RecordMaker = Callable[[Numbers], Sequence[bytes]]
 #: The attributes of a manifest that are known before the build, and those that are known only after it.
 _EARLY: Final = ("samples", "variants", "fields", "classes", "value_names", "mask_names", "recipe", "version")
 _LATE: Final = frozenset(item.name for item in fields(Manifest)) - {*_EARLY}
+
+
+def new_identity() -> str:
+    """Return a random identity of a build: hexadecimal digits."""
+    return secrets.token_hex(_IDENTITY_BYTES)
+
+
+def identity_row(kind: int, identity: str) -> npt.NDArray[Any]:
+    """Return the row of the log that has an identity, which is cut to 48 hexadecimal digits."""
+    data = kind.to_bytes(8, "little") + bytes.fromhex(identity)[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES)
+    return np.frombuffer(data, ARRIVED_DTYPE)
+
+
+def _identity_of(row: npt.NDArray[Any]) -> str:
+    return row.tobytes()[8:].hex()
 
 
 def spool_name(file: int) -> str:
@@ -94,7 +118,8 @@ def ask_for(work: Path, positions: Numbers) -> None:
 def list_asked(work: Path) -> list[str]:
     """Return the names of the files that `ask_for` wrote into the folder `work`, the oldest first."""
     with os.scandir(work) as entries:
-        return sorted(entry.name for entry in entries if entry.name.startswith(_WANTED))
+        files = (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+        return sorted(name for name in files if name.startswith(_WANTED))
 
 
 def take_asked(path: Path, samples: int) -> Numbers:
@@ -111,10 +136,12 @@ def take_asked(path: Path, samples: int) -> Numbers:
 class Prospect:
     """The parts of a manifest and of a samples table that are known before the records are made.
 
-    `shards` has the names of the future shards in the manifest's order, `table` the columns that listing the source
-    gave.
+    `build` is the identity of the build, `source` the number, the hash and the order of the source's samples, `shards`
+    the names of the future shards in the manifest's order, and `table` the columns that listing the source gave.
     """
 
+    build: str
+    source: Mapping[str, Any]
     samples: int
     variants: tuple[int, ...]
     fields: tuple[Field, ...]
@@ -125,6 +152,11 @@ class Prospect:
     version: int
     shards: tuple[str, ...]
     table: Mapping[str, Column]
+
+    def fits(self, manifest: Manifest) -> bool:
+        """Return whether a manifest is that of a build with the same recipe and the same samples."""
+        is_same = all(getattr(self, name) == getattr(manifest, name) for name in _EARLY)
+        return is_same and all(manifest.source.get(name) == value for name, value in self.source.items())
 
 
 class Builder(Protocol):
@@ -166,14 +198,17 @@ class Arrivals(Arriving):
     """The index rows of the records that this process has found in the log so far. Threads may share it."""
 
     def __init__(
-        self, directory: Path, rows: int, samples: int, shards: Sequence[str], builder: Builder | None
+        self, directory: Path, prospect: Prospect, builder: Builder | None, identities: Sequence[str] = ()
     ) -> None:
-        """Store how many index rows and samples the finished cache will have, and the names of its shards.
+        """Store what is known of the cache.
 
-        `builder` is None if this process did not start the build.
+        `builder` is None if this process did not start the build. `identities` has that of the finished manifest, if
+        it is known.
         """
-        self.directory, self._count, self._samples = directory, rows, max(1, samples)
-        self._shards, self._builder = tuple(shards), builder
+        rows = prospect.samples * len(prospect.variants)
+        self.directory, self._prospect, self._builder = directory, prospect, builder
+        self._count, self._samples = rows, max(1, prospect.samples)
+        self._identities = {*identities}
         self._rows = np.zeros(rows, _NUMBERED_DTYPE)
         self._rows["row"] = np.arange(rows)
         self._is_here = np.zeros(rows, np.bool_)
@@ -183,7 +218,7 @@ class Arrivals(Arriving):
         self._at = 0
         self._files: dict[int, OpenFile] = {}
         self._lock = ThreadLock()
-        self._checked = self._looked = 0.0
+        self._checked = self._looked = self._seen = 0.0
         self._last_built = 0.0  # when a builder was last seen at work
         self._is_own = False  # whether this process started the builder
         self._is_asked = np.zeros(rows, np.bool_)
@@ -192,7 +227,7 @@ class Arrivals(Arriving):
         self._made = threading.local()  # for each thread, the file in memory with the records that it read last
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrivals, (self.directory, self._count, self._samples, self._shards, None)
+        return Arrivals, (self.directory, self._prospect, None, (*self._identities,))
 
     @property
     def share(self) -> float:
@@ -200,12 +235,56 @@ class Arrivals(Arriving):
         return 1.0 if self.finished is not None else float(self._is_here.mean()) if self._count else 1.0
 
     def look(self) -> bool:
-        """Read the new part of the log, and return whether the cache is finished."""
+        """Read the new part of the log, and return whether the cache is finished.
+
+        Raises StoreError if the folder was removed, or has another cache now.
+        """
         if self.finished is None:
             with self._lock:
-                if not self._read_log() and (self.directory / MANIFEST_NAME).exists():
-                    self.finished = self.finished or Cache.open(self.directory)
+                self._seen = time.monotonic()
+                if self.finished is None:
+                    self._read_log()
+                    is_gone = not self._is_in_place()
+                    if (self.directory / MANIFEST_NAME).exists():
+                        self._read_log()  # its last row came before the manifest
+                        self.finished = self._open_finished()
+                    elif is_gone:
+                        self._refuse()
         return self.finished is not None
+
+    def _is_in_place(self) -> bool:
+        """Return whether the log that this process reads is still in the work folder."""
+        work = self.directory / WORK_NAME
+        if self._log is None:
+            return work.exists()
+        try:
+            return os.path.samestat(os.fstat(self._log.number), (work / ARRIVED_NAME).stat())
+        except FileNotFoundError:
+            return False
+
+    def _refuse(self) -> NoReturn:
+        """Raise the error of the builder, or StoreError if it does not come soon."""
+        until = time.monotonic() + _GONE_SECONDS
+        while self._builder is not None and self._builder.check() and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        raise self._other()
+
+    def _open_finished(self) -> Cache:
+        found = Cache.open(self.directory)
+        if found.manifest.parents:  # another command has changed the cache since
+            found = Cache.open(self.directory, 1)
+        digits = 2 * _IDENTITY_BYTES
+        is_known = self._log is not None or self._identities
+        is_own = found.manifest.identity[:digits] in self._identities
+        if not (is_own if is_known else self._prospect.fits(found.manifest)):
+            raise self._other()
+        return found
+
+    def _other(self) -> StoreError:
+        return StoreError(
+            f"{self.directory} was removed, or has another cache now than the one that is read here: create the "
+            "dataset again"
+        )
 
     def are_here(self, numbers: Numbers) -> bool:
         """Return whether these records are made, as far as this process has read the log."""
@@ -218,6 +297,8 @@ class Arrivals(Arriving):
         thread's next call.
         """
         while self.finished is None:
+            if time.monotonic() - self._seen > _LOOK_SECONDS and self.look():
+                continue
             if self.are_here(numbers):
                 rows: Rows = self._rows[numbers]
                 return rows
@@ -302,7 +383,7 @@ class Arrivals(Arriving):
         """Return the path of the file for a value of the column `shard`, relative to the cache's folder."""
         if number >= _FIRST_IN_MEMORY:
             return "memory"
-        return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
+        return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._prospect.shards[number]
 
     def _pause(self) -> None:
         """Wait a moment."""
@@ -333,12 +414,18 @@ class Arrivals(Arriving):
         except OSError:
             return ""
 
-    def _read_log(self) -> bool:
+    def _read_log(self) -> None:
         if self._log is None:
             try:
-                self._log = OpenFile(self.directory / WORK_NAME / ARRIVED_NAME)
+                log = OpenFile(self.directory / WORK_NAME / ARRIVED_NAME)
             except FileNotFoundError:
-                return False
+                return
+            first = machine.pread(log.number, ARRIVED_DTYPE.itemsize, 0)
+            if len(first) < ARRIVED_DTYPE.itemsize:  # the build has just begun
+                return
+            if first != identity_row(BUILD_ROW, self._prospect.build).tobytes():
+                raise self._other()
+            self._log = log
         found: list[npt.NDArray[Any]] = []
         at = self._at
         while data := machine.pread(self._log.number, _READ_ROWS * ARRIVED_DTYPE.itemsize, at):
@@ -349,9 +436,9 @@ class Arrivals(Arriving):
             at += whole
         if found:  # all at once, because a later row may replace an earlier one
             new = np.concatenate(found)
+            self._identities |= {*map(_identity_of, new[new["row"] == MANIFEST_ROW])}
             self._take(new[new["row"] < self._count])
         self._at = at
-        return bool(found)
 
     def _take(self, new: npt.NDArray[Any]) -> None:
         for number in np.unique(new["file"][new["length"] > 0]).tolist():
@@ -451,9 +538,8 @@ class GrowingCache(Cache):
 
     def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
         """Store what is known of the cache. `builder` is None if this process did not start the build."""
-        self._arrivals = Arrivals(directory, 0, 0, (), None)  # until the manifest, which needs one, is made
+        self._arrivals = Arrivals(directory, prospect, builder)
         super().__init__(directory, GrowingManifest(prospect, self._finished_manifest))
-        self._arrivals = Arrivals(directory, self.manifest.records, prospect.samples, prospect.shards, builder)
         self._growing_index = GrowingIndex(self._arrivals, self.manifest.records)
         self._growing_reader = GrowingReader(self._arrivals)
         self._table = GrowingTable(directory, prospect.table)

@@ -29,7 +29,7 @@ from tpucache.warmup.estimate import (
     check_kaggle_files,
     check_room,
     estimate,
-    kaggle_blocks,
+    meant_recipe,
 )
 from tpucache.warmup.library_versions import version_differences
 from tpucache.warmup.listing import compared_numbers, content_digests
@@ -39,16 +39,21 @@ from tpucache.warmup.records.presize import slow_parts
 from tpucache.warmup.run.executors import Executor
 from tpucache.warmup.run.folder import (
     HeldError,
+    begin_or_continue,
     cache_folder,
+    check_sizes,
     check_source,
+    compare_plan,
     finished_cache,
+    has_plan,
     hold,
+    is_adding_to,
     is_worked_on,
     remove_folder,
     remove_leftovers,
     remove_old_files,
+    save_listing,
 )
-from tpucache.warmup.run.plan_file import compare_plan, has_plan, is_adding_to, save_listing, save_or_compare_plan
 from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.spool import Log
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
@@ -56,7 +61,7 @@ from tpucache.warmup.run.upload import CacheUpload, Companions, local_folder, op
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
 from tpucache.warmup.sources.source import Items, Source, loads_in_threads, source_name
-from tpucache.warmup.tables import finish_cache, make_prospect
+from tpucache.warmup.tables import finish_tables, make_prospect, save_manifest
 
 _ADVICE: Final = "make room, or use another folder, --codec dct-zstd, a smaller --size or fewer --variants"
 _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
@@ -134,8 +139,7 @@ def build_cache(
         check_source(source, cache)
     source = meant_source(to_source(source), cache, options)
     executor = options.engine or Executor(jobs=options.jobs)
-    if options.target == "kaggle":
-        recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe))
+    recipe = meant_recipe(recipe, options)
     with deadline.interrupting("the source was listed"), keeping_listings(cache / WORK_NAME) as kept:
         listing = source.list()
     if not listing.samples:
@@ -252,16 +256,18 @@ class _Build:
         while is_worked_on(work):
             with contextlib.suppress(FileNotFoundError):  # the process has just begun or ended
                 if not is_done and has_plan(work):
-                    compare_plan(work, plan)
-                    on_prospect(make_prospect(plan))
+                    begun = compare_plan(work, plan)
+                    check_sizes(begun.resized)
+                    on_prospect(make_prospect(plan, begun.build))
                     is_done = True
             time.sleep(_WAIT_SECONDS)
 
     def _can_be_followed(self) -> bool:
         rule, work = self.plan.label_rule, self.context.work
         is_known = self.plan.existing is None and not self.context.skip_errors and (rule is None or rule.like is None)
-        is_asked = self.options.on_prospect is not None and self.upload is None and not Log(work, False).path.exists()
-        return is_known and (is_asked or Log(work, True).path.exists())
+        has_log, has_other = (Log(work, "", is_followed).path.exists() for is_followed in (True, False))
+        is_asked = self.options.on_prospect is not None and self.upload is None and not has_other
+        return is_known and (is_asked or has_log)
 
     def _build(self) -> Manifest:
         plan, work = self.plan, self.context.work
@@ -269,43 +275,53 @@ class _Build:
         context = self._compared_with_cache()
         resumed = has_plan(work)
         if not resumed:  # before the work folder is made, so that an error here leaves no files behind
-            self._announce(self._scheduler(context), _ADVICE_ADDING if plan.existing else _ADVICE)
+            first = dataclasses.replace(context, is_followed=self._can_be_followed())
+            self._announce(self._scheduler(first), _ADVICE_ADDING if plan.existing else _ADVICE)
         if self.options.on_prospect is not None and is_worked_on(work):
             raise HeldError(f"another process builds {self.context.shards}: run the same command again later")
         work.mkdir(exist_ok=True)
         with hold(work) as run:
             if plan.existing is None and (self.context.shards / MANIFEST_NAME).exists():
                 raise HeldError(f"another process has just finished {self.context.shards}: run the same command again")
-            changed, other = save_or_compare_plan(work, plan, is_sent=self.upload is not None)
+            begun = begin_or_continue(work, plan, is_sent=self.upload is not None)
             remove_leftovers(work)
             _warn_of_slow_parts(plan)
-            other_versions = tuple(sorted({*context.other_versions, *other}))
-            context = dataclasses.replace(context, run=run, other_versions=other_versions)
+            other_versions = tuple(sorted({*context.other_versions, *begun.other_versions}))
+            context = dataclasses.replace(
+                context,
+                run=run,
+                build=begun.build,
+                other_versions=other_versions,
+                is_followed=self._can_be_followed(),
+            )
             self.kept.save()
             if self.upload:
                 self.upload.start()
             scheduler = self._scheduler(context)
-            if changed:
-                scheduler.check_unchanged(changed)
+            if begun.resized:
+                check_sizes(scheduler.made_of(begun.resized))
                 save_listing(work, plan)
             with context.deadline.interrupting("records of the interrupted run were compared with the source"):
                 check_records(context, plan.listing.samples, scheduler.known)
             if resumed:
                 self._announce(scheduler, _ADVICE_RESUMING)
             scheduler.prepare()
-            if self.options.on_prospect is not None and self._can_be_followed():
-                self.options.on_prospect(make_prospect(plan))
+            if self.options.on_prospect is not None and context.is_followed:
+                self.options.on_prospect(make_prospect(plan, begun.build))
             shards = scheduler.build(self.executor)
             try:
                 if self.options.check is not None:
                     self.options.check()
             except TpucacheError as error:
                 raise _RefusedError(error) from error
-            return finish_cache(context.shards, plan, shards)
+            manifest = finish_tables(context.shards, plan, shards)
+            if plan.existing is not None and manifest is plan.existing.manifest:
+                return manifest
+            context.log.end(manifest.identity)
+            return save_manifest(context.shards, manifest)
 
     def _scheduler(self, context: BuildContext) -> Scheduler:
         on_shard = self.upload.add if self.upload else ignore
-        context = dataclasses.replace(context, is_followed=self._can_be_followed())
         return Scheduler(context, self.plan.blocks, self.options.on_progress, on_shard)
 
     def _check_limits(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
@@ -18,7 +19,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.ahead import Lateness
 from tpucache.store.fields import RecordLayout
 from tpucache.store.pages import PAGE_HEADER_BYTES
-from tpucache.warmup.build_options import NEVER, Deadline
+from tpucache.warmup.build_options import NEVER, BuildOptions, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.sources.source import LoadAhead, Sample
 
@@ -184,15 +185,17 @@ def check_room(expected: Estimate, cache: Path, advice: str) -> None:
         )
 
 
-def kaggle_blocks(recipe: Recipe) -> int:
-    """Return the largest number of blocks with which a cache has at most the shards that `--target kaggle` allows."""
+def meant_recipe(recipe: Recipe, options: BuildOptions) -> Recipe:
+    """Return a recipe with as few blocks as `--target kaggle` needs, if the options have that target."""
+    if options.target != "kaggle" or recipe.max_blocks:
+        return recipe
     blocks = kaggle.TARGET_SHARDS // (recipe.variants + 1)
     if not blocks:
         raise BuildError(
             f"{recipe.variants} variants and the clean one make more than {kaggle.TARGET_SHARDS} shards: "
             f"with --target kaggle, give --variants {kaggle.TARGET_SHARDS - 1} or fewer"
         )
-    return blocks
+    return dataclasses.replace(recipe, max_blocks=blocks)
 
 
 def check_kaggle_files(shards: int) -> None:

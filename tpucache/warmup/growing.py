@@ -24,7 +24,7 @@ from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import FAILURE_NAME, Prospect
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.build_options import BuildOptions
-from tpucache.warmup.run.folder import HeldError
+from tpucache.warmup.run.folder import HeldError, check_sizes, compare_plan
 from tpucache.warmup.sources.source import loads_in_threads
 
 if TYPE_CHECKING:
@@ -136,13 +136,15 @@ class Maker:
 
     def __init__(self, source: Any, cache: Path, recipe: Recipe | None = None, **others: Any) -> None:
         from tpucache.recipe import Recipe
+        from tpucache.warmup.estimate import meant_recipe
         from tpucache.warmup.plan import make_encoder, meant_source, plan_build
         from tpucache.warmup.sources import to_source
 
         options = BuildOptions(**{each.name: others[each.name] for each in fields(BuildOptions) if each.name in others})
-        source = source() if isinstance(source, functools.partial) else to_source(source)
-        source, recipe = meant_source(source, cache, options), recipe or Recipe()
+        source = source() if isinstance(source, functools.partial) else source
+        source, recipe = meant_source(to_source(source), cache, options), meant_recipe(recipe or Recipe(), options)
         plan = plan_build(source, source.list(), recipe, options)
+        check_sizes(compare_plan(cache / WORK_NAME, plan).resized)
         self._samples = plan.listing.samples
         self._variants = sorted(plan.blocks[0].variants)
         self._encoder = make_encoder(source, recipe, plan)

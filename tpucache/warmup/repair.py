@@ -30,8 +30,7 @@ from tpucache.warmup.library_versions import version_differences
 from tpucache.warmup.listing import as_asked, name_some, number_samples
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.run.executors import Executor
-from tpucache.warmup.run.folder import cache_folder, hold, remove_folder, remove_leftovers
-from tpucache.warmup.run.plan_file import has_plan
+from tpucache.warmup.run.folder import cache_folder, has_plan, hold, remove_folder, remove_leftovers
 from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.spool import BuiltShard
 from tpucache.warmup.run.tasks import BuildContext
@@ -186,7 +185,7 @@ def _repair(
     remove_leftovers(work)
     recipe, augmentation = Recipe.from_dict(manifest.recipe), manifest.recipe.get("augmentation", {})
     encoder = SampleEncoder(source, recipe, augmentation, manifest.fields)
-    context = BuildContext(encoder, work, work, skip_errors=False, run=run)
+    context = BuildContext(encoder, work, work, skip_errors=False, run=run, build=manifest.identity)
     try:
         scheduler = Scheduler(context, case.blocks, on_progress)
         scheduler.prepare()

@@ -46,8 +46,8 @@ from tpucache.warmup.sources.source import Listing
 _log: Final = logging.getLogger("tpucache")
 
 
-def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) -> Manifest:
-    """Write a cache's tables and, last, its manifest, which is returned."""
+def finish_tables(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) -> Manifest:
+    """Write a cache's tables, and return its manifest, which is not written yet."""
     existing = plan.existing
     before = existing.manifest if existing else None
     new = _new_info(shards, before)
@@ -68,7 +68,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) -> 
     columns, classes, counts = sample_columns(plan.listing, new, numbers, table)
     entries, index = _join_shards(shards, existing)
     generation = before.generation + 1 if before else 0
-    manifest = Manifest(
+    return Manifest(
         samples=len(numbers),
         variants=tuple(sorted({entry.variant for entry in entries})),
         fields=plan.fields,
@@ -94,7 +94,6 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) -> 
         deleted=before.deleted if before else (),
         history=next_history(cache, plan.existing.manifest, "warmup") if plan.existing else None,
     )
-    return save_manifest(cache, manifest)
 
 
 def _warn_of_frames(listing: Listing, new: ChunkInfo) -> None:
@@ -111,13 +110,15 @@ def _warn_of_frames(listing: Listing, new: ChunkInfo) -> None:
         )
 
 
-def make_prospect(plan: BuildPlan) -> Prospect:
+def make_prospect(plan: BuildPlan, build: str) -> Prospect:
     """Return what is known of a cache before its records are built: parts of its manifest, and its samples table."""
     blocks, listing = plan.blocks, plan.listing
     numbers = np.arange(len(listing.samples), dtype=np.uint64)
     columns, classes, _ = sample_columns(listing, ChunkInfo(), numbers)
     variants = sorted(blocks[0].variants)
     return Prospect(
+        build=build,
+        source=plan.source,
         samples=len(listing.samples),
         variants=tuple(variants),
         fields=plan.fields,

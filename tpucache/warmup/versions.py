@@ -41,13 +41,13 @@ from tpucache.store.history import load_earlier, refuse_version
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import Deleted, FileEntry, Manifest, ShardEntry, Skipped, Statistics, mean_and_std
 from tpucache.store.samples import HEIGHT, TURNED, WIDTH, Column, encode_columns
+from tpucache.store.verify import is_whole
 from tpucache.store.writer import ShardWriter
 from tpucache.text import from_cell
 from tpucache.warmup.blocks import listing_sha256, plan_blocks
 from tpucache.warmup.listing import OWN_COLUMNS, content_digests, name_some, places_in_source, to_slices
 from tpucache.warmup.records.encode import add_moments, moments
-from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
-from tpucache.warmup.run.plan_file import is_adding_to
+from tpucache.warmup.run.folder import finished_cache, hold, is_adding_to, remove_folder, remove_old_files
 from tpucache.warmup.sources.source import Listing, Sample
 from tpucache.warmup.sources.table import read_table
 from tpucache.warmup.tables import (
@@ -155,6 +155,12 @@ def undo_delete(cache: str | Path) -> Manifest:
         now = opened.manifest
         before = _undone(folder, now)
         generation = now.generation + 1
+        for entry in before.tables:
+            if not is_whole(folder, entry):
+                raise DamageError(
+                    f"{folder / entry.name} is not the file of version {before.number}, so nothing is undone: copy it "
+                    "from another copy of the cache"
+                )
         tables = (
             keep_table(folder, before.index, INDEX_NAME, generation),
             keep_table(folder, before.table, SAMPLES_NAME, generation),
@@ -292,6 +298,11 @@ def compact_cache(cache: str | Path) -> Manifest:
     folder = Path(cache).absolute()
     with changing(folder, "compact") as opened:
         before = opened.manifest
+        if not opened.index.is_right():
+            raise DamageError(
+                f"{folder / before.index.name} is not the file that the manifest lists: run `tpucache verify` with "
+                "--repair SOURCE, then compact again"
+            )
         layout = _Compaction.of(opened)
         check_room(folder, sum(entry.bytes for entry in before.shards))
         shards = [

@@ -1,13 +1,17 @@
-"""A cache is made in a folder of its own."""
+"""A cache is made in a folder of its own, and what an unfinished build says of itself is read strictly."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
-from tpucache.errors import UsageError
+from tpucache import Recipe, build_cache, verify_cache
+from tpucache.errors import BuildError, RecipeError, SampleError, UsageError
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
+from tpucache.warmup import open_source, select_source
 from tpucache.warmup.run.folder import check_source
 
 
@@ -31,3 +35,59 @@ def test_a_cache_that_was_begun_inside_its_source_may_be_finished(tmp_path: Path
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / name).touch()
     check_source(tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"before": "", "before": "x"}', "the key 'before' is there twice"),
+        ('{"before": ', "cannot be read"),
+        ("[]", "it is a list"),
+        ('{"before": ""}', "another release of tpucache wrote it. Remove"),
+    ],
+)
+def test_a_plan_that_cannot_be_read_is_a_build_error(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "a.png")
+    (tmp_path / "images" / "b.png").write_bytes(b"no image")
+    with pytest.raises(SampleError):
+        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
+    (tmp_path / "cache" / WORK_NAME / "plan.json").write_text(text)
+    with pytest.raises(BuildError, match=reason):
+        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("other", "options"),
+    [({"size": 16}, {}), ({}, {"labels": "numbers"}), ({}, {"limit": 1})],
+    ids=["recipe", "labels", "samples"],
+)
+def test_a_plan_by_which_nothing_was_made_gives_way_to_another(
+    tmp_path: Path, other: dict[str, int], options: dict[str, Any]
+) -> None:
+    images, cache = tmp_path / "images", tmp_path / "cache"
+    for name in "12":
+        (images / name).mkdir(parents=True)
+        (images / name / "a.png").write_bytes(b"no image")
+    with pytest.raises(SampleError):
+        build_cache(images, cache, Recipe(size=8), jobs=1)
+    assert (cache / WORK_NAME / "plan.json").exists()
+    for path in images.glob("*/*"):
+        Image.new("RGB", (8, 8)).save(path)
+    source = select_source(open_source(images), limit=options.pop("limit", None))
+    manifest = build_cache(source, cache, Recipe(**{"size": 8, **other}), jobs=1, **options)
+    assert manifest.samples >= 1
+    assert verify_cache(cache) == []
+    assert not (cache / WORK_NAME).exists()
+
+
+def test_a_plan_by_which_samples_were_made_does_not(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(150):
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"{number:02}.png")
+    (tmp_path / "images" / "149.png").write_bytes(b"no image")
+    with pytest.raises(SampleError):
+        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
+    assert list((tmp_path / "cache" / WORK_NAME).glob("shard-*.npz"))
+    with pytest.raises(RecipeError, match=r"another recipe: .*Give the same options to continue"):
+        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=16), jobs=1)

@@ -1,20 +1,35 @@
-"""The folders of a build: the cache's folder and, while a build is unfinished, the work folder in it, with a lock."""
+"""The folders of a build: the cache's folder and, while a build is unfinished, the work folder in it.
+
+The work folder has a lock and the plan of the build. A later run continues the build only if its plan is the same.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import logging
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from tpucache.errors import BuildError, DamageError, FormatError, NoRoomError, NotACacheError, UsageError
+from tpucache.errors import (
+    BuildError,
+    DamageError,
+    FormatError,
+    NoRoomError,
+    NotACacheError,
+    RecipeError,
+    SourceError,
+    UsageError,
+)
+from tpucache.recipe import EXTENT
 from tpucache.store import lock
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
-from tpucache.store.files import check_apart
+from tpucache.store.files import check_apart, read_file, write_atomically
 from tpucache.store.format import (
     MANIFEST_NAME,
     SHARD_NAME,
@@ -24,9 +39,17 @@ from tpucache.store.format import (
     WORK_NAME,
     version_name,
 )
-from tpucache.store.growing import LOCK_NAME
+from tpucache.store.growing import LOCK_NAME, new_identity
 from tpucache.store.history import refuse_version, version_files
 from tpucache.store.manifest import Manifest
+from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
+from tpucache.text import parse_json
+from tpucache.warmup.library_versions import version_differences, versions
+from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, sample_difference, sizes_of
+from tpucache.warmup.plan import BuildPlan
+from tpucache.warmup.sources.source import Sample
+
+_log: Final = logging.getLogger("tpucache")
 
 _REMOVALS: Final = 10
 
@@ -167,7 +190,7 @@ class HeldError(BuildError):
     """Another process has locked the work folder, or has just finished the cache."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def hold(work: Path) -> Iterator[str]:
     """Lock a work folder for this process, for the `with` block, and yield the lock's token."""
 
@@ -192,3 +215,147 @@ def is_held(work: Path, run: str) -> bool:
 
 def is_worked_on(work: Path) -> bool:
     return lock.is_held(work / LOCK_NAME)
+
+
+_PLAN_NAME: Final = "plan.json"
+_LISTING_NAME: Final = "listing.npz"
+#: The files that another machine needs to continue a build.
+PLAN_FILES: Final = (_LISTING_NAME, _PLAN_NAME)
+
+
+def build_identity(work: Path) -> str:
+    """Return the identity of the build in a work folder; "" if there is none."""
+    return str(_read_plan(work)["build"]) if has_plan(work) else ""
+
+
+def has_plan(work: Path) -> bool:
+    """Return whether a build was started in a work folder."""
+    return (work / _PLAN_NAME).exists()
+
+
+def is_adding_to(work: Path, manifest: Manifest) -> bool:
+    """Return whether a work folder has an unfinished addition to the cache of `manifest`. It must not be removed."""
+    with hold(work):
+        try:
+            saved = _read_plan(work)
+        except FileNotFoundError:
+            return False
+        return bool(saved["before"] == manifest.identity)
+
+
+class Begun(NamedTuple):
+    """A build that has begun: its identity and, if another run began it, what differs now.
+
+    `resized` are the samples with another size than then, and `other_versions` describes the library versions.
+    """
+
+    build: str
+    resized: list[Sample]
+    other_versions: tuple[str, ...]
+
+
+def begin_or_continue(work: Path, plan: BuildPlan, *, is_sent: bool = False) -> Begun:
+    """Write a plan and the listing of its source, or compare the plan with that of an interrupted run.
+
+    If the interrupted run has built nothing, for example because its first sample could not be used, the new plan
+    replaces the plan of that run.
+    """
+    if has_plan(work):
+        try:
+            return compare_plan(work, plan)
+        except (RecipeError, SourceError):
+            if is_sent or _has_results(work):
+                raise
+    save_listing(work, plan)
+    build = new_identity()
+    write_atomically(work / _PLAN_NAME, json.dumps({**_content(plan), "build": build}).encode())
+    return Begun(build, [], ())
+
+
+def save_listing(work: Path, plan: BuildPlan) -> None:
+    """Write the paths and sizes of all samples, so that a later run can report how the source has changed."""
+    samples = plan.listing.samples
+    paths: Column = Strings.pack([sample.path for sample in samples])
+    write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
+
+
+def _has_results(work: Path) -> bool:
+    return any(path.name.startswith(("shard-", "spool-")) for path in work.iterdir())
+
+
+def _read_plan(work: Path) -> dict[str, Any]:
+    path = work / _PLAN_NAME
+    try:
+        content = parse_json(read_file(path))
+        if not isinstance(content, dict):
+            raise ValueError(f"it is a {type(content).__name__}, not an object")
+        if not re.fullmatch("[0-9a-f]{48}", str(content.get("build"))):
+            raise ValueError("it has no identity of its build, so another release of tpucache wrote it")
+    except ValueError as error:
+        raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up the unfinished build") from error
+    return content
+
+
+def compare_plan(work: Path, plan: BuildPlan) -> Begun:
+    """Compare a plan with the plan in a work folder, and warn of other versions of libraries."""
+    saved, now = _read_plan(work), json.loads(json.dumps(_content(plan)))
+    cache, samples = work.parent, plan.listing.samples
+    _check_recipe(work, saved["recipe"], now["recipe"])
+    check_asked(cache, saved["asked"], now["asked"])
+    table = SampleTable(work / _LISTING_NAME, saved["source"]["samples"])
+    if saved["source"] != now["source"]:
+        raise SourceError(
+            f"{cache} was started from {saved['source']['samples']} samples, the source now has {len(samples)}; "
+            f"{sample_difference(table, samples)}. "
+            "Bring the source back as it was to continue, or give another folder to build anew."
+        )
+    labels = saved["labels"]["asked"]
+    if labels != plan.labels:
+        raise SourceError(
+            f"{cache} was started with --labels {labels}, now {plan.labels}: give the same options to continue"
+        )
+    if (saved["before"], saved["fields"], saved["retry"]) != (now["before"], now["fields"], now["retry"]):
+        raise BuildError(
+            f"{cache} has changed since this build began, or only one of its runs had --retry: remove {work} to give "
+            "up the unfinished build"
+        )
+    if other := version_differences(saved["versions"]):
+        _log.warning(
+            "%s was started with other versions of libraries, so records may differ: %s", cache, "; ".join(other)
+        )
+    sizes: Any = table[SIZE_COLUMN]
+    resized = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
+    return Begun(saved["build"], resized, tuple(other))
+
+
+def check_sizes(resized: Sequence[Sample]) -> None:
+    """Raise SourceError if there is a sample whose size has changed since its records were made."""
+    if resized:
+        raise SourceError(
+            f"{len(resized):,} samples have another size than when their records were made, such as "
+            f"{resized[0].path!r}. Bring them back as they were, or give another folder to build anew."
+        )
+
+
+def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = recipe_differences(saved, now)
+    changed += [f"{name} {saved[name]}, now {now[name]}" for name in EXTENT if saved[name] != now[name]]
+    if changed:
+        raise RecipeError(
+            f"{work.parent} was started with another recipe: {'; '.join(changed)}. Give the same options to continue, "
+            f"another folder to build anew, or remove {work} to give up the unfinished build."
+        )
+
+
+def _content(plan: BuildPlan) -> dict[str, Any]:
+    return {
+        "recipe": plan.full_recipe,
+        "source": plan.source,
+        "labels": {"asked": plan.labels, "unused": list(plan.unused_labels)},
+        "left_out": dict(plan.listing.left_out),
+        "asked": dict(plan.listing.asked),
+        "fields": [field.to_dict() for field in plan.fields],
+        "before": plan.existing.manifest.identity if plan.existing else "",
+        "retry": plan.is_retry,
+        "versions": versions(),
+    }

@@ -41,7 +41,7 @@ from tpucache.store.remote.kaggle import JOURNAL_NAME, Content, Draft, KaggleDat
 from tpucache.store.remote.url import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
 from tpucache.text import shown
-from tpucache.warmup.run.plan_file import PLAN_FILES, has_plan
+from tpucache.warmup.run.folder import PLAN_FILES, build_identity, has_plan
 from tpucache.warmup.run.spool import RECEIPT_NAME, load_receipt, receipt_path, sent_path, sent_shards
 
 _COMMAND: Final = "warmup"
@@ -79,8 +79,9 @@ class UrlPlace:
             raise UsageError(f"{self.shown} holds files that no warmup left there: give another URL")
         if CLAIM_NAME in self._names and not has_plan(self._work) and not (self._folder / MANIFEST_NAME).exists():
             self._fetch_work()
+        build = build_identity(self._work)
         for block, variant in sent_shards(self._work):
-            shard = load_receipt(self._folder, self._work, block, variant)
+            shard = load_receipt(self._folder, self._work, build, block, variant)
             if shard is None or shard.entry.name not in self._names:  # somebody has removed it from the URL
                 sent_path(self._work, block, variant).unlink()
             else:
@@ -245,13 +246,14 @@ class KagglePlace:
         draft = self._open_draft()
         if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
             draft.forget_expired()
+        build = build_identity(self._work)
         for block, variant in sent_shards(self._work):
-            shard = load_receipt(self._folder, self._work, block, variant)
+            shard = load_receipt(self._folder, self._work, build, block, variant)
             if shard is None or not draft.sent(shard.entry.name, shard.entry.sha256):
                 sent_path(self._work, block, variant).unlink(missing_ok=True)
         for path in self._work.glob("shard-*.npz"):  # the run may have been killed before it marked a shard as sent
             found = RECEIPT_NAME.fullmatch(path.name)
-            shard = load_receipt(self._folder, self._work, int(found[1]), int(found[2])) if found else None
+            shard = load_receipt(self._folder, self._work, build, int(found[1]), int(found[2])) if found else None
             if shard is not None and draft.sent(shard.entry.name, shard.entry.sha256):
                 sent_path(self._work, shard.entry.block, shard.entry.variant).touch()
         if draft.asked_after is None:

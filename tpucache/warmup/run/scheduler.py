@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SampleError, SourceError, UnfinishedError
+from tpucache.errors import SampleError, UnfinishedError
 from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES
 from tpucache.store.files import is_late
@@ -25,7 +25,7 @@ from tpucache.warmup.blocks import TASK_BYTES, Block, Chunk, samples_a_task
 from tpucache.warmup.estimate import Remaining
 from tpucache.warmup.run.executors import Executor, Task
 from tpucache.warmup.run.folder import disk_failure
-from tpucache.warmup.run.spool import BuiltShard, ChunkInfo, Log, Spooled, are_right, load_receipt
+from tpucache.warmup.run.spool import BuiltShard, ChunkInfo, Spooled, are_right, load_receipt
 from tpucache.warmup.run.tasks import (
     BuildContext,
     Made,
@@ -87,7 +87,7 @@ class Scheduler:
         on_shard: Callable[[BuiltShard], None] = lambda shard: None,
     ) -> None:
         self._context, self._on_progress, self._on_shard = context, on_progress, on_shard
-        self._log = Log(context.work, context.is_followed)
+        self._log = context.log
         self._samples: list[Sample] = [sample for block in blocks for sample in block.samples]
         self._variants = sorted({variant for block in blocks for variant in block.variants})
         firsts = itertools.accumulate((len(block.samples) for block in blocks), initial=0)
@@ -107,14 +107,10 @@ class Scheduler:
         self._find_shards()
         self._find_records()
 
-    def check_unchanged(self, changed: Sequence[Sample]) -> None:
-        """Raise SourceError if an earlier run made records of a sample in `changed`, whose size has changed."""
+    def made_of(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples of which an earlier run made records."""
         made = {sample.number for sample, is_made in zip(self._samples, self._is_made, strict=True) if is_made}
-        if found := [sample for sample in changed if sample.number in made]:
-            raise SourceError(
-                f"{len(found):,} samples have another size than when their records were made, such as "
-                f"{found[0].path!r}. Bring them back as they were, or give another folder to build anew."
-            )
+        return [sample for sample in samples if sample.number in made]
 
     def remaining(self) -> Remaining:
         unsealed = [each for each in self._order if each.missing]
@@ -136,6 +132,7 @@ class Scheduler:
         work = self._context.work
         try:
             (work / FAILURE_NAME).unlink(missing_ok=True)
+            self._log.begin()
             self._log.keep(self._kept)
             if self._context.is_followed:
                 self._correct_log()
@@ -354,7 +351,7 @@ class Scheduler:
         context = self._context
         for each in self._order:
             for variant in each.block.variants:
-                shard = load_receipt(context.shards, context.work, each.block.number, variant)
+                shard = load_receipt(context.shards, context.work, context.build, each.block.number, variant)
                 # An earlier run may have skipped samples that this one must not skip, or may have had other samples.
                 is_usable = shard and (self._may_skip(each.block) or not shard.info.skipped)
                 if shard and is_usable and shard.info.covers(each.block.samples):

@@ -36,9 +36,17 @@ import numpy.typing as npt
 
 from tpucache.machine import pread
 from tpucache.native import Array
-from tpucache.store.files import OpenFile, read_file, write_atomically
+from tpucache.store.files import OpenFile, open_file, read_file, write_atomically
 from tpucache.store.format import shard_name
-from tpucache.store.growing import ARRIVED_DTYPE, ARRIVED_NAME, SPOOL_BIT, spool_name
+from tpucache.store.growing import (
+    ARRIVED_DTYPE,
+    ARRIVED_NAME,
+    BUILD_ROW,
+    MANIFEST_ROW,
+    SPOOL_BIT,
+    identity_row,
+    spool_name,
+)
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.run.folder import disk_failure
@@ -173,8 +181,8 @@ class BuiltShard:
     info: ChunkInfo
 
 
-def save_receipt(work: Path, shard: BuiltShard) -> None:
-    metadata = json.dumps({"entry": shard.entry.to_dict(), "note": shard.info.to_dict()})
+def save_receipt(work: Path, build: str, shard: BuiltShard) -> None:
+    metadata = json.dumps({"build": build, "entry": shard.entry.to_dict(), "note": shard.info.to_dict()})
     columns = {_METADATA: np.frombuffer(metadata.encode(), np.uint8), "rows": shard.rows}
     path = receipt_path(work, shard.entry.block, shard.entry.variant)
     try:
@@ -183,14 +191,17 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
         raise disk_failure(path, error) from error
 
 
-def load_receipt(cache: Path, work: Path, block: int, variant: int) -> BuiltShard | None:
-    """Return a finished shard; None if its receipt is missing or damaged, or if the shard does not exist any more."""
+def load_receipt(cache: Path, work: Path, build: str, block: int, variant: int) -> BuiltShard | None:
+    """Return a finished shard; None if its receipt is missing or damaged, or if the shard does not exist any more.
+
+    A receipt of another build than `build` counts as missing.
+    """
     try:
         data = read_file(receipt_path(work, block, variant))
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             metadata = json.loads(archive[_METADATA].tobytes())
             entry = ShardEntry(**metadata["entry"])
-            if entry.name != shard_name(variant, block):
+            if (entry.name, metadata["build"]) != (shard_name(variant, block), build):
                 return None
             if not sent_path(work, block, variant).exists() and (cache / entry.name).stat().st_size != entry.bytes:
                 return None
@@ -245,19 +256,41 @@ class Unwritten(NamedTuple):
 
 @dataclass(frozen=True)
 class Log:
-    """The notes of finished records in the folder `work`. If not `is_followed`, readers cannot find them."""
+    """The notes of finished records in the folder `work`. If not `is_followed`, readers cannot find them.
+
+    Notes of another build than that with the identity `build` count for nothing.
+    """
 
     work: Path
+    build: str
     is_followed: bool
 
     @property
     def path(self) -> Path:
         return self.work / (ARRIVED_NAME if self.is_followed else _UNREAD_NAME)
 
+    @property
+    def _first_row(self) -> bytes:
+        return identity_row(BUILD_ROW, self.build).tobytes()
+
+    def begin(self) -> None:
+        """Make the log, or replace that of another build."""
+        try:
+            with open_file(self.path) as file:
+                is_own = file.read(ARRIVED_DTYPE.itemsize) == self._first_row
+        except FileNotFoundError:
+            is_own = False
+        if not is_own:
+            write_atomically(self.path, self._first_row)
+
+    def end(self, identity: str) -> None:
+        """Note the identity of the manifest that is written next."""
+        self.append_rows(identity_row(MANIFEST_ROW, identity))
+
     def append(self, made: Sequence[Spooled]) -> None:
         try:
             with (self.work / _INFOS_NAME).open("ab") as infos:
-                infos.write("".join(map(_to_line, made)).encode())
+                infos.write("".join(map(self._to_line, made)).encode())
             self.append_rows(np.concatenate([each.rows.reshape(-1) for each in made]))
         except OSError as error:
             raise disk_failure(self.work, error) from error
@@ -272,6 +305,8 @@ class Log:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
+            return last
+        if not data.startswith(self._first_row):
             return last
         whole = len(data) // ARRIVED_DTYPE.itemsize * ARRIVED_DTYPE.itemsize
         if whole < len(data):  # torn by a power cut
@@ -289,13 +324,20 @@ class Log:
             return
         for line in lines:
             checksum, _, text = line.partition(" ")
-            if checksum == _checksum(text):
+            if checksum == self._checksum(text):
                 content = json.loads(text)
                 yield content["block"], ChunkInfo.from_dict(content["info"])
 
     def keep(self, made: Sequence[Spooled]) -> None:
         if (self.work / _INFOS_NAME).exists():
-            write_atomically(self.work / _INFOS_NAME, "".join(map(_to_line, made)).encode())
+            write_atomically(self.work / _INFOS_NAME, "".join(map(self._to_line, made)).encode())
+
+    def _to_line(self, made: Spooled) -> str:
+        text = json.dumps({"block": made.block, "info": made.info.to_dict()})
+        return f"{self._checksum(text)} {text}\n"
+
+    def _checksum(self, text: str) -> str:
+        return f"{zlib.crc32(f'{self.build}{text}'.encode()):08x}"
 
     def forget(self) -> None:
         """Forget all records that are in no shard yet, so that the next run builds them again."""
@@ -361,12 +403,3 @@ def read_spool(work: Path, rows: Array) -> Iterator[bytes]:
         if number not in files:
             files[number] = OpenFile(work / spool_name(number))
         yield pread(files[number].number, int(row["length"]), int(row["offset"]))
-
-
-def _to_line(made: Spooled) -> str:
-    text = json.dumps({"block": made.block, "info": made.info.to_dict()})
-    return f"{_checksum(text)} {text}\n"
-
-
-def _checksum(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"

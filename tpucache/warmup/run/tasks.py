@@ -66,11 +66,12 @@ Known = Mapping[int, Mapping[int, int]]
 class BuildContext:
     """The settings that all tasks of a run share. They are pickled to every worker.
 
-    `work` is the work folder, `shards` the folder of finished shards, and `run` the token of the run's lock. No task
-    starts after `deadline`. `other_versions` describes the library versions that differ from the cache's. The samples
-    with the numbers `compared` get a content hash, by which later runs notice another source. `latency` is the time in
-    seconds that the storage took to deliver the first sample; 0 if that was not measured. `is_followed` says that
-    processes may read the records before the cache is finished.
+    `build` is the identity of the build, which an earlier run may have begun. `work` is the work folder, `shards` the
+    folder of finished shards, and `run` the token of the run's lock. No task starts after `deadline`. `other_versions`
+    describes the library versions that differ from the cache's. The samples with the numbers `compared` get a content
+    hash, by which later runs notice another source. `latency` is the time in seconds that the storage took to deliver
+    the first sample; 0 if that was not measured. `is_followed` says that processes may read the records before the
+    cache is finished.
     """
 
     encoder: SampleEncoder
@@ -83,6 +84,11 @@ class BuildContext:
     compared: frozenset[int] = frozenset()
     latency: float = 0.0
     is_followed: bool = False
+    build: str = ""
+
+    @property
+    def log(self) -> Log:
+        return Log(self.work, self.build, self.is_followed)
 
     @property
     def lateness(self) -> Lateness:
@@ -191,7 +197,7 @@ def seal_block(
     except OSError as error:
         raise disk_failure(context.work, error) from error
     except BuildError:  # a power cut may have damaged the spool files
-        Log(context.work, context.is_followed).forget()
+        context.log.forget()
         raise
     return install_shard(context, written) if is_installed else written
 
@@ -203,7 +209,7 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
         place_shard(written.aside, target)
     except OSError as error:
         raise disk_failure(target, error) from error
-    save_receipt(context.work, written.shard)
+    save_receipt(context.work, context.build, written.shard)
     return written.shard
 
 
