@@ -461,17 +461,6 @@ def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_slow_for_want_of_a_library_is_said_once(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(presizing, "find_cykooz_resizer", lambda: None)
-    for _ in range(2):  # what is finished needs no resizing
-        build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
-    (message,) = [record.message for record in caplog.records if "resized" in record.message]
-    assert "pip install cykooz-resizer" in message
-
-
-@pytest.mark.slow
 def test_additions_by_other_versions_are_reported(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from tpucache.errors import BuildError
 from tpucache.recipe import Recipe
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.estimate import Estimate, Remaining, _working_bytes
+from tpucache.warmup.estimate import Estimate
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
@@ -140,11 +140,3 @@ def test_what_is_built_already_still_has_to_be_sealed(tmp_path: Path, free: Call
 
 def stop(*_: object) -> None:
     raise Stopped
-
-
-def test_where_readers_follow_a_build_the_records_of_all_its_blocks_need_room() -> None:
-    alone, read = (
-        _working_bytes(Remaining([], [100] * 5, 10, is_followed=each), 1000, jobs=1) for each in (False, True)
-    )
-    assert read == 5 * 100 * 1000
-    assert 2 * 100 * 1000 <= alone < read

@@ -26,17 +26,16 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.recipe import Recipe
 from tpucache.store import growing as reading
-from tpucache.store.ahead import MOST_FILES, Lateness
+from tpucache.store.ahead import Lateness
 from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import GrowingCache, Prospect
 from tpucache.store.reader import ShardReader
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.growing import Maker, build_for_readers
-from tpucache.warmup.plan import make_encoder, plan_build
+from tpucache.warmup.plan import plan_build
 from tpucache.warmup.run import scheduler
 from tpucache.warmup.run.folder import disk_failure
-from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources.source import Item, Listing, Sample
 from tpucache.warmup.versions import delete_samples
 
@@ -277,31 +276,6 @@ def test_a_build_that_was_ended_is_continued(how: str, tmp_path: Path, finished:
     assert digests(cache) == digests(finished(recipe))
 
 
-def test_records_that_a_power_cut_has_torn_are_made_again(
-    tmp_path: Path, finished: Any, digests: Digests, asked: threading.Event
-) -> None:
-    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
-    with grown(Gated(lambda number: number < 40), cache, recipe) as (dataset, building):
-        dataset.__getitems__(range(36))
-        building.end()
-    work = cache / WORK_NAME
-    (spool,) = work.glob("spool-*")
-    data = bytearray(spool.read_bytes())
-    data[5] ^= 1
-    spool.write_bytes(data)
-    with (work / "arrived.bin").open("ab") as log:
-        log.write(b"torn")
-    with (work / "arrived.jsonl").open("a") as infos:
-        infos.write('00000000 {"block": 0, "in')
-    asked.clear()
-    source = Gated(lambda number: number > 0 or source.loaded.count(0) < len(PLANNED) or asked.is_set())
-    with grown(source, cache, recipe) as (dataset, building):
-        assert np.array_equal(dataset[0][0], CachedDataset(finished(recipe))[0][0])  # not read where the log lists it
-        assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
-        building.join()
-    assert digests(cache) == digests(finished(recipe))
-
-
 def hurt(cache: Path, random: np.random.Generator) -> None:
     work = cache / WORK_NAME
     for spool in sorted(work.glob("spool-*")):
@@ -319,6 +293,9 @@ def hurt(cache: Path, random: np.random.Generator) -> None:
     for name, share in (("arrived.jsonl", 0.3), ("arrived.bin", 0.2)):
         if random.random() < share:
             (work / name).unlink()
+        elif random.random() < share:
+            with (work / name).open("ab") as file:
+                file.write(b'00000000 {"block": 0, "in')
 
 
 def build_some(cache: Path, recipe: Recipe, most: int) -> None:
@@ -373,11 +350,6 @@ def test_workers_know_from_the_first_sample_that_storage_answers_late(tmp_path: 
 
     plan = plan_build(Late(), Late().list(), Recipe(size=SIZE), BuildOptions())
     assert plan.latency >= 0.1
-    context = BuildContext(
-        make_encoder(Late(), Recipe(size=SIZE), plan), tmp_path, tmp_path, False, "", latency=plan.latency
-    )
-    assert context.lateness.files == MOST_FILES
-    assert dataclasses.replace(context, latency=0.0).lateness.files == 0
 
 
 def test_of_two_builders_one_builds_and_the_other_takes_over(tmp_path: Path, finished: Any, digests: Digests) -> None:
@@ -460,11 +432,9 @@ def replace_cache(cache: Path, how: str) -> None:
         build_cache(Gated(seed=1), cache, Recipe(size=SIZE), jobs=1)
     elif how == "begun anew":
         build_some(cache, Recipe(size=SIZE), 90)
-    elif how == "another recipe":
-        build_cache(Gated(), cache, Recipe(size=SIZE, quality=50, codec="jpeg"), jobs=1)
 
 
-@pytest.mark.parametrize("how", ["removed", "built anew", "begun anew", "another recipe"])
+@pytest.mark.parametrize("how", ["removed", "built anew", "begun anew"])
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "unfinished"])
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
 def test_nothing_of_another_cache_is_read_under_these_labels(
@@ -581,25 +551,6 @@ def test_where_the_samples_are_known_at_the_end_alone_nothing_is_read_before(cas
     assert len(CachedDataset(tmp_path / "cache")) == SAMPLES
 
 
-def test_skipped_samples_are_all_known_and_batches_keep_their_shape(tmp_path: Path) -> None:
-    class WithBad(Gated):
-        def list(self) -> Listing:
-            listing = super().list()
-            bad = {7: "bad-7.png", 90: "bad-90.png"}
-            samples = [dataclasses.replace(each, path=bad.get(each.number, each.path)) for each in listing.samples]
-            return dataclasses.replace(listing, samples=samples)
-
-    building = Building(WithBad(), tmp_path / "cache", Recipe(size=SIZE), on_error="skip")
-    assert building.wait_for_prospect() is None
-    building.join()
-    building.check()
-    dataset = CachedDataset(tmp_path / "cache")
-    assert [each.number for each in dataset.manifest.skipped] == [7, 90]
-    assert [each.path for each in dataset.manifest.skipped] == ["bad-7.png", "bad-90.png"]
-    shapes = [tuple(images.shape) for images, _ in CachedLoader(dataset, 32, shuffle=True, drop_last=True)]
-    assert shapes == [(32, 3, SIZE, SIZE)] * ((SAMPLES - 2) // 32)
-
-
 def test_a_copy_for_another_process_reads_what_is_built(tmp_path: Path) -> None:
     with grown(Gated(), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
         dataset[0]
@@ -615,7 +566,6 @@ def test_a_copy_does_not_wait_for_ever_for_a_builder_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(reading, "_LOOK_SECONDS", 0.0)
     with grown(Gated(lambda number: number < 40), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
         dataset[0]
         copy = pickle.loads(pickle.dumps(dataset))
@@ -625,9 +575,7 @@ def test_a_copy_does_not_wait_for_ever_for_a_builder_that_has_ended(
             copy[120]
 
 
-def test_a_copy_is_told_why_the_build_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_LOOK_SECONDS", 0.0)
-
+def test_a_copy_is_told_why_the_build_has_failed(tmp_path: Path) -> None:
     class Broken(Gated):
         def load(self, sample: Sample) -> Item:
             if sample.number == 70:

@@ -104,30 +104,6 @@ def test_numbers_that_cannot_be_are_named_with_their_line(cache, tmp_path, value
     assert (cache / "manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("values", "names", "message"),
-    [
-        ((0, 2 / 3, 1, 1 / 3), "bbab", "spread evenly"), ((0, 0.5, 1, 0.5), "", "spread evenly"),
-        ((0.1, 0.6, 0.9, 0.4), "aaba", "line 3: the prediction is 'a'.*'b'.*give the probabilities"),
-    ],
-)  # fmt: skip
-def test_ranks_of_two_classes_are_not_taken_for_probabilities(cache, tmp_path, values, names, message):
-    columns = ("sample", "path", "label", *(["prediction"] if names else []), "b", "a")
-    rows = [
-        (number, path, "", *names[number : number + 1], value, 1 - value)
-        for number, (path, value) in enumerate(zip(CachedDataset(cache).paths, values, strict=True))
-    ]
-    with pytest.raises(SourceError, match=message):
-        relabel_cache(cache, predictions(tmp_path / "ranks.csv", rows, columns), soft=SOFT)
-
-
-def test_sure_probabilities_are_not_taken_for_ranks(cache, tmp_path):
-    for values in ((0, 1, 1, 0), (0.5, 0.5, 0.5, 0.5), (0.1, 0.6, 0.9, 0.4)):
-        rows = rows_of(cache, range(4), [(1 - value, value, 1) for value in values])
-        rows = [(path, "", "ab"[value > 0.5], *rest) for (path, _, _, *rest), value in zip(rows, values, strict=True)]
-        relabel_cache(cache, predictions(tmp_path / "sure.csv", rows), soft=SOFT)
-
-
 def test_options_and_tables_that_do_not_fit_are_refused(cache, tmp_path, capsys):
     table = predictions(tmp_path / "one.csv", rows_of(cache, [0], [(1, 0, 1)]))
     assert main(["relabel", str(cache), str(table), "--soft-share", "0.5"]) == 2

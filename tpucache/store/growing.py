@@ -88,7 +88,7 @@ def new_identity() -> str:
 
 
 def identity_row(kind: int, identity: str) -> npt.NDArray[Any]:
-    """Return the row of the log that has an identity, which is cut to 48 hexadecimal digits."""
+    """Return the row of the log that has an identity, cut to 48 hexadecimal digits."""
     data = kind.to_bytes(8, "little") + bytes.fromhex(identity)[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES)
     return np.frombuffer(data, ARRIVED_DTYPE)
 
@@ -200,10 +200,9 @@ class Arrivals(Arriving):
     def __init__(
         self, directory: Path, prospect: Prospect, builder: Builder | None, identities: Sequence[str] = ()
     ) -> None:
-        """Store what is known of the cache.
+        """Store what is known. `builder` is None if this process did not start the build.
 
-        `builder` is None if this process did not start the build. `identities` has that of the finished manifest, if
-        it is known.
+        `identities` has that of the finished manifest, if it is known.
         """
         rows = prospect.samples * len(prospect.variants)
         self.directory, self._prospect, self._builder = directory, prospect, builder

@@ -5,6 +5,7 @@ The division into blocks does not depend on the number of workers.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -29,10 +30,10 @@ _LEAST_TASKS: Final = 64
 
 @dataclass(frozen=True)
 class Block:
-    """Samples in the order of their numbers. Their records form one shard for each variant.
+    """Samples in the order of their numbers. Their records form one shard for each variant. A task gets a part of it.
 
-    `variants` are the variants to build. If the cache already has the clean records (variant 0) of these samples,
-    `clean` maps each sample's number to the CRC-32 of its clean record.
+    `variants` are the variants to build. `clean` maps the number of each sample whose clean record the cache has to the
+    record's CRC-32.
     """
 
     number: int
@@ -40,15 +41,9 @@ class Block:
     variants: tuple[int, ...]
     clean: Mapping[int, int] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some samples of the block with the number `block`, for one task. The other attributes are the block's."""
-
-    block: int
-    samples: tuple[Sample, ...]
-    variants: tuple[int, ...]
-    clean: Mapping[int, int] = field(default_factory=dict)
+    def part(self, samples: Sequence[Sample]) -> Block:
+        clean = {sample.number: self.clean[sample.number] for sample in samples if sample.number in self.clean}
+        return dataclasses.replace(self, samples=tuple(samples), clean=clean)
 
 
 def record_bytes(fields: Sequence[Field]) -> int:

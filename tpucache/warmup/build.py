@@ -48,7 +48,7 @@ from tpucache.warmup.run.folder import (
     has_plan,
     hold,
     is_adding_to,
-    is_worked_on,
+    is_held,
     remove_folder,
     remove_leftovers,
     remove_old_files,
@@ -253,7 +253,7 @@ class _Build:
     def _wait(self, on_prospect: Callable[[Prospect], None]) -> None:
         plan, work = self.plan, self.context.work
         is_done = not self._can_be_followed()
-        while is_worked_on(work):
+        while is_held(work):
             with contextlib.suppress(FileNotFoundError):  # the process has just begun or ended
                 if not is_done and has_plan(work):
                     begun = compare_plan(work, plan)
@@ -277,7 +277,7 @@ class _Build:
         if not resumed:  # before the work folder is made, so that an error here leaves no files behind
             first = dataclasses.replace(context, is_followed=self._can_be_followed())
             self._announce(self._scheduler(first), _ADVICE_ADDING if plan.existing else _ADVICE)
-        if self.options.on_prospect is not None and is_worked_on(work):
+        if self.options.on_prospect is not None and is_held(work):
             raise HeldError(f"another process builds {self.context.shards}: run the same command again later")
         work.mkdir(exist_ok=True)
         with hold(work) as run:

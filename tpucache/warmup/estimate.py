@@ -39,9 +39,9 @@ _MEGABYTE: Final = 1e6
 class Remaining:
     """The remaining work of a build.
 
-    `samples` are the samples to build, with their variants. `unsealed` has the number of records of each block with
-    unfinished shards, and `spooled` the bytes of their records that are built already. `most` is the largest number of
-    records that one task builds. If readers follow the build (`is_followed`), spool files stay until the end.
+    `samples` are the samples to build, with their variants. `unsealed` has the number of records of each unfinished
+    block, `spooled` the bytes of those that are built, and `most` the largest number of records of a task. If readers
+    follow the build, spool files stay until the end.
     """
 
     samples: Sequence[tuple[Sample, Sequence[int]]]

@@ -1,7 +1,6 @@
-"""The main function of a process that builds a cache while another process reads it.
+"""The main function of a process that builds a cache while another process, which has threads, reads it.
 
-The reading process has threads, so it must not be forked. It starts a new process, which ends when the reading process
-ends. Records that are finished by then are kept.
+It ends with the reading process. Records that are finished by then are kept.
 """
 
 from __future__ import annotations

@@ -17,10 +17,9 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
-from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, table_name
 from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.store.samples import Column, SampleTable, encode_columns
-from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, from_cell, to_cell, to_heading
+from tpucache.text import SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
 from tpucache.warmup.sources.columns import LABEL_NAMES, TableOptions, to_number
@@ -30,14 +29,11 @@ from tpucache.warmup.sources.source import Label, Listing, Sample, unique
 from tpucache.warmup.sources.table import CsvTable, path_column, read_table, table_listing
 from tpucache.warmup.tables import (
     class_counts,
-    keep_table,
     label_column,
     label_facts,
-    next_history,
-    save_manifest,
+    save_version,
     taken,
     value_names,
-    write_table,
 )
 from tpucache.warmup.versions import changing
 
@@ -49,9 +45,6 @@ CORRECTION_COLUMNS: Final = (("path", "label"), ("sample", "path", "label", "pre
 #: The sum of a row's probabilities may differ from 1 by this much, because tables have rounded numbers.
 _SUM_ERROR: Final = 0.02
 _MOST_WEIGHT: Final = 1e6
-_PREDICTION: Final = PREDICTION_COLUMNS[-1]
-#: Ranks and probabilities in a table may differ from what was computed by this much, because of rounding.
-_RANK_ERROR: Final = 1e-3
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -250,38 +243,10 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
             f"{table.path}, line {table.lines[used[odd[0]]]}: the probabilities of the classes add up to "
             f"{totals[odd[0]]:.3g}, not to 1: give the probabilities, as predict writes them"
         )
-    if len(classes) == 2:  # only the ranks of two classes add up to 1, as probabilities do
-        _refuse_ranks(table, classes, used, predicted)
     shares = np.where(numbers[found] >= 0, soft.soft_share, 1.0)[:, None]
     kept[0][found] = shares * predicted / totals[:, None] + (1 - shares) * targets[found]
     kept[1][found] = 1.0 if soft.weight_col is None else _cells(table, soft.weight_col, used)
     return {SOFT_LABEL: kept[0], SOFT_WEIGHT: kept[1]}
-
-
-def _refuse_ranks(
-    table: CsvTable, classes: Sequence[str], rows: Sequence[int], values: npt.NDArray[np.float64]
-) -> None:
-    advice = "give the probabilities, as predict writes them"
-    if len(values) > 2 and all(_are_ranks(column) for column in values.T):
-        raise SourceError(
-            f"{table.path}: the values of each class are spread evenly from 0 to 1: they are ranks, not "
-            f"probabilities: {advice}"
-        )
-    names, places = table.columns.get(_PREDICTION, []), {name: number for number, name in enumerate(classes)}
-    for row, numbers in zip(rows if names else (), values, strict=bool(names)):
-        place = places.get(names[row])
-        if place is not None and numbers.max() - numbers[place] > _RANK_ERROR:
-            raise SourceError(
-                f"{table.path}, line {table.lines[row]}: the prediction is {names[row]!r}, and the largest number is "
-                f"that of {classes[int(numbers.argmax())]!r}: if the numbers are ranks, {advice}; if they are "
-                f"probabilities, leave the column {_PREDICTION!r} out"
-            )
-
-
-def _are_ranks(values: npt.NDArray[np.float64]) -> bool:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts + 1) / 2)[inverse] / (len(values) - 1)
-    return bool(len(counts) > 1 and abs(ranks - values).max() < min(_RANK_ERROR, 0.25 / len(values)))
 
 
 def _class_column(table: CsvTable, name: str) -> str:
@@ -443,12 +408,6 @@ def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any], co
     data = encode_columns(columns)
     if changes.get("classes", before.classes) == before.classes and data == (folder / before.table.name).read_bytes():
         return before
-    generation = before.generation + 1
     source = changes.get("source", before.source)
-    changes["tables"] = (
-        keep_table(folder, before.index, INDEX_NAME, generation),  # the index does not depend on labels
-        write_table(folder, table_name(SAMPLES_NAME, generation), data),
-    )
     changes["source"] = {**source, "relabelled": [*earlier_tables(before), before.table.sha256]}
-    changes["history"] = next_history(folder, before, command)
-    return save_manifest(folder, before.changed(**changes))
+    return save_version(folder, before, before.changed(**changes), (before.index, data), command)

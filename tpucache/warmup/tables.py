@@ -66,7 +66,7 @@ def finish_tables(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) ->
     if not len(numbers):
         raise SourceError(f"none of the {len(skipped)} samples could be used; {skipped[0].path!r}: {skipped[0].reason}")
     columns, classes, counts = sample_columns(plan.listing, new, numbers, table)
-    entries, index = _join_shards(shards, existing)
+    entries, index = join_shards(shards, existing)
     generation = before.generation + 1 if before else 0
     return Manifest(
         samples=len(numbers),
@@ -264,7 +264,7 @@ def _plain_column(values: Sequence[Any]) -> Column:
     return Strings.pack(["" if value is None else str(value) for value in values])
 
 
-def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Array]:
+def join_shards(shards: Sequence[BuiltShard], existing: Cache | None = None) -> tuple[tuple[ShardEntry, ...], Array]:
     rows = {_order(shard.entry): (shard.entry, shard.rows) for shard in shards}
     if existing is not None:
         for entry in existing.manifest.shards:
@@ -329,8 +329,20 @@ def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def keep_table(folder: Path, entry: FileEntry, first: str, generation: int) -> FileEntry:
-    """Give an unchanged table a name in the next version, as a link or a copy of its file."""
-    name = table_name(first, generation)
-    link_or_copy(folder / entry.name, folder / name, folder / WORK_NAME / f"{name}.tmp")
-    return FileEntry(name, entry.bytes, entry.sha256)
+def save_version(
+    folder: Path, before: Manifest, manifest: Manifest, tables: Sequence[FileEntry | bytes], command: str
+) -> Manifest:
+    """Make a cache's next version, and return its manifest.
+
+    `tables` are the index and the samples table: the bytes of a new file, or the entry of an unchanged one.
+    """
+    generation, entries = before.generation + 1, list[FileEntry]()
+    for first, table in zip((INDEX_NAME, SAMPLES_NAME), tables, strict=True):
+        name = table_name(first, generation)
+        if isinstance(table, bytes):
+            entries.append(write_table(folder, name, table))
+        else:
+            link_or_copy(folder / table.name, folder / name, folder / WORK_NAME / f"{name}.tmp")
+            entries.append(FileEntry(name, table.bytes, table.sha256))
+    history = next_history(folder, before, command)
+    return save_manifest(folder, manifest.changed(tables=tuple(entries), history=history))

@@ -1,9 +1,8 @@
 """Changes of a finished cache: each locks it and makes a version. Deletion, its undoing, and compacting.
 
-Deleting changes no shard: the new version has tables without the deleted samples, and its manifest lists their records
-in the shards. Compacting removes these records, so that the cache is like a fresh warmup of the other samples. Readers
-may have the folder open, and the process may be killed at any moment. So the new files first get names that no version
-has, and a manifest lists these names. Then the files also get the names that a fresh warmup would give them.
+Deleting changes no shard: tables and manifest leave the samples out. Compacting writes the others as a fresh warmup
+would. Readers may have the folder open, and the process may be killed at any moment. So new files first get names that
+no version has, and a manifest lists these; then they get the names of a fresh warmup.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, DamageError, FormatError, SourceError, StoreError, UsageError
-from tpucache.native import Array
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.cache import Cache, cache_fingerprint, field_batches
 from tpucache.store.copying import check_room, earlier_tables
@@ -29,7 +27,6 @@ from tpucache.store.fields import IMAGE, LABEL
 from tpucache.store.files import link_or_copy, read_text, sync_directory, write_atomically
 from tpucache.store.filter import matching
 from tpucache.store.format import (
-    INDEX_DTYPE,
     INDEX_NAME,
     SAMPLES_NAME,
     WORK_NAME,
@@ -48,14 +45,15 @@ from tpucache.warmup.blocks import listing_sha256, plan_blocks
 from tpucache.warmup.listing import OWN_COLUMNS, content_digests, name_some, places_in_source, to_slices
 from tpucache.warmup.records.encode import add_moments, moments
 from tpucache.warmup.run.folder import finished_cache, hold, is_adding_to, remove_folder, remove_old_files
+from tpucache.warmup.run.spool import BuiltShard, ChunkInfo
 from tpucache.warmup.sources.source import Listing, Sample
 from tpucache.warmup.sources.table import read_table
 from tpucache.warmup.tables import (
     class_counts,
-    keep_table,
+    join_shards,
     label_facts,
-    next_history,
     save_manifest,
+    save_version,
     taken,
     write_table,
 )
@@ -154,19 +152,14 @@ def undo_delete(cache: str | Path) -> Manifest:
     with changing(folder, "undo") as opened:
         now = opened.manifest
         before = _undone(folder, now)
-        generation = now.generation + 1
         for entry in before.tables:
             if not is_whole(folder, entry):
                 raise DamageError(
                     f"{folder / entry.name} is not the file of version {before.number}, so nothing is undone: copy it "
                     "from another copy of the cache"
                 )
-        tables = (
-            keep_table(folder, before.index, INDEX_NAME, generation),
-            keep_table(folder, before.table, SAMPLES_NAME, generation),
-        )
-        history = next_history(folder, now, f"{_UNDO}: as version {before.number}")
-        return save_manifest(folder, before.changed(tables=tables, history=history))
+        tables = before.index, before.table
+        return save_version(folder, now, before, tables, f"{_UNDO}: as version {before.number}")
 
 
 def _undone(folder: Path, now: Manifest) -> Manifest:
@@ -207,7 +200,6 @@ def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
     columns = {name: taken(column, np.flatnonzero(is_kept)) for name, column in cache.samples.items()}
     shards = without_numbers(before.shards, numbers, {each.number for each in gone})
     index = cache.index.read_all()[np.tile(is_kept, len(before.variants))]
-    generation = before.generation + 1
     manifest = before.changed(
         samples=before.samples - len(chosen),
         shards=shards,
@@ -216,12 +208,7 @@ def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
         fingerprint=cache_fingerprint(fingerprint(before.recipe), shards),
         source=_source(before, columns, {each.number for each in gone}),
     )
-    tables = (
-        write_table(folder, table_name(INDEX_NAME, generation), encode_index(index)),
-        write_table(folder, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
-    )
-    history = next_history(folder, before, command)
-    return save_manifest(folder, manifest.changed(tables=tables, history=history))
+    return save_version(folder, before, manifest, (encode_index(index), encode_columns(columns)), command)
 
 
 def without_numbers(
@@ -349,10 +336,9 @@ def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], 
 class _Compaction:
     """The new numbers of samples, and their new blocks.
 
-    `numbers` maps the old number of each kept and skipped sample to its new number. `blocks` has the old numbers of the
-    kept samples of each block. `places` has, for
-    each new number, the sample's position in a source without the deleted samples, or None if no sample has this
-    number. `positions` maps old numbers to positions in the samples table.
+    `numbers` maps old numbers of kept and skipped samples to new ones; `blocks` has the old numbers of the kept samples
+    of each block; `places` the position of each new number in a source without the deleted samples, or None;
+    `positions` maps old numbers to positions in the samples table.
     """
 
     numbers: Mapping[int, int]
@@ -387,7 +373,7 @@ class _Compaction:
         return cls(numbers, blocks, places, positions)
 
 
-def _shard(cache: Cache, layout: _Compaction, block: int, variant: int) -> tuple[ShardEntry, Array]:
+def _shard(cache: Cache, layout: _Compaction, block: int, variant: int) -> BuiltShard:
     """Write one shard into the work folder: for each sample of the new block `block`, its record in `variant`."""
     name = shard_name(variant, block)
     path = cache.directory / WORK_NAME / name
@@ -404,31 +390,21 @@ def _shard(cache: Cache, layout: _Compaction, block: int, variant: int) -> tuple
             writer.append(layout.numbers[old], bytes(record), crc)
         sealed = writer.seal(path)
     entry = ShardEntry(name, sealed.bytes, sealed.sha256, variant, block, 0, len(olds), sealed.records_sha256)
-    return entry, sealed.rows
+    return BuiltShard(entry, sealed.rows, ChunkInfo())
 
 
-def _manifest(
-    cache: Cache, layout: _Compaction, shards: Sequence[tuple[ShardEntry, Array]]
-) -> tuple[Manifest, dict[str, bytes]]:
+def _manifest(cache: Cache, layout: _Compaction, shards: Sequence[BuiltShard]) -> tuple[Manifest, dict[str, bytes]]:
     before = cache.manifest
-    entries, runs, first = list[ShardEntry](), list[Array](), 0
-    for entry, rows in shards:
-        if entries and entries[-1].variant != entry.variant:
-            first = 0
-        numbered = rows.copy()
-        numbered["shard"] = len(entries)
-        entries.append(dataclasses.replace(entry, first=first))
-        runs.append(numbered)
-        first += entry.records
+    entries, index = join_shards(shards)
     olds = [old for block in layout.blocks for old in block]
     order = np.array([layout.positions[old] for old in olds], np.int64)
     columns = {name: _as_built(name, taken(column, order)) for name, column in cache.samples.items()}
     columns["number"] = np.array([layout.numbers[old] for old in olds], np.uint64)
-    tables = {INDEX_NAME: encode_index(np.concatenate(runs).astype(INDEX_DTYPE)), SAMPLES_NAME: encode_columns(columns)}
+    tables = {INDEX_NAME: encode_index(index), SAMPLES_NAME: encode_columns(columns)}
     left = {*layout.numbers.values()}
     skipped = [Skipped(layout.numbers[each.number], each.path, each.reason) for each in before.skipped]
     manifest = before.changed(
-        shards=tuple(entries),
+        shards=entries,
         tables=tuple(_entry(name, data) for name, data in tables.items()),
         skipped=tuple(sorted(skipped, key=lambda each: each.number)),
         deleted=tuple(Deleted(number, "") for number in range(len(layout.places)) if number not in left),

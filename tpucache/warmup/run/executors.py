@@ -1,7 +1,6 @@
 """Executor: runs tasks in this process, in worker processes on this machine, or on a cluster of Dask or Ray.
 
-Worker processes are started by joblib, or forked. Short runs, and runs with one job, use none. Clusters are not used
-through joblib: with joblib 1.6, a run waits for ever if a worker dies.
+Clusters are not used through joblib: with joblib 1.6, a run waits for ever if a worker dies.
 """
 
 from __future__ import annotations
@@ -211,8 +210,7 @@ class Executor(WorkerOptions):
 class ForkedWorkers(Executor):
     """Runs tasks in processes that are forked from this one. They have its modules already, so they start at once.
 
-    This process must have been started to build, and must not yet have threads or have run code of the user. The
-    workers end with it, within a second after a kill.
+    This process must not have threads yet, nor have run code of the user. The workers end with it.
     """
 
     def __init__(self, jobs: int, begin: Callable[[], None]) -> None:
@@ -246,9 +244,8 @@ class ForkedWorkers(Executor):
                 future.cancel()
 
     def wait_for_end(self) -> None:
-        """Wait until the thread that talks to the killed workers has ended.
-
-        Otherwise the exit of the interpreter may write to a pipe that this thread closes.
+        """Wait until the thread that talks to the killed workers has ended: it may close a pipe to which Python's exit
+        writes.
         """
         pool: ProcessPoolExecutor = vars(self)["_pool"]
         pool.shutdown(cancel_futures=True)

@@ -1,7 +1,4 @@
-"""The folders of a build: the cache's folder and, while a build is unfinished, the work folder in it.
-
-The work folder has a lock and the plan of the build. A later run continues the build only if its plan is the same.
-"""
+"""The folders of a build: the cache's folder and, while a build is unfinished, the work folder in it, with its plan."""
 
 from __future__ import annotations
 
@@ -156,9 +153,8 @@ def remove_leftovers(work: Path) -> None:
 def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = True) -> None:
     """Remove tables, shards and manifests that belong to no version of a cache.
 
-    If an earlier version's manifest is damaged, nothing is removed, because the files of that version are not known.
-    Without `is_thorough`, tables with a lower generation (the number in the name) than this manifest's are kept:
-    otherwise the manifests of earlier versions would have to be read.
+    Nothing is removed if the files of an earlier version are not known. Without `is_thorough`, its manifests are not
+    read, and tables with a lower generation (the number in the name) are kept.
     """
     listed = {entry.name for entry in manifest.files}
     listed |= {version_name(number) for number in range(1, manifest.number)}
@@ -205,16 +201,9 @@ def hold(work: Path) -> Iterator[str]:
         yield held.token
 
 
-def is_held(work: Path, run: str) -> bool:
-    """Return whether the run with the token `run` still has the lock of its work folder.
-
-    A run loses the lock when it is killed, or when a later run takes the lock.
-    """
+def is_held(work: Path, run: str | None = None) -> bool:
+    """Return whether a run has the lock of a work folder: any run, or the one with the token `run`."""
     return lock.is_held(work / LOCK_NAME, run)
-
-
-def is_worked_on(work: Path) -> bool:
-    return lock.is_held(work / LOCK_NAME)
 
 
 _PLAN_NAME: Final = "plan.json"
@@ -246,7 +235,7 @@ def is_adding_to(work: Path, manifest: Manifest) -> bool:
 class Begun(NamedTuple):
     """A build that has begun: its identity and, if another run began it, what differs now.
 
-    `resized` are the samples with another size than then, and `other_versions` describes the library versions.
+    `resized` are samples of another size, and `other_versions` describes libraries.
     """
 
     build: str
@@ -257,8 +246,7 @@ class Begun(NamedTuple):
 def begin_or_continue(work: Path, plan: BuildPlan, *, is_sent: bool = False) -> Begun:
     """Write a plan and the listing of its source, or compare the plan with that of an interrupted run.
 
-    If the interrupted run has built nothing, for example because its first sample could not be used, the new plan
-    replaces the plan of that run.
+    If that run has built nothing, the new plan replaces its plan.
     """
     if has_plan(work):
         try:

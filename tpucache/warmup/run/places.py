@@ -1,11 +1,8 @@
 """The places to which a build sends its cache: a URL, and a Kaggle dataset.
 
-A URL gets the manifest last. Until then, it also has the files that another machine needs to continue the build: the
-plan, the listing of the source, and a receipt for each shard.
-
-Kaggle makes the files one version of a dataset at the end, and does not show them before. So this machine keeps the
-files that the next run needs in the work folder: the plan, the receipts of the shards, and a journal of the sent files.
-If an upload has expired at Kaggle, its shard is built again.
+Until the manifest is sent, last, a URL also has what another machine needs to continue the build: the plan, the listing
+of the source, and a receipt for each shard. Kaggle shows no files before they are a version of a dataset, so this
+machine keeps them in the work folder. If an upload has expired at Kaggle, its shard is built again.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ import contextlib
 import hashlib
 import secrets
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,19 +40,54 @@ from tpucache.store.remote.url import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
 from tpucache.text import shown
 from tpucache.warmup.run.folder import PLAN_FILES, build_identity, has_plan
-from tpucache.warmup.run.spool import RECEIPT_NAME, load_receipt, receipt_path, sent_path, sent_shards
+from tpucache.warmup.run.spool import RECEIPT_NAME, receipt_path, receipts, sent_path
 
 _COMMAND: Final = "warmup"
 _PREFIX: Final = "unfinished-"  # begins the names of files of the work folder at the URL
 _MOST_PLAN_BYTES: Final = 4 << 30
 
 
-class UrlPlace:
-    """The URL to which a cache is sent. After each request, another run can continue from the files at the URL."""
+class Place(ABC):
+    """Where a cache is sent while it is built. Its name in messages is `shown`."""
 
+    shown: str
+    #: Whether the work folder is needed until all files are sent, not only until the cache is built.
     needs_work = False
+    #: Whether all waiting shards are sent in one request, or one shard at a time.
+    takes_several = False
+    #: Why samples and variants cannot be added to a finished cache there; "" if they can.
     adds_not = ""
-    sent_bytes = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """The number of bytes that were sent, if the place limits the size of a cache, else 0."""
+        return 0
+
+    @abstractmethod
+    def resume(self) -> Cache | None:
+        """Find the files that an earlier run sent."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to send the build whose plan is in the work folder."""
+
+    @abstractmethod
+    def has(self, entry: ShardEntry) -> bool:
+        """Return whether a shard was sent."""
+
+    @abstractmethod
+    def send(self, entries: Sequence[ShardEntry]) -> None: ...
+
+    @abstractmethod
+    def finish(self, manifest: Manifest) -> None:
+        """Send the files of a finished cache that this place does not have yet."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class UrlPlace(Place):
+    """A URL. After each request, another run can continue from the files there."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder, self._work = url, folder, folder / WORK_NAME
@@ -79,13 +112,12 @@ class UrlPlace:
             raise UsageError(f"{self.shown} holds files that no warmup left there: give another URL")
         if CLAIM_NAME in self._names and not has_plan(self._work) and not (self._folder / MANIFEST_NAME).exists():
             self._fetch_work()
-        build = build_identity(self._work)
-        for block, variant in sent_shards(self._work):
-            shard = load_receipt(self._folder, self._work, build, block, variant)
-            if shard is None or shard.entry.name not in self._names:  # somebody has removed it from the URL
-                sent_path(self._work, block, variant).unlink()
-            else:
-                self._sent[shard.entry.name] = shard.entry.sha256
+        for mark, entry in receipts(self._folder, self._work, build_identity(self._work)):
+            if mark.exists():
+                if entry is None or entry.name not in self._names:  # somebody has removed it from the URL
+                    mark.unlink()
+                else:
+                    self._sent[entry.name] = entry.sha256
         return RemoteCache.open_url(self._url, max_age=0.0) if MANIFEST_NAME in self._names else None
 
     def start(self) -> None:
@@ -218,11 +250,10 @@ _PATIENCE_SECONDS: Final = 600.0  # for Kaggle to make a version
 _MOST_NAMED: Final = 5
 
 
-class KagglePlace:
-    """The Kaggle dataset to which a build sends its cache."""
+class KagglePlace(Place):
+    """A dataset at Kaggle."""
 
     needs_work = True
-    takes_several = False
 
     def __init__(
         self, place: str, folder: Path, companions: Callable[[Manifest], Mapping[str, bytes]] | None = None
@@ -246,16 +277,11 @@ class KagglePlace:
         draft = self._open_draft()
         if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
             draft.forget_expired()
-        build = build_identity(self._work)
-        for block, variant in sent_shards(self._work):
-            shard = load_receipt(self._folder, self._work, build, block, variant)
-            if shard is None or not draft.sent(shard.entry.name, shard.entry.sha256):
-                sent_path(self._work, block, variant).unlink(missing_ok=True)
-        for path in self._work.glob("shard-*.npz"):  # the run may have been killed before it marked a shard as sent
-            found = RECEIPT_NAME.fullmatch(path.name)
-            shard = load_receipt(self._folder, self._work, build, int(found[1]), int(found[2])) if found else None
-            if shard is not None and draft.sent(shard.entry.name, shard.entry.sha256):
-                sent_path(self._work, shard.entry.block, shard.entry.variant).touch()
+        for mark, entry in receipts(self._folder, self._work, build_identity(self._work)):
+            if entry is not None and draft.sent(entry.name, entry.sha256):
+                mark.touch()  # the run may have been killed before it did that
+            else:
+                mark.unlink(missing_ok=True)
         if draft.asked_after is None:
             self._reopen()
         if draft.asked_after is not None or draft.has_version or self._dataset.version() is None:
@@ -263,7 +289,7 @@ class KagglePlace:
         return self._cache_there()
 
     def start(self) -> None:
-        """Do nothing: Kaggle cannot store the plan."""
+        pass  # Kaggle cannot store the plan
 
     def has(self, entry: ShardEntry) -> bool:
         return self._open_draft().sent(entry.name, entry.sha256)

@@ -1,7 +1,6 @@
 """Scheduler: gives the samples of a build to workers, and their records, once a block is complete, to its shards.
 
-In a finished cache, records, labels and columns are ordered by sample number: the order in which samples are built does
-not show. Samples for which readers ask come first.
+Samples for which readers ask come first. A finished cache does not show the order.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES
 from tpucache.store.files import is_late
 from tpucache.store.growing import ARRIVED_DTYPE, FAILURE_NAME, list_asked, spool_name, take_asked
-from tpucache.warmup.blocks import TASK_BYTES, Block, Chunk, samples_a_task
+from tpucache.warmup.blocks import TASK_BYTES, Block, samples_a_task
 from tpucache.warmup.estimate import Remaining
 from tpucache.warmup.run.executors import Executor, Task
 from tpucache.warmup.run.folder import disk_failure
@@ -224,7 +223,7 @@ class Scheduler:
             if self._is_late():
                 return
             later = small[at + executor.workers].block.samples if at + executor.workers < len(small) else ()
-            yield build_block, (self._context, _chunk(each.block), later[:MOST_FILES] if self._is_slow else ())
+            yield build_block, (self._context, each.block, later[:MOST_FILES] if self._is_slow else ())
 
     def _is_small(self, each: _Building) -> bool:
         sizes = [sample.bytes for sample in each.block.samples]  # 0 means that a size is not known
@@ -273,11 +272,11 @@ class Scheduler:
     def _at(self, position: int) -> _Building:
         return self._order[bisect.bisect_right(self._firsts, position) - 1]
 
-    def _cut(self, positions: Sequence[int]) -> list[Chunk]:
+    def _cut(self, positions: Sequence[int]) -> list[Block]:
         samples: dict[int, list[Sample]] = {}
         for at in sorted(positions):
             samples.setdefault(self._at(at).block.number, []).append(self._samples[at])
-        return [_chunk(self._blocks[number].block, some) for number, some in samples.items()]
+        return [self._blocks[number].block.part(some) for number, some in samples.items()]
 
     def _last_seals(self, executor: Executor) -> Iterator[Task]:
         while self._complete and not self._is_late():
@@ -385,10 +384,7 @@ class Scheduler:
         self._complete = deque(each for each in self._order if each.missing and self._is_made[each.part].all())
 
     def _correct_log(self) -> None:
-        """Append rows to the log, so that the last row of each record is right.
-
-        A record that is lost gets a row with the length 0, because readers would otherwise read it where the log says.
-        """
+        """Append rows to the log, so that the last row of each record is right, and says so if it is lost."""
         logged = self._logged
         found = logged.copy()
         found["length"] = 0
@@ -407,9 +403,3 @@ class Scheduler:
 
     def _progress(self) -> BuildProgress:
         return BuildProgress(int(self._is_made.sum()), len(self._samples), self._skipped, self._bytes)
-
-
-def _chunk(block: Block, samples: Sequence[Sample] | None = None) -> Chunk:
-    some = tuple(block.samples if samples is None else samples)
-    clean = {sample.number: block.clean[sample.number] for sample in some if sample.number in block.clean}
-    return Chunk(block.number, some, block.variants, clean)

@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from tpucache.machine import pread
 from tpucache.native import Array
-from tpucache.store.files import OpenFile, open_file, read_file, write_atomically
+from tpucache.store.files import OpenFile, read_file, write_atomically
 from tpucache.store.format import shard_name
 from tpucache.store.growing import (
     ARRIVED_DTYPE,
@@ -192,10 +192,7 @@ def save_receipt(work: Path, build: str, shard: BuiltShard) -> None:
 
 
 def load_receipt(cache: Path, work: Path, build: str, block: int, variant: int) -> BuiltShard | None:
-    """Return a finished shard; None if its receipt is missing or damaged, or if the shard does not exist any more.
-
-    A receipt of another build than `build` counts as missing.
-    """
+    """Return a finished shard; None if its receipt is of another build, missing or damaged, or the shard is gone."""
     try:
         data = read_file(receipt_path(work, block, variant))
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
@@ -219,10 +216,12 @@ def sent_path(work: Path, block: int, variant: int) -> Path:
     return receipt_path(work, block, variant).with_suffix(".sent")
 
 
-def sent_shards(work: Path) -> list[tuple[int, int]]:
-    """Return the block and the variant of each shard that is marked as sent."""
-    found = (RECEIPT_NAME.fullmatch(path.with_suffix(".npz").name) for path in work.glob("*.sent"))
-    return sorted((int(each[1]), int(each[2])) for each in found if each)
+def receipts(cache: Path, work: Path, build: str) -> Iterator[tuple[Path, ShardEntry | None]]:
+    """Yield for each receipt the path that marks its shard as sent, and the shard; None if it cannot be used."""
+    for path in sorted(work.glob("shard-*.npz")):
+        if found := RECEIPT_NAME.fullmatch(path.name):
+            shard = load_receipt(cache, work, build, int(found[1]), int(found[2]))
+            yield path.with_suffix(".sent"), shard.entry if shard else None
 
 
 _INFOS_NAME: Final = "arrived.jsonl"
@@ -256,10 +255,7 @@ class Unwritten(NamedTuple):
 
 @dataclass(frozen=True)
 class Log:
-    """The notes of finished records in the folder `work`. If not `is_followed`, readers cannot find them.
-
-    Notes of another build than that with the identity `build` count for nothing.
-    """
+    """The notes of finished records of a build in the folder `work`. If not `is_followed`, readers cannot find them."""
 
     work: Path
     build: str
@@ -275,12 +271,7 @@ class Log:
 
     def begin(self) -> None:
         """Make the log, or replace that of another build."""
-        try:
-            with open_file(self.path) as file:
-                is_own = file.read(ARRIVED_DTYPE.itemsize) == self._first_row
-        except FileNotFoundError:
-            is_own = False
-        if not is_own:
+        if not self.path.exists() or not read_file(self.path).startswith(self._first_row):
             write_atomically(self.path, self._first_row)
 
     def end(self, identity: str) -> None:
@@ -303,7 +294,7 @@ class Log:
         """Return the last row in the log of each of `count` records; a row of zeros for a record without one."""
         last = np.zeros(count, ARRIVED_DTYPE)
         try:
-            data = self.path.read_bytes()
+            data = read_file(self.path)
         except FileNotFoundError:
             return last
         if not data.startswith(self._first_row):

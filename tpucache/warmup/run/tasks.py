@@ -24,7 +24,7 @@ from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import MEAN, STD
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
-from tpucache.warmup.blocks import TASK_BYTES, Chunk, content_sha256
+from tpucache.warmup.blocks import TASK_BYTES, Block, content_sha256
 from tpucache.warmup.build_options import NEVER, Deadline
 from tpucache.warmup.records.arrays import Facts
 from tpucache.warmup.records.encode import EncodedSample, Moments, SampleEncoder, add_moments, mean_and_std, moments
@@ -66,12 +66,11 @@ Known = Mapping[int, Mapping[int, int]]
 class BuildContext:
     """The settings that all tasks of a run share. They are pickled to every worker.
 
-    `build` is the identity of the build, which an earlier run may have begun. `work` is the work folder, `shards` the
-    folder of finished shards, and `run` the token of the run's lock. No task starts after `deadline`. `other_versions`
-    describes the library versions that differ from the cache's. The samples with the numbers `compared` get a content
-    hash, by which later runs notice another source. `latency` is the time in seconds that the storage took to deliver
-    the first sample; 0 if that was not measured. `is_followed` says that processes may read the records before the
-    cache is finished.
+    `build` is the identity of the build, `run` the token of the run's lock, `work` the work folder, and `shards` the
+    folder of finished shards. `other_versions` describes the library versions that differ from the cache's. The samples
+    with the numbers `compared` get a content hash, by which later runs notice another source. `latency` is the time in
+    seconds that the storage took to deliver the first sample. `is_followed` says that processes may read the records
+    meanwhile.
     """
 
     encoder: SampleEncoder
@@ -115,11 +114,11 @@ class WrittenShard:
 
 
 @contextlib.contextmanager
-def load_ahead(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample] = ()) -> Iterator[LoadAhead]:
-    """Yield a loader of the chunks' samples, which reads ahead if the storage is slow to answer."""
+def load_ahead(context: BuildContext, blocks: Sequence[Block], then: Sequence[Sample] = ()) -> Iterator[LoadAhead]:
+    """Yield a loader of the blocks' samples, which reads ahead if the storage is slow to answer."""
     items = _kept.pop(context.run, None)
     end_loading()
-    samples = [*itertools.chain.from_iterable(chunk.samples for chunk in chunks), *then]
+    samples = [*itertools.chain.from_iterable(block.samples for block in blocks), *then]
     if items is None:
         items = LoadAhead(context.encoder.load, context.encoder.source, samples, context.lateness)
     else:
@@ -142,8 +141,8 @@ def end_loading() -> None:
             items.close()
 
 
-def build_samples(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample]) -> Made:
-    """Build the records of the samples of `chunks`, and append them to a spool file."""
+def build_samples(context: BuildContext, blocks: Sequence[Block], then: Sequence[Sample]) -> Made:
+    """Build the records of the samples of `blocks`, and append them to a spool file."""
     keep_freed_memory()
     groups: list[Spooled] = []
     built: list[Unwritten] = []
@@ -154,10 +153,10 @@ def build_samples(context: BuildContext, chunks: Sequence[Chunk], then: Sequence
         groups.extend(write_spool(context.work, context.run, built, is_followed=context.is_followed))
         built.clear()
 
-    with load_ahead(context, chunks, then) as items:
-        for chunk in chunks:
-            made = Unwritten(chunk.block, len(chunk.variants), ChunkInfo(), [])
-            is_whole = add_samples(context, chunk, made.info, items, made.keep)
+    with load_ahead(context, blocks, then) as items:
+        for block in blocks:
+            made = Unwritten(block.number, len(block.variants), ChunkInfo(), [])
+            is_whole = add_samples(context, block, made.info, items, made.keep)
             if made.info.every_number:
                 built.append(made)
             if sum(each.bytes for each in built) >= TASK_BYTES:
@@ -169,16 +168,16 @@ def build_samples(context: BuildContext, chunks: Sequence[Chunk], then: Sequence
     return Made(groups, is_whole, context.lateness.samples_a_task)
 
 
-def build_block(context: BuildContext, chunk: Chunk, then: Sequence[Sample]) -> WrittenShard | None:
+def build_block(context: BuildContext, block: Block, then: Sequence[Sample]) -> WrittenShard | None:
     """Build all samples of a block with one variant directly into its shard, under a temporary name."""
     keep_freed_memory()
-    info, (variant,) = ChunkInfo(), chunk.variants
-    aside = temporary_shard(context, chunk.block, variant)
-    with ShardWriter(aside) as writer, load_ahead(context, [chunk], then) as items:
-        if not add_samples(context, chunk, info, items, lambda number, records: writer.append(number, records[0])):
+    info, (variant,) = ChunkInfo(), block.variants
+    aside = temporary_shard(context, block.number, variant)
+    with ShardWriter(aside) as writer, load_ahead(context, [block], then) as items:
+        if not add_samples(context, block, info, items, lambda number, records: writer.append(number, records[0])):
             return None
         check_run(context)
-        return written_shard(aside, chunk.block, variant, writer.finish(), info)
+        return written_shard(aside, block.number, variant, writer.finish(), info)
 
 
 def seal_block(
@@ -235,41 +234,41 @@ def written_shard(aside: Path, block: int, variant: int, sealed: ShardInfo, info
 
 def add_samples(
     context: BuildContext,
-    chunk: Chunk,
+    block: Block,
     info: ChunkInfo,
     items: LoadAhead,
     keep: Callable[[int, Sequence[bytes]], None],
 ) -> bool:
-    """Encode a chunk's samples, and add their labels, columns and sums to `info`."""
+    """Encode a block's samples, and add their labels, columns and sums to `info`."""
     totals: Moments = (info.sums, info.squares)
     kept: list[KeptSample] = []
     images: list[tuple[Array, Facts]] = []  # their moments are added later, several images at a time
     is_whole = True
-    for sample in chunk.samples:
+    for sample in block.samples:
         if time.monotonic() - _checked.get(context.run, -_CHECK_SECONDS) >= _CHECK_SECONDS:
             check_run(context)
         if context.deadline.is_past:
             is_whole = False
             break
         try:
-            encoded = context.encoder.encode(sample, chunk.variants, items.load(sample))
+            encoded = context.encoder.encode(sample, block.variants, items.load(sample))
         except SampleError as error:
-            if not context.skip_errors or 0 not in chunk.variants:
+            if not context.skip_errors or 0 not in block.variants:
                 raise
             info.skipped.append(Skipped(sample.number, sample.path, error.reason))
             info.digests[str(sample.number)] = content_sha256(context.encoder.source, sample)
             continue
         if sample.number in context.compared:
             info.digests[str(sample.number)] = encoded.item.sha256()
-        if sample.number in chunk.clean:
-            check_clean(context, sample, encoded, chunk.clean[sample.number])
+        if sample.number in block.clean:
+            check_clean(context, sample, encoded, block.clean[sample.number])
         keep(sample.number, encoded.records)
         kept.append(KeptSample(sample.number, encoded.item.label, encoded.item.columns, encoded.facts))
         if IMAGE in encoded.clean:
             images.append((encoded.clean[IMAGE], encoded.facts))
             if len(images) * encoded.clean[IMAGE].nbytes >= _ADDED_BYTES:
                 totals = _add_images(totals, images)
-        for place, counts in zip((IN_SOURCE, *map(str, chunk.variants)), encoded.counts, strict=True):
+        for place, counts in zip((IN_SOURCE, *map(str, block.variants)), encoded.counts, strict=True):
             info.count(place, counts)
     info.sums[:], info.squares[:] = _add_images(totals, images)
     info.add(kept)
@@ -287,10 +286,7 @@ def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let this process reuse freed memory. By default, glibc returns each large array to the system when it is freed.
-
-    glibc keeps freed blocks up to the size of the largest block that was freed before; this one is never written.
-    """
+    """Let this process reuse freed memory, which glibc otherwise returns to the system for each large array."""
     bytearray(_LARGEST_PIECE)
 
 

@@ -1,8 +1,4 @@
-"""Upload: sends each finished shard of a build to a URL or to Kaggle while the next ones are built.
-
-`UrlPlace` writes files to a URL, and the manifest last. `KagglePlace` sends files to Kaggle, and at the end makes one
-version of a dataset. If a run is killed, the next run continues.
-"""
+"""Upload: sends each finished shard of a build to a URL or to Kaggle while the next ones are built."""
 
 from __future__ import annotations
 
@@ -11,18 +7,18 @@ import hashlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from tpucache.errors import BuildError, UnfinishedError
 from tpucache.store.cache import Cache
 from tpucache.store.files import as_url, is_kaggle
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
-from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.store.manifest import Manifest
 from tpucache.store.remote.cache import cache_directory, check_own
 from tpucache.warmup.run.folder import finished_cache, remove_folder
-from tpucache.warmup.run.places import KagglePlace, UrlPlace
+from tpucache.warmup.run.places import KagglePlace, Place, UrlPlace
 from tpucache.warmup.run.spool import BuiltShard
 
 #: A function that returns further files, by their names, to send to Kaggle with a cache, such as the dataset's card.
@@ -31,41 +27,6 @@ Companions = Callable[[Manifest], Mapping[str, bytes]]
 _MOST_WAITING: Final = 2  # shards that wait to be sent; the build waits when the queue is full
 _BUILDS: Final = "builds"
 _POLL_SECONDS: Final = 0.5
-
-
-class Place(Protocol):
-    """Where a cache is sent while it is built: a URL or a dataset at Kaggle."""
-
-    #: The place's name in messages.
-    shown: str
-    #: Whether the work folder is needed until all files are sent, not only until the cache is built.
-    needs_work: bool
-    #: Whether all waiting shards are sent in one request, or one shard at a time.
-    takes_several: bool
-    #: Why samples and variants cannot be added to a finished cache there; "" if they can.
-    adds_not: str
-
-    @property
-    def sent_bytes(self) -> int:
-        """The number of bytes that were sent, if the place limits the size of a cache, else 0."""
-
-    def resume(self) -> Cache | None:
-        """Find the files that an earlier run sent."""
-
-    def start(self) -> None:
-        """Begin to send the build whose plan is in the work folder."""
-
-    def has(self, entry: ShardEntry) -> bool:
-        """Return whether a shard was sent."""
-
-    def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards."""
-
-    def finish(self, manifest: Manifest) -> None:
-        """Send the files of a finished cache that this place does not have yet."""
-
-    def close(self) -> None:
-        """Close connections and release locks."""
 
 
 def local_folder(url: str) -> Path:
