@@ -212,7 +212,7 @@ def test_a_warmup_that_is_adding_is_finished_first(photos: Path, table: Path, tm
     build_cache(photos, cache, Recipe(size=8), jobs=1)
     work = cache / ".warmup"
     work.mkdir()
-    plan = {"labels": {}, "asked": {}, "retry": False}
+    plan = {"build": "0" * 48, "labels": {}, "asked": {}, "retry": False}
     (work / "plan.json").write_text(json.dumps({**plan, "before": Manifest.load(cache).identity}))
     with pytest.raises(BuildError, match=r"is adding to .* not finished"):
         relabel_cache(cache, table, KIND)
