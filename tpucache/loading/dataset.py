@@ -195,6 +195,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def cache(self) -> Cache:
+        """The open cache."""
         return self._open_reader.cache
 
     @property
@@ -209,6 +210,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def frequencies(self) -> int | None:
+        """The number of frequencies per block, as given to the constructor; None: as many as the resolution needs."""
         return self._resolution[1]
 
     @property
@@ -244,6 +246,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def networks(self) -> list[NetworkUse]:
+        """A list with this process's network traffic for a cache at a URL; an empty list for a cache in a folder."""
         return [use for use in [self.network] if use is not None]
 
     @property
@@ -272,6 +275,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def digest_without_columns(self) -> str:
+        """The digest of the same samples without the columns of `with_columns` and without soft labels."""
         return self._selection.digest(self.table.labels)
 
     @property
@@ -470,11 +474,13 @@ class CachedDataset(Dataset[Item]):
         return self._selection.record_indices(numbers)
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
+        """Read records by their numbers into the first rows of a buffer."""
         rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
         return self._open_reader.read_into(buffer, rows, divide=divide)
 
     @property
     def can_visit(self) -> bool:
+        """Whether records are just the bytes of their fields, so that `visit` can be used."""
         return self._open_reader.is_plain
 
     def visit(
@@ -508,6 +514,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def is_late(self) -> bool:
+        """Whether the cache's storage takes long to answer, as a network mount does."""
         return self._open_reader.cache.reader.is_late
 
     def expect(self, owner: object, windows: Windows) -> None:
@@ -523,13 +530,16 @@ class CachedDataset(Dataset[Item]):
         arriving.expect(owner, self._selection.variants, numbers)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
+        """Ask the kernel to read these samples' records from the disk ahead."""
         self._open_reader.hint(self._rows(indices, epoch, chunk))
 
     @property
     def buffer_pools(self) -> BufferPools:
+        """The batch buffers, which all loaders of this dataset share."""
         return self._open_reader.pools
 
     def labels_of(self, indices: Array) -> torch.Tensor:
+        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m); -1 if the cache has no labels."""
         labels, positions = self.table.labels, self._selection.positions_of(indices)
         if labels is None:
             return to_tensor(np.full(len(positions), NO_LABEL))
@@ -549,6 +559,7 @@ class CachedDataset(Dataset[Item]):
         return {**columns, LABEL: self.labels_of(indices)}
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Item:
+        """Make the batch that users get: the fields in `arrays` with the labels, and any columns, of these samples."""
         return self.join(arrays, self.values_of(indices))
 
     def join(self, arrays: Sequence[Array], values: Mapping[str, torch.Tensor]) -> Item:

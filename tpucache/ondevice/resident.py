@@ -297,6 +297,7 @@ class Resident:
 
     @classmethod
     def of(cls, loader: Any, memory: DeviceMemory) -> Resident:
+        """Return the records that a loader reads, to be kept in `memory`."""
         resident = cls(loader.dataset, memory)
         resident.dataset = loader.dataset
         return resident

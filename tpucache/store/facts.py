@@ -70,6 +70,7 @@ class Findings:
         }
 
     def lines(self) -> list[str]:
+        """Return the findings as lines of text."""
         found = {name: at for name, at in self.images.items() if len(at)}
         texts = [f"{len(at):,} images {_TEXTS[name]}, such as {self._some(at)[0]!r}" for name, at in found.items()]
         return [*texts, *self.classes]

@@ -14,7 +14,6 @@ import shutil
 import stat
 import struct
 import threading
-import tokenize
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -49,18 +48,6 @@ _ZIP_LOCATOR: Final = struct.Struct("<4s4xQ4x")
 _ZIP_END: Final = struct.Struct("<4s8x2LH")
 _ZIP_ENDS: Final = _ZIP_END64.size + _ZIP_LOCATOR.size + _ZIP_END.size
 
-#: What numpy raises for damaged .npy files. It reads a header as Python's tokens if it cannot be evaluated.
-_NPY_ERRORS: Final = (
-    OSError,
-    ValueError,
-    EOFError,
-    SyntaxError,
-    MemoryError,
-    TypeError,
-    ArithmeticError,
-    RecursionError,
-    tokenize.TokenError,
-)
 _NPY_MAGIC: Final = b"\x93NUMPY\x01\x00"
 #: A header as numpy writes it. It is a Python literal, but it is only matched, never evaluated.
 _NPY_HEADER: Final = re.compile(
@@ -465,21 +452,6 @@ def parse_npy(data: bytes) -> npt.NDArray[Any]:
         return np.frombuffer(data, header.dtype, offset=header.offset).reshape(header.shape)
     except (ValueError, OverflowError) as error:  # an empty array may still have a side that numpy cannot represent
         raise FormatError(f"an array cannot have shape {header.shape}") from error
-
-
-def load_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array in the bytes of a .npy file of any program. Raises ValueError if it cannot be read."""
-    formats = np.lib.format
-    try:
-        file = io.BytesIO(data)
-        header = formats.read_array_header_1_0 if formats.read_magic(file) == (1, 0) else formats.read_array_header_2_0
-        shape, _, dtype = header(file)
-        if math.prod(shape) * dtype.itemsize > len(data) - file.tell():
-            raise ValueError(f"the file is too short for an array of {dtype} {shape}, which its header describes")
-        array: npt.NDArray[Any] = formats.read_array(io.BytesIO(data), allow_pickle=False)
-    except _NPY_ERRORS as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    return array
 
 
 def _dtype_of(text: str) -> np.dtype[Any]:

@@ -38,9 +38,11 @@ class TensorBoard:
             self._writer.close()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
+        """Write the losses of the steps after step `first`."""
         self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
+        """Write a row of the history."""
         tagged = {
             name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}": value
             for name, value in row.items()

@@ -21,7 +21,7 @@ from PIL import Image
 from tpucache.errors import SampleError
 from tpucache.native import Array
 from tpucache.recipe import Mode, Recipe
-from tpucache.store.files import load_npy
+from tpucache.warmup.sources.source import load_npy
 
 #: The dtypes of images in the mode `keep`.
 KEPT_DTYPES: Final = ("|u1", "<u2", "<i2", "<f4")

@@ -19,7 +19,6 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.store.files import load_npy
 from tpucache.text import parse_json
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.columns import TableOptions, are_names, tell_of_others, to_listing, to_number
@@ -32,7 +31,7 @@ from tpucache.warmup.sources.folder import (
     list_images,
     shared_folders,
 )
-from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, field_names
+from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, field_names, load_npy
 from tpucache.warmup.sources.table import OPTIONS, TableSource
 
 #: Reads a member; the text names the sample in errors.

@@ -9,8 +9,11 @@ import dataclasses
 import fnmatch
 import functools
 import hashlib
+import io
+import math
 import os
 import re
+import tokenize
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -517,3 +520,32 @@ def find_files(root: Path, pattern: str) -> list[Path]:
             raise SourceError(f"{exact} matches no file")
         names |= matched
     return sorted(names, key=lambda name: [os.fsencode(part) for part in name.parts])
+
+
+#: What numpy raises for damaged .npy files. It reads a header as Python's tokens if it cannot be evaluated.
+_NPY_ERRORS: Final = (
+    OSError,
+    ValueError,
+    EOFError,
+    SyntaxError,
+    MemoryError,
+    TypeError,
+    ArithmeticError,
+    RecursionError,
+    tokenize.TokenError,
+)
+
+
+def load_npy(data: bytes) -> Array:
+    """Return the array in the bytes of a .npy file of any program. Raises ValueError if it cannot be read."""
+    formats = np.lib.format
+    try:
+        file = io.BytesIO(data)
+        header = formats.read_array_header_1_0 if formats.read_magic(file) == (1, 0) else formats.read_array_header_2_0
+        shape, _, dtype = header(file)
+        if math.prod(shape) * dtype.itemsize > len(data) - file.tell():
+            raise ValueError(f"the file is too short for an array of {dtype} {shape}, which its header describes")
+        array: Array = formats.read_array(io.BytesIO(data), allow_pickle=False)
+    except _NPY_ERRORS as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return array
