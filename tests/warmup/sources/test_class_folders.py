@@ -148,6 +148,29 @@ def test_images_and_their_masks_are_no_classes(tmp_path: Path, kind: str, names:
     build_cache(source, tmp_path / "cache", SMALL, jobs=1, classes=names)
 
 
+@pytest.mark.parametrize(
+    ("names", "masks"),
+    [
+        ("Original/1.png|Original/2.png|Ground Truth/1.png|Ground Truth/2.png", "Original and Ground Truth"),
+        ("img/1.png|img/2.png|masks_human/1.png|masks_human/2.png", "img and masks_human"),
+        ("A/1.jpg|A/2.jpg|B/1_m.png|B/2_m.png", "A and B"),
+        ("cat/1.png|cat/2.png|dog/1.png|dog/2.png", ""),
+        ("cat/1.jpg|cat/2.jpg|dog/3.png|dog/4.png", ""),
+    ],
+)
+def test_two_folders_whose_files_pair_up_are_images_and_masks(tmp_path: Path, names: str, masks: str) -> None:
+    doubt = open_source(_make(tmp_path, "folder", *names.split("|"))).list().doubt
+    assert f"holds the folders {masks}, which" in doubt if masks else not doubt
+
+
+@pytest.mark.parametrize(("names", "is_told"), [("1 1_mask 2 2_mask", True), ("1 1_mask 2 2_seg 3", False)])
+def test_images_and_masks_side_by_side_are_told_of(
+    tmp_path: Path, names: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_source(_make(tmp_path, "folder", *(f"cat/{name}.png" for name in names.split()))).list()
+    assert ("called as the other half, with '_mask' added" in caplog.text) is is_told
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_and_their_masks_in_a_folder_for_each_image_are_no_class(tmp_path: Path, kind: str) -> None:
     names = [f"id{number}/{name}/{number}.png" for number in range(2) for name in ("images", "masks")]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.native import Array
@@ -21,7 +21,7 @@ from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.text import parse_json
 from tpucache.warmup.sources.archives import find_archive
-from tpucache.warmup.sources.columns import TableOptions, are_names, tell_of_others, to_listing, to_number
+from tpucache.warmup.sources.columns import TableOptions, numbers_of_texts, tell_of_others, to_listing
 from tpucache.warmup.sources.folder import (
     NO_SUFFIX,
     SUFFIXES,
@@ -46,20 +46,6 @@ _BASE64: Final = ("/9j/", "iVBORw0KGgo")
 _log: Final = logging.getLogger("tpucache")
 
 
-class MemberFiles(Protocol):
-    """The files of archives, which are on a disk (ArchiveFiles) or at a URL (CloudZip)."""
-
-    @property
-    def is_several(self) -> bool: ...
-
-    @property
-    def inside(self) -> str: ...
-
-    def entries(self) -> dict[str, Member]: ...
-
-    def read(self, member: Member, path: str) -> bytes: ...
-
-
 class ArchiveSource:
     """The samples in one archive or several.
 
@@ -70,8 +56,8 @@ class ArchiveSource:
 
     loads_in_threads = True
 
-    def __init__(self, files: MemberFiles, options: TableOptions | None = None) -> None:
-        """Take the files of archives, and options that name labels among the keys of their JSON. Reads nothing yet."""
+    def __init__(self, files: Any, options: TableOptions | None = None) -> None:
+        """Take an ArchiveFiles or a CloudZip, and options that name labels among the keys of its JSON."""
         self._files = files
         self._options = options or TableOptions()
 
@@ -193,7 +179,9 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
         name: [metadata.get(name) for metadata in found] for name in dict.fromkeys(n for m in found for n in m)
     }
     if any(_kind(ending) == _CLASS for group in groups.values() for ending in group):
-        columns[_CLASS] = _class_column(columns.get(_CLASS, [None] * len(samples)))
+        texts = columns.get(_CLASS, [None] * len(samples))
+        if all(isinstance(text, (str, NoneType)) for text in texts):
+            columns[_CLASS] = numbers_of_texts([text or "" for text in texts])
     if missing := [name for name in options.label_cols if name not in columns]:
         raise SourceError(f"{where} has no {missing[0]!r} in its JSON: its keys are {', '.join(map(repr, columns))}")
     likely = list(dict.fromkeys(options.likely_labels(columns, _CLASS)))
@@ -258,14 +246,6 @@ def read_group(sample: Sample, read: Read) -> Item:
     if not fields:
         raise SampleError(sample.path, "has no image and no .npy array among its files")
     return Item(fields)
-
-
-def _class_column(values: Sequence[Any]) -> Sequence[Any]:
-    """Return the contents of .cls files as numbers, or as texts if one of them is a name."""
-    known = {text for text in values if isinstance(text, str) and text}
-    if are_names(known) or not all(isinstance(to_number(text), int) for text in known):
-        return values
-    return [to_number(text) if isinstance(text, str) else text for text in values]
 
 
 def _array(data: bytes, path: str) -> Array:

@@ -15,7 +15,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
@@ -68,11 +68,15 @@ _MASKS: Final = frozenset(
         *("groundtruth", "ground", "truth", "gt", "gtfine", "gtcoarse"),
     )
 )
+#: Where an ending of a file's name, such as _mask, may begin.
+_BREAK: Final = re.compile(r"[_\-. ](?=[^/]*$)")
 _NAMED: Final = 5
 _MOST_DIGITS: Final = 20
 
 #: The folders in a path, from the root of a tree.
 Folders = tuple[str, ...]
+#: A folder to list: its path, and the device and inode of each folder above.
+_Folder = tuple[str, tuple[tuple[int, int], ...]]
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -146,7 +150,14 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
         Sample(number, file.name, numbers[parts[depth]] if classes else None, file.bytes, file.members)
         for number, (file, parts) in enumerate(zip(images, folder_of, strict=True))
     ]
-    doubt = _doubt("/".join((str(where).rstrip("/"), *above)), {parts[depth:] for parts in folders}, classes)
+    place = "/".join((str(where).rstrip("/"), *above))
+    doubt = _doubt(place, {parts[depth:] for parts in folders}, classes) or _pair_doubt(place, images, classes, depth)
+    if ending := _ending_of_pairs({posixpath.splitext(file.place)[0] for file in images}):
+        _log.warning(
+            "%s: half of the images are called as the other half, with %r added. If they are the masks of the others, "
+            "name both files of each sample in a .csv, and give its column of masks as --mask-col; --exclude '*%s.*' "
+            "leaves them out", where, ending, ending,
+        )  # fmt: skip
     return Listing(samples, classes, left_out=left_out, doubt=doubt)
 
 
@@ -206,12 +217,43 @@ def _doubt(where: str, folders: Collection[Folders], classes: Sequence[str]) -> 
         if train and held_out:
             return _parts_text(where, place, parts, [*train, *held_out])
         if images_and_masks := _find_masks(names):
-            return (
-                f"{place} holds the folders {' and '.join(images_and_masks)}, which are images and their masks, not "
-                "classes: name both files of each sample in a .csv, and give its column of masks as --mask-col. If "
-                "they are classes, give --classes FILE with their names"
-            )
+            return _masks_text(place, *images_and_masks)
     return ""
+
+
+def _masks_text(place: str, images: str, masks: str) -> str:
+    return (
+        f"{place} holds the folders {images} and {masks}, which are images and their masks, not classes: name both "
+        "files of each sample in a .csv, and give its column of masks as --mask-col. If they are classes, give "
+        "--classes FILE with their names"
+    )
+
+
+def _pair_doubt(place: str, images: Sequence[FoundFile], classes: Sequence[str], depth: int) -> str:
+    """Return why two folders are probably images and masks, or "": their files pair up, and one is of another kind."""
+    if len(classes) != 2:
+        return ""
+    types: dict[str, dict[str, str]] = {name: {} for name in classes}
+    for file in images:
+        name, *below = file.place.split("/")[depth:]
+        stem, suffix = posixpath.splitext("/".join(below))
+        types[name][stem] = suffix.lower()
+    first, second = types.values()
+    are_pairs = len(first) > 1 and (first.keys() == second.keys() or bool(_ending_of_pairs({*first, *second})))
+    masks = [name for name in classes if _words(name) & _MASKS]
+    masks = masks or [name for name in classes if {*types[name].values()} == {".png"}]
+    if not are_pairs or len(masks) != 1:
+        return ""
+    return _masks_text(place, next(name for name in classes if name not in masks), masks[0])
+
+
+def _ending_of_pairs(stems: Collection[str]) -> str:
+    """Return the ending by which half of some paths, without their types, differs from the other half, or ""."""
+    endings = Counter(
+        stem[at.start() :] for stem in stems for at in _BREAK.finditer(stem) if stem[: at.start()] in stems
+    )
+    ending, count = endings.most_common(1)[0] if endings else ("", 0)
+    return ending if count > 1 and 2 * count == len(stems) else ""
 
 
 def _parts_text(where: str, place: str, above: Folders, names: Sequence[str]) -> str:
@@ -286,25 +328,22 @@ def read_sample(path: str | Path, name: str) -> bytes:
 
 
 def _advice(path: Path) -> str:
-    """Return advice about a missing file if a file with a similar name exists, else "".
-
-    The similar name has another suffix, slashes instead of backslashes, or a number with leading zeros.
-    """
+    """Return advice about a missing file if there is one with slashes, leading zeros or another suffix, else ""."""
     if "\\" in str(path) and (found := Path(str(path).replace("\\", "/"))).is_file():
         return f", but {found} is there: write / instead of \\ in the table, `sed -i 's|\\\\|/|g' TABLE`"
     suffixes = [suffix for known in sorted(SUFFIXES) for suffix in (known, known.upper())]
     digits = range(len(path.stem) + 1, _MOST_DIGITS if path.stem.isdecimal() else 0)
-    for count, suffix in itertools.product(digits, [path.suffix] if path.suffix else suffixes):
-        if (found := path.with_name(path.stem.zfill(count) + suffix)).is_file():
-            return (
-                f", but {found.name} is there: a program read the names as numbers and cut their zeros. Write names "
-                f"with {count} digits, in pandas `table[column].astype(str).str.zfill({count})`"
-            )
-    for stem, suffix in itertools.product((path, path.with_suffix("")), suffixes):
-        if (found := Path(f"{stem}{suffix}")).is_file():
-            how = f"give --suffix {suffix}" if stem == path else "correct the paths"
-            return f", but {found.name} is there: did you mean that? Then {how}"
-    return ""
+    padded = {path.stem.zfill(count): count for count in digits}
+    names = [f"{stem}{suffix}" for stem in padded for suffix in ([path.suffix] if path.suffix else suffixes)]
+    names += [f"{stem}{suffix}" for stem in (path.name, path.stem) for suffix in suffixes]
+    name = next((name for name in names if path.with_name(name).is_file()), "")
+    if count := padded.get(Path(name).stem, 0):
+        return (
+            f", but {name} is there: a program read the names as numbers and cut their zeros. Write names with {count} "
+            f"digits, in pandas `table[column].astype(str).str.zfill({count})`"
+        )
+    how = f"give --suffix {Path(name).suffix}" if name.startswith(f"{path.name}.") else "correct the paths"
+    return f", but {name} is there: did you mean that? Then {how}" if name else ""
 
 
 def read_below(root: Path, name: str, sample: str) -> bytes:
@@ -352,13 +391,6 @@ class FolderSource:
         return Item({IMAGE: read_sample(os.path.join(self._root, sample.path), sample.path)})
 
 
-class _Folder(NamedTuple):
-    """A folder to list: its path relative to the root, and the device and inode of each folder above."""
-
-    below: str
-    above: tuple[tuple[int, int], ...]
-
-
 def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the path, relative to `root`, and the status of all files and folders, whose paths end with a slash.
 
@@ -366,35 +398,33 @@ def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> 
     a file. The folders of one depth are listed before those below them, so that storage that answers late can be asked
     for many of them at once.
     """
-    level = [_Folder("", ())]
+
+    def scan(folder: _Folder) -> list[tuple[str, Any, os.DirEntry[str]]]:
+        below, above = folder
+        status = os.stat(os.path.join(root, below))
+        with os.scandir(os.path.join(root, below)) as found:
+            return [(below, (*above, (status.st_dev, status.st_ino)), entry) for entry in found]
+
+    def status_of(found: tuple[str, Any, os.DirEntry[str]]) -> os.stat_result:
+        try:
+            return found[2].stat()
+        except OSError:
+            return found[2].stat(follow_symlinks=False)
+
+    level: list[_Folder] = [("", ())]
     try:
         while level:
-            scanned = map_ahead(lambda folder: _scan(root, folder), level)
-            entries = ((folder, entry) for folder, found in scanned for entry in found)
+            entries = [entry for found in map_ahead(scan, level) for entry in found]
             level = []
-            for folder, entry, status in map_ahead(_with_status, entries):
-                path, is_folder = folder.below + entry.name, stat.S_ISDIR(status.st_mode)
-                if is_folder and not is_left(entry.name) and (status.st_dev, status.st_ino) not in folder.above:
-                    level.append(_Folder(f"{path}/", folder.above))
-                if not is_folder or (status.st_dev, status.st_ino) not in folder.above:
-                    yield f"{path}/" if is_folder else path, status
+            for (below, above, entry), status in zip(entries, map_ahead(status_of, entries), strict=True):
+                path, is_folder = below + entry.name, stat.S_ISDIR(status.st_mode)
+                if is_folder and (status.st_dev, status.st_ino) in above:
+                    continue
+                if is_folder and not is_left(entry.name):
+                    level.append((f"{path}/", above))
+                yield f"{path}/" if is_folder else path, status
     except OSError as error:
-        raise SourceError(f"{error.filename}: {error.strerror}") from error
-
-
-def _scan(root: str | Path, folder: _Folder) -> tuple[_Folder, list[os.DirEntry[str]]]:
-    path = os.path.join(root, folder.below) if folder.below else os.fspath(root)
-    status = os.stat(path)
-    with os.scandir(path) as scanned:
-        return folder._replace(above=(*folder.above, (status.st_dev, status.st_ino))), list(scanned)
-
-
-def _with_status(found: tuple[_Folder, os.DirEntry[str]]) -> tuple[_Folder, os.DirEntry[str], os.stat_result]:
-    folder, entry = found
-    try:
-        return folder, entry, entry.stat()
-    except OSError:
-        return folder, entry, entry.stat(follow_symlinks=False)
+        raise SourceError(f"{str(error.filename).rstrip('/')}: {error.strerror}") from error
 
 
 def _is_folder(source: str | Path) -> bool:

@@ -1,7 +1,7 @@
 """What labels mean, the same for every source.
 
 A source states the raw label of each sample: None, a text, a number, a truth value, or a list of texts or numbers.
-`find_reading` decides from many raw labels how all of them are read, and a `Reading` reads each of them; `read_labels`
+`decide` says from many raw labels how all of them are read, and a `Reading` reads each of them; `read_labels`
 does both for a listing. labelled.py does it for labels that only the samples hold.
 """
 
@@ -108,7 +108,7 @@ class Reading:
         are_classes = self.form in ("class", "indices")
         if self.missing is None and are_classes and not self.by_value and _single(value) == UNLABELLED:
             return True
-        single, in_lists = self._nothing
+        single, in_lists = self.nothing
         return single.means(value, in_lists)
 
     def _class(self, value: Any) -> int:
@@ -192,7 +192,8 @@ class Reading:
         return place
 
     @functools.cached_property
-    def _nothing(self) -> tuple[_Missing, _Missing]:
+    def nothing(self) -> tuple[_Missing, _Missing]:
+        """What means no label, for a single value and for the parts of lists."""
         names = () if self.by_value else self.names
         return _Missing(self.missing, names), _Missing(self.missing, names if self.has_lists else ())
 
@@ -206,36 +207,27 @@ class Reading:
         return [places.get(name) for name in self.names]
 
 
-def find_reading(
-    values: Sequence[Any],
-    kind: LabelKind,
-    names: tuple[str, ...] = (),
-    missing: tuple[str, ...] | None = None,
-    *,
-    where: str,
-    is_all: bool = True,
-    has_lists: bool = False,
-) -> Reading:
-    """Return how to read labels as `kind`. `values` are those of all samples (with `is_all`) or of some, as by `plain`.
+def _find_reading(values: Sequence[Any], plainly: Reading, where: str, is_all: bool) -> Reading:
+    """Return how to read labels. `plainly` has what the user and the source state; `values` are raw labels, by `plain`.
 
-    `names` are the classes that the source states.
+    With `is_all` they are those of all samples.
     """
     if {*map(type, values)} == {int}:
         values = list(dict.fromkeys(values))  # the frequency of a value does not matter
+    kind, names = plainly.kind, plainly.names
+    single, in_lists = plainly.nothing
     readable = [value for value in values if value is not None and not isinstance(value, LabelFault)]
-    nothing, in_lists = _Missing(missing, names), _Missing(missing, names if has_lists else ())
-    known = [value for value in readable if not nothing.means(value, in_lists)]
-    plainly = Reading("none", names, missing=missing, kind=kind, has_lists=has_lists)
+    known = [value for value in readable if not single.means(value, in_lists)]
     if not known:
         return plainly
     texts = [value for value in known if isinstance(value, str)]
-    lists = [value for value in known if _is_list(value) or (has_lists and isinstance(value, tuple))]
+    lists = [value for value in known if _is_list(value) or (plainly.has_lists and isinstance(value, tuple))]
     if not names and all(value == () for value in known):
         raise SourceError(
             f"{where}: all labels looked at are empty lists: give the labels, or leave them out (--drop with their "
             "column; in Python None)"
         )
-    if has_lists or any(isinstance(part, str) for value in lists for part in value):
+    if plainly.has_lists or any(isinstance(part, str) for value in lists for part in value):
         return _several_names_reading(known, lists, plainly, where)
     if kind == "multilabel" and not lists:
         return _sets_of_one(known, plainly, where)
@@ -266,16 +258,11 @@ def _several_names_reading(known: Sequence[Any], lists: Sequence[Any], plainly: 
             )
         return _text_reading(ones, plainly, where)
     texts = [value for value in known if isinstance(value, str)]
-    if len(lists) + len(texts) < len(known):
-        other = next(value for value in known if not isinstance(value, str) and value not in lists)
+    if len(lists) + len(texts) < len(known) or (texts and kind != "multilabel"):
+        others = [value for value in known if not isinstance(value, tuple)] or known
         raise SourceError(
-            f"{where}: some labels are lists of texts and others are not, such as {shown(other)}: give a list of "
-            "texts for each sample"
-        )
-    if texts and kind != "multilabel":
-        raise SourceError(
-            f"{where}: some labels are lists of texts and others are one text, such as {shown(texts[0])}: give "
-            "--labels multilabel if a sample may have several"
+            f"{where}: some labels are lists of texts and others are not, such as {shown(others[0])}: give a list of "
+            "texts for each sample, or --labels multilabel if a text alone is the only class"
         )
     parts = {part for value in lists for part in value if isinstance(part, str)} | {*texts}
     own, missing = names or in_order(parts), plainly.missing
@@ -391,7 +378,7 @@ def decide(
     where: str,
     is_all: bool = True,
 ) -> Reading:
-    """Return `find_reading` for the labels of a listing, with the classes in the order that the user gives.
+    """Return how to read the labels of a listing, with the classes in the order that the user gives.
 
     `classes` are the user's, and the texts `missing` mean no label.
     """
@@ -410,7 +397,8 @@ def decide(
     singles = (str, LabelFault, type(None))
     if kind == "auto" and classes and not names and all(isinstance(v, singles) or _is_float(v) for v in values):
         kind = "classes"
-    reading = find_reading(values, kind, names, missing, where=where, is_all=is_all, has_lists=listing.has_class_lists)
+    plainly = Reading("none", names, missing=missing, kind=kind, has_lists=listing.has_class_lists)
+    reading = _find_reading(values, plainly, where, is_all)
     if classes and reading.form == "numbers":
         raise SourceError(f"{where}: labels are numbers, none of the classes {named(classes)}: leave out --classes")
     known = () if reading.form == "numbers" else reading.names

@@ -299,13 +299,22 @@ class ParquetRows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = _checked(path, lambda: _open(path))
+        self._file = _checked(
+            path,
+            lambda: _pyarrow().parquet.ParquetFile(
+                path, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
+            ),
+        )
         metadata = self._file.metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         self._bounds = np.cumsum([0, *(group.num_rows for group in groups)])
         self._groups = groups
         self._lock = threading.Lock()
-        self._last: tuple[Any, ...] = ()
+        #: What was read last: the row group and columns, the batches to come, and the last one and its first row.
+        self._read: tuple[Any, ...] = ()
+        self._batches: Any = None
+        self._batch: Any = ()
+        self._start = 0
 
     @property
     def schema(self) -> Any:
@@ -338,15 +347,14 @@ class ParquetRows:
         group = int(np.searchsorted(self._bounds, number, "right")) - 1
         place = number - int(self._bounds[group])
         with self._lock:
-            if not self._last or self._last[:2] != (group, names) or place < self._last[3]:
+            if self._read != (group, names) or place < self._start:
                 read = functools.partial(self._file.iter_batches, _BATCH, [group], list(names), use_threads=False)
-                batches = _checked(self._path, read)
-                self._last = (group, names, batches, 0, None)
-            _, _, batches, start, batch = self._last
-            while batch is None or place >= start + batch.num_rows:
-                start += batch.num_rows if batch is not None else 0
-                batch = _checked(self._path, lambda: next(batches))
-                self._last = (group, names, batches, start, batch)
+                self._batches, self._batch, self._start = _checked(self._path, read), (), 0
+                self._read = group, names
+            while place >= self._start + len(self._batch):
+                self._start += len(self._batch)
+                self._batch = _checked(self._path, lambda: next(self._batches))
+            batch, start = self._batch, self._start
         return _checked(self._path, lambda: {name: batch.column(name)[place - start] for name in names})
 
 
@@ -354,10 +362,6 @@ class ParquetRows:
 def open_rows(path: Path) -> ParquetRows:
     """Return the open parquet file at `path`."""
     return ParquetRows(path)
-
-
-def _open(path: Path) -> Any:
-    return _pyarrow().parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
 
 
 def _checked(path: Path, read: Callable[[], T]) -> T:

@@ -309,8 +309,8 @@ class SelectedSource(DerivedSource):
                 f"their paths are such as {paths[0]!r}"
             )
         chosen = _few(kept, paths, self.limit)
-        asked = {name: value for name in ("limit", "include", "exclude") if (value := getattr(self, name))}
-        asked = {name: [*value] if isinstance(value, tuple) else value for name, value in asked.items()}
+        given = {"limit": self.limit, "include": [*self.include], "exclude": [*self.exclude]}
+        asked = {name: value for name, value in given.items() if value}
         others = [label for at in sorted({*kept} - {*chosen}) if (label := listing.samples[at].label) is not None]
         few = taken(listing, chosen)
         few = dataclasses.replace(few, asked={**listing.asked, **asked}, more_labels=others)

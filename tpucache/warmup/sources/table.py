@@ -247,12 +247,12 @@ class TableSource:
 
     def _tell_of_repeated(self, table: CsvTable, images: Sequence[str]) -> None:
         first: dict[str, int] = {}
-        repeated = [row for row, image in enumerate(images) if image and first.setdefault(image, row) != row]
-        if repeated:
-            image = images[repeated[0]]
+        again = [row for row, image in enumerate(images) if image and first.setdefault(image, row) != row]
+        if again:
+            image = images[again[0]]
             _log.warning(
                 "%s: %d rows name an image again, such as %r in the lines %d and %d: each row is a sample of its own",
-                self._path, len(repeated), image, table.lines[first[image]], table.lines[repeated[0]],
+                self._path, len(again), image, table.lines[first[image]], table.lines[again[0]],
             )  # fmt: skip
 
     def _check_heading(self, name: str, found: Mapping[str, Member] | None) -> None:
