@@ -46,7 +46,7 @@ from tpucache.warmup.records.arrays import image_fields, record_fields
 from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
 from tpucache.warmup.records.encode import LabelRule, SampleEncoder
 from tpucache.warmup.sources import label_source, pad_source
-from tpucache.warmup.sources.labelled import check_separator, class_names, labels_before
+from tpucache.warmup.sources.labelled import class_names, labels_before
 from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, left_out_text, source_name
 
@@ -104,17 +104,9 @@ class BuildPlan:
 
 def meant_source(source: Source, cache: str | Path, options: SourceOptions) -> Source:
     """Return a source that pads sequences and reads labels as the user's options say."""
-    check_separator(options.labels, _separator(source))
     padded = pad_source(source, options.pad, options.truncate)
     names, before = class_names(options.classes), labels_before(Path(cache))
     return label_source(padded, options.labels, names, options.missing_label, before)
-
-
-def _separator(source: Any) -> str | None:
-    while hasattr(source, "source"):
-        source = source.source
-    found = getattr(source, "label_sep", None)
-    return found if isinstance(found, str) else None
 
 
 def make_encoder(source: Source, recipe: Recipe, plan: BuildPlan) -> SampleEncoder:

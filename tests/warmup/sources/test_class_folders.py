@@ -153,7 +153,7 @@ def test_images_and_their_masks_are_no_classes(tmp_path: Path, kind: str, names:
     [
         ("Original/1.png|Original/2.png|Ground Truth/1.png|Ground Truth/2.png", "Original and Ground Truth"),
         ("img/1.png|img/2.png|masks_human/1.png|masks_human/2.png", "img and masks_human"),
-        ("A/1.jpg|A/2.jpg|B/1_m.png|B/2_m.png", "A and B"),
+        ("A/1.jpg|A/2.jpg|B/1.png|B/2.png", "A and B"),
         ("cat/1.png|cat/2.png|dog/1.png|dog/2.png", ""),
         ("cat/1.jpg|cat/2.jpg|dog/3.png|dog/4.png", ""),
     ],

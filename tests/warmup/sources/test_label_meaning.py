@@ -257,7 +257,7 @@ def test_a_class_that_is_called_otherwise_is_another_class_and_a_new_one_may_be_
     assert build_cache(table("a|b", "b", "0|b"), tmp_path / "cache", SMALL, jobs=1).classes == ("0", "a", "b")
     assert Cache.open(tmp_path / "cache").samples.labels.tolist() == [[0, 1, 1], [0, 0, 1], [1, 0, 1]]
     options = TableOptions(label_cols=("label",), label_sep="|")
-    with pytest.raises(UsageError, match="--label-sep is for several names of classes"):
+    with pytest.raises(SourceError, match="leave out --labels numbers"):
         build_cache(select_source(table("a"), limit=2), tmp_path / "numbers", SMALL, jobs=1, labels="numbers")
     table("a|b", "c|a", "b")
     relabel_cache(tmp_path / "cache", tmp_path / "table.csv", options)

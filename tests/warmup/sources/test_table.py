@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import pickle
 import zipfile
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.sources import Sample, TableOptions, TableSource, label_source, open_source
-from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.source import Item, Listing, column_names, unique
 
 
@@ -285,28 +283,7 @@ def test_columns_get_plain_names_all_different(names: list[str]) -> None:
         assert name not in ("number", "path", "label", "source_bytes", "fold")
 
 
-@pytest.mark.slow
-@given(value=st.integers() | st.floats(allow_nan=False, allow_infinity=False, width=64))
-def test_numbers_come_back_exactly(value: float) -> None:
-    number = to_number(f" {value} ")
-    if abs(value) < 1e300:
-        assert number == value
-        assert isinstance(number, int) == (value == int(value))
-
-
 _CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
-
-
-@pytest.mark.slow
-@settings(max_examples=50)
-@given(rows=st.lists(st.tuples(_CELLS, _CELLS), min_size=1, max_size=6))
-def test_whatever_csv_can_write_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
-    path = tmp_path_factory.mktemp("tables") / "table.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("path", "text"), *(("p" + cell, "t" + text) for cell, text in rows)])
-    listing = TableSource(path).list()
-    assert _column(listing, "text") == ["t" + text for _, text in rows]
-    assert [sample.path for sample in listing.samples] == unique("p" + cell for cell, _ in rows)
 
 
 @pytest.mark.parametrize(

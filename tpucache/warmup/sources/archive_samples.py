@@ -103,10 +103,6 @@ def _own_folder(places: Sequence[str]) -> str:
     return "" if len(tops) != 1 or is_loose else f"{tops.pop()}/"
 
 
-def _is_archive(source: str | Path) -> bool:
-    return find_archive(source) is not None
-
-
 def _open(source: str | Path, options: TableOptions | None) -> Source:
     files = find_archive(source)
     if files is None or files.inside.lower().endswith(_TABLE):
@@ -119,7 +115,12 @@ def _open(source: str | Path, options: TableOptions | None) -> Source:
     return TableSource(Path(source) / tables[0], options) if tables else ArchiveSource(files, options)
 
 
-KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files", _is_archive, _open, OPTIONS)
+KIND: Final = SourceKind(
+    "a .zip or .tar of images, or a pattern of such files",
+    find_archive,
+    _open,
+    OPTIONS,
+)
 
 
 def are_groups(names: Sequence[str]) -> bool:

@@ -34,14 +34,10 @@ _NAMES: Final = re.compile(r"\.(zip|tar|tgz|tbz2|txz|tar\.(gz|bz2|xz|zst))$", re
 #: The most bytes that are read from one file. A file that claims more, such as a zip bomb, is not a photograph.
 _LARGEST: Final = 1 << 30
 
-#: How many archives stay open. Samples are read in order, so that those of one moment lie in few archives.
-_MOST_OPEN: Final = 4
-
 _BLOCK: Final = tarfile.BLOCKSIZE
 _READ: Final = 1 << 20
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BROKEN_TAR: Final = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, RecursionError)
-_AGAIN: Final = "copy it again"
 
 # Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.
 _HEADER: Final = struct.Struct("<4s5H3I2H")
@@ -121,9 +117,8 @@ def find_archive(source: str | Path) -> ArchiveFiles | None:
     return None
 
 
-@cached_until_changed(_MOST_OPEN)
-def _opened(archive: Path) -> OpenFile:
-    return OpenFile(archive)
+#: Opens an archive. Samples are read in order, so that those of one moment lie in few archives.
+_opened: Final = cached_until_changed(4)(OpenFile)
 
 
 def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
@@ -174,7 +169,9 @@ def _list_tar(file: BinaryIO, path: Path, archive: str, advance: Callable[[int],
             entries = _entries(tar, advance)
             end = tar.offset
     except _BROKEN_TAR as error:
-        raise SourceError(f"{path} is not a complete .tar file: {error or type(error).__name__}; {_AGAIN}") from error
+        raise SourceError(
+            f"{path} is not a complete .tar file: {error or type(error).__name__}; copy it again"
+        ) from error
     _check_end(file, path, end)
     regular = {entry.name: entry for entry in entries if entry.isreg()}
     return [
@@ -214,9 +211,9 @@ def _check_end(file: BinaryIO, path: Path, end: int) -> None:
     file.seek(end)
     first = file.read(_BLOCK)
     if len(first) < _BLOCK:
-        raise SourceError(f"{path} is cut short: it has no end mark; {_AGAIN}")
+        raise SourceError(f"{path} is cut short: it has no end mark; copy it again")
     if any(first):
-        raise SourceError(f"{path}, offset {end}: here is neither a file nor the end of the archive; {_AGAIN}")
+        raise SourceError(f"{path}, offset {end}: here is neither a file nor the end of the archive; copy it again")
     while block := file.read(_READ):
         if any(block):
             raise SourceError(
@@ -308,18 +305,13 @@ def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> b
         found += pread(missing, member.offset + len(found))
     data = found[start : start + member.packed]
     if method == zipfile.ZIP_DEFLATED:
-        data = _inflate(data, member.bytes, path)
+        try:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.bytes + 1)  # it may be a zip bomb
+        except zlib.error as error:
+            raise SampleError(path, f"is damaged: {error}") from error
     if len(data) != member.bytes or zlib.crc32(data) != member.checksum:
         raise SampleError(path, "is damaged: it does not match the checksum in its archive")
     return data
-
-
-def _inflate(data: bytes, size: int, path: str) -> bytes:
-    """Return deflated data unpacked, but at most `size` + 1 bytes, because it may be a zip bomb."""
-    try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
-    except zlib.error as error:
-        raise SampleError(path, f"is damaged: {error}") from error
 
 
 def _problem(entry: zipfile.ZipInfo) -> str:

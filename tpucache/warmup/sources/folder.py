@@ -75,8 +75,7 @@ _MOST_DIGITS: Final = 20
 
 #: The folders in a path, from the root of a tree.
 Folders = tuple[str, ...]
-#: A folder to list: its path, and the device and inode of each folder above.
-_Folder = tuple[str, tuple[tuple[int, int], ...]]
+
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -237,14 +236,14 @@ def _pair_doubt(place: str, images: Sequence[FoundFile], classes: Sequence[str],
     for file in images:
         name, *below = file.place.split("/")[depth:]
         stem, suffix = posixpath.splitext("/".join(below))
-        types[name][stem] = suffix.lower()
+        types[name][stem] = suffix
     first, second = types.values()
-    are_pairs = len(first) > 1 and (first.keys() == second.keys() or bool(_ending_of_pairs({*first, *second})))
     masks = [name for name in classes if _words(name) & _MASKS]
     masks = masks or [name for name in classes if {*types[name].values()} == {".png"}]
-    if not are_pairs or len(masks) != 1:
+    if len(first) < 2 or first.keys() != second.keys() or len(masks) != 1:
         return ""
-    return _masks_text(place, next(name for name in classes if name not in masks), masks[0])
+    (others,) = {*classes} - {*masks}
+    return _masks_text(place, others, masks[0])
 
 
 def _ending_of_pairs(stems: Collection[str]) -> str:
@@ -399,8 +398,8 @@ def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> 
     for many of them at once.
     """
 
-    def scan(folder: _Folder) -> list[tuple[str, Any, os.DirEntry[str]]]:
-        below, above = folder
+    def scan(folder: tuple[str, Any]) -> list[tuple[str, Any, os.DirEntry[str]]]:
+        below, above = folder  # its path, and the device and inode of each folder above
         status = os.stat(os.path.join(root, below))
         with os.scandir(os.path.join(root, below)) as found:
             return [(below, (*above, (status.st_dev, status.st_ino)), entry) for entry in found]
@@ -411,7 +410,7 @@ def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> 
         except OSError:
             return found[2].stat(follow_symlinks=False)
 
-    level: list[_Folder] = [("", ())]
+    level: list[tuple[str, Any]] = [("", ())]
     try:
         while level:
             entries = [entry for found in map_ahead(scan, level) for entry in found]

@@ -69,11 +69,6 @@ class ParquetSource:
         if copies is not None:
             self._root, self._place, self._where = Path(), str(pattern), str(pattern)
 
-    @property
-    def label_sep(self) -> str | None:
-        """The separator between several names in a label."""
-        return self._options.label_sep
-
     def __repr__(self) -> str:
         return self._where
 
@@ -358,10 +353,8 @@ class ParquetRows:
         return _checked(self._path, lambda: {name: batch.column(name)[place - start] for name in names})
 
 
-@cached_until_changed(2)
-def open_rows(path: Path) -> ParquetRows:
-    """Return the open parquet file at `path`."""
-    return ParquetRows(path)
+#: Opens the parquet file at a path.
+open_rows: Final = cached_until_changed(2)(ParquetRows)
 
 
 def _checked(path: Path, read: Callable[[], T]) -> T:

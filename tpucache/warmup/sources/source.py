@@ -410,7 +410,7 @@ class SourceKind(NamedTuple):
     """
 
     description: str
-    matches: Callable[[str | Path], bool]
+    matches: Callable[[str | Path], object]
     open: Callable[[str | Path, Any], Source]
     options: frozenset[str] = frozenset()
 

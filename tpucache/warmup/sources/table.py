@@ -174,11 +174,6 @@ class TableSource:
         above = find_archive(self._path)
         self._stored_in = self._path if above is None else above.root / above.pattern
 
-    @property
-    def label_sep(self) -> str | None:
-        """The separator between several names in a label."""
-        return self._options.label_sep
-
     def __repr__(self) -> str:
         return str(self._path)
 
