@@ -50,12 +50,13 @@ def test_an_array_is_what_a_file_of_it_is(kind: str, mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["rgb", "grey"])
 def test_a_fourth_channel_of_a_tiff_is_transparency_only_if_the_file_says_so(mode: Mode) -> None:
-    def tiff(last: int, *extra: int) -> bytes:
+    def tiff(last: int, extra: int | None = None) -> bytes:
         target = io.BytesIO()
-        pixels = np.dstack([PIXELS["RGB"], np.full((9, 7), last, np.uint8)])
-        Image.fromarray(pixels).save(target, "TIFF", tiffinfo={338: extra} if extra else {})
-        data = target.getvalue()
-        return data if extra else data.replace(b"\x52\x01\x03\0", b"\x50\xfd\x03\0")  # another number for the tag
+        Image.fromarray(np.dstack([PIXELS["RGB"], np.full((9, 7), last, np.uint8)])).save(target, "TIFF")
+        tag, value = b"\x52\x01\x03\0\1\0\0\0", b"\2\0"  # ExtraSamples as Pillow writes it
+        assert tag + value in target.getvalue()
+        new = tag + bytes([extra, 0]) if extra is not None else b"\x50\xfd" + tag[2:] + value  # another tag
+        return target.getvalue().replace(tag + value, new)
 
     recipe = Recipe(size=(9, 7), mode=mode)
     np.testing.assert_array_equal(presize(tiff(255), recipe, "a"), presize(png(PIXELS["RGB"]), recipe, "a"))
@@ -63,6 +64,8 @@ def test_a_fourth_channel_of_a_tiff_is_transparency_only_if_the_file_says_so(mod
     np.testing.assert_array_equal(presize(tiff(77, 2), recipe, "a"), expected)
     with pytest.raises(SampleError, match="has 4 channels, and nothing says"):
         presize(tiff(77), recipe, "a")
+    with pytest.raises(SampleError, match="Pillow reads 3 of its 4 channels"):
+        presize(tiff(77, 0), recipe, "a")
 
 
 def test_floats_from_0_to_1_are_scaled_in_each_channel() -> None:

@@ -56,6 +56,12 @@ def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> A
     rgb: uint8 (height, width, 3), or (height, width) for grey without transparency. grey: uint8 (height, width). keep:
     the file's channels, (height, width) for one.
     """
+    count = len(image.getbands())
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_CHANNELS, 1) > count:
+        raise PixelsError(
+            f"Pillow reads {count} of its {image.tag_v2[_TIFF_CHANNELS]} channels: save those that you need as a TIFF "
+            "of their own, or all of them as .npy for --mode keep"
+        )
     if mode == "keep":
         return _as_they_are(image, data)
     bits = bits_of(image, data)
@@ -132,10 +138,7 @@ def _is_black_png(data: bytes) -> bool:
 
 
 def _as_they_are(image: Image.Image, data: bytes) -> Array:
-    bits, count = bits_of(image, data), len(image.getbands())
-    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_CHANNELS, 1) > count:
-        channels = image.tag_v2[_TIFF_CHANNELS]
-        raise PixelsError(f"Pillow reads {count} of its {channels} channels: save the image as .npy, or use --mode rgb")
+    bits = bits_of(image, data)
     if bits > 8 and is_white_zero(image):
         raise PixelsError("0 is white in this TIFF: save it so that 0 is black, or as .npy")
     if image.mode == "RGB" and image.format == "PPM" and white_of_ppm(data) > 255:
