@@ -313,4 +313,4 @@ def cache(published: Path) -> Path:
 @pytest.fixture
 def no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system gives no read leases, as macOS does: shards in folders that can be written are not mapped."""
-    monkeypatch.setattr("tpucache.loading.reading.maps._has_leases", lambda: False)
+    monkeypatch.setattr("tpucache.loading.reading.maps.has_leases", lambda: False)

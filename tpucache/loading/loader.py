@@ -155,15 +155,16 @@ class BatchLoader(Generic[AnySamples]):
             samples.buffer_pools.compile_loops(self.batch_size)
         else:
             # A sampler of the user's must not be asked for an epoch more than once.
-            begun = samples.is_late and order.sampling is None and self._begin_reading()
+            begun = (
+                samples.is_late
+                and order.sampling is None
+                and Threads(1, "tpucache-hint").submit(_Iteration(self, 0, 0, 0, False, None).begin)
+            )
             # The batches that are read ahead, the one that is handed out, and the one that the caller still holds.
             self._buffers.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
             if begun:
                 self._begun = begun.result()
         samples.prepare(options.threads)
-
-    def _begin_reading(self) -> Future[int]:
-        return Threads(1, "tpucache-hint").submit(_Iteration(self, 0, 0, 0, False, None).begin)
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch."""
@@ -218,7 +219,8 @@ class BatchLoader(Generic[AnySamples]):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name != "_pools"}
-        own = {
+        return {
+            **kept,
             "_pool": None,
             "_finish": None,
             "_metrics": LoaderMetrics(),
@@ -226,7 +228,6 @@ class BatchLoader(Generic[AnySamples]):
             "_iterations": 0,
             "_outdated": 0,
         }
-        return {**kept, **own}
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,6 @@ import sys
 import pytest
 from patience import PATIENCE
 
-from tpucache.loading.reading import memory
 from tpucache.loading.reading.memory import MemoryBudget
 
 
@@ -17,18 +16,15 @@ class Owner:
     """Somebody who needs memory."""
 
 
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that the machine has free, which a test may change."""
-    left = [1000]
-    monkeypatch.setattr(memory, "available_memory", lambda: left[0])
-    return left
+def budget_of(left: list[int]) -> MemoryBudget:
+    """Return the budget of a machine with as many bytes free as the list says, which a test may change."""
+    return MemoryBudget(lambda: left[0])
 
 
-def test_half_of_what_was_free_is_given_whether_it_is_used_at_once_or_later(free: list[int]) -> None:
+def test_half_of_what_was_free_is_given_whether_it_is_used_at_once_or_later() -> None:
     for is_used in (True, False):
-        free[0] = 1000
-        shared, owner = MemoryBudget(), Owner()
+        free = [1000]
+        shared, owner = budget_of(free), Owner()
         assert shared.take(owner, 300, is_used=is_used)
         free[0] -= 300 if is_used else 0
         assert shared.room == 200
@@ -36,8 +32,9 @@ def test_half_of_what_was_free_is_given_whether_it_is_used_at_once_or_later(free
         assert shared.take(owner, 200)
 
 
-def test_an_eighth_of_what_was_free_at_first_is_left(free: list[int]) -> None:
-    shared = MemoryBudget()
+def test_an_eighth_of_what_was_free_at_first_is_left() -> None:
+    free = [1000]
+    shared = budget_of(free)
     assert shared.room == 500
     free[0] = 130  # others took the rest
     assert shared.room == 5
@@ -46,8 +43,9 @@ def test_an_eighth_of_what_was_free_at_first_is_left(free: list[int]) -> None:
     assert not shared.take(Owner(), 1)
 
 
-def test_what_was_given_comes_back_with_the_end_of_its_owner(free: list[int]) -> None:
-    shared, owner = MemoryBudget(), Owner()
+def test_what_was_given_comes_back_with_the_end_of_its_owner() -> None:
+    free = [1000]
+    shared, owner = budget_of(free), Owner()
     assert shared.take(owner, 500, is_used=False)
     assert shared.room == 0
     del owner
@@ -55,8 +53,9 @@ def test_what_was_given_comes_back_with_the_end_of_its_owner(free: list[int]) ->
     assert free == [1000]
 
 
-def test_a_promise_may_be_of_all_that_is_free_and_is_made_once(free: list[int]) -> None:
-    shared, first, second = MemoryBudget(), Owner(), Owner()
+def test_a_promise_may_be_of_all_that_is_free_and_is_made_once() -> None:
+    free = [1000]
+    shared, first, second = budget_of(free), Owner(), Owner()
     assert not shared.promise(first, 1001)
     assert shared.promise(first, 1000)
     assert shared.free == 0
@@ -71,12 +70,11 @@ def test_a_promise_may_be_of_all_that_is_free_and_is_made_once(free: list[int]) 
 FORKING = """
 import ctypes, os, sys
 import numpy as np
-from tpucache.loading.reading import memory as budget
 from tpucache.loading.reading.memory import BUDGET
 from tpucache.loading.reading.memory import RecordMemory
 
 FREE = 1000
-budget.available_memory = lambda: FREE
+BUDGET.available = lambda: FREE
 
 def keep(memory, numbers):
     def write(which, addresses):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -25,14 +26,13 @@ from tpucache import machine as system_module
 from tpucache.loading.reading import maps as leases
 from tpucache.loading.reading import record_reader as reader_module
 from tpucache.loading.reading.maps import TEXTS, ShardMaps
-from tpucache.store.reader import ShardReader
 from tpucache.warmup import TableOptions, relabel_cache, repair_cache
 
 sys.path.append(str(Path(__file__).parents[3]))  # the scripts are no part of the package
 
 from scripts.checks.leases import CHANGES
 
-pytestmark = pytest.mark.skipif(not leases._has_leases(), reason="this system gives no read leases")
+pytestmark = pytest.mark.skipif(not leases.has_leases(), reason="this system gives no read leases")
 
 VICTIM = "v00-00001.lmdb"
 
@@ -86,19 +86,15 @@ def wait_for(program: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("in_memory", ["auto", False])
 @pytest.mark.parametrize("variant", [0, "epoch"])
-def test_a_loader_reads_out_of_leased_maps_alone(
-    cache: Path, variant: int | str, in_memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ShardReader, "scatter", lambda *_, **__: pytest.fail("a record was read from its file"))
+def test_a_loader_reads_out_of_leased_maps_alone(cache: Path, variant: int | str, in_memory: Any) -> None:
     with CachedDataset(cache, variant, in_memory=in_memory) as dataset:
         assert dataset.reading == ("map", 0)
         loader = CachedLoader(dataset, 40)
         for _ in range(3):
             list(loader)
-        shards = len(dataset._selection.shards)
+        shards = sum((entry.variant > 0) == (variant == "epoch") for entry in dataset.manifest.shards)
         assert loader.metrics()["maps"] == dataset.maps == {"lease": shards}
-        assert loader.metrics()["hits"] == 1
-        assert dataset._reader._memory.granted == 0
+        assert loader.metrics()["records"] == {"memory": 0, "map": 3 * len(dataset), "file": 0}
         assert leases_of(os.getpid()) >= shards
 
 
@@ -156,7 +152,7 @@ def test_a_copy_that_has_begun_ends_before_its_map(
     program = changing(copy / VICTIM, "empty", cache / VICTIM)
     assert stopped.wait(PATIENCE)
     for _ in range(3):  # looks of the watching thread
-        leases._WATCH.look()
+        leases.WATCH.look()
     assert mapped_in(copy) == 3  # also the map that is to end
     assert program.poll() is None
     may_end.set()
@@ -196,7 +192,7 @@ def test_nothing_is_left_of_a_dataset_that_is_closed(copy: Path) -> None:
     assert leases_of(os.getpid()) > before
     dataset.close()
     assert (held(copy), mapped_in(copy), leases_of(os.getpid())) == (0, 0, before)
-    if not leases._WATCH.maps:  # nothing of other tests
+    if not leases.WATCH.maps:  # nothing of other tests
         for thread in watching():
             thread.join(PATIENCE)
         assert watching() == []
@@ -257,28 +253,25 @@ def test_file_systems_that_other_machines_change_are_not_mapped(copy: Path, monk
     assert dataset.maps == {"not_local": 3}
 
 
-def test_where_the_kernel_waits_for_too_short_a_time_nothing_is_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "seconds").write_text("19\n")
-    monkeypatch.setattr(leases, "_BREAK_TIME", tmp_path / "seconds")
-    assert not leases._has_leases.__wrapped__()
-    (tmp_path / "seconds").write_text("20\n")
-    assert leases._has_leases.__wrapped__()
+def test_where_the_kernel_waits_for_too_short_a_time_nothing_is_mapped(tmp_path: Path) -> None:
+    for seconds in (19, 20):
+        path = tmp_path / str(seconds)
+        path.write_text(f"{seconds}\n")
+        assert leases.has_leases(path) == (seconds == 20)
 
 
 def test_half_of_the_files_that_may_be_open_are_leased_at_most(
     copy: Path, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset, most = CachedDataset(copy, in_memory=False), len(leases._WATCH.maps) + 1
-    monkeypatch.setattr(leases, "_most_files", lambda: 2 * most)
+    dataset, most = CachedDataset(copy, in_memory=False), len(leases.WATCH.maps) + 1
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2 * most, 2 * most))
     assert torch.equal(images_of(dataset), expected)
     assert dataset.maps == {"lease": 1, "too_many_files": 2}
 
 
 def test_a_file_that_was_replaced_since_it_was_opened_is_not_mapped(cache: Path, copy: Path) -> None:
     dataset = CachedDataset(copy, in_memory=False)
-    reader = dataset._reader.cache.reader
+    reader = dataset.cache.reader
     number = reader.file(0).number
     shutil.copy(cache / reader.shards[0].name, copy / "aside")
     (copy / "aside").replace(reader.path(0))
@@ -292,17 +285,17 @@ def test_a_map_is_not_read_where_nobody_has_looked_whether_it_may_be(
 ) -> None:
     dataset = CachedDataset(copy, in_memory=False)
     images_of(dataset)
-    leases._WATCH.pause()  # as a thread that does not get to run
+    leases.WATCH.pause()  # as a thread that does not get to run
     try:
         with pytest.raises(BlockingIOError):
             os.open(copy / VICTIM, os.O_WRONLY | os.O_NONBLOCK)
         assert dataset.maps == {"lease": 3}
-        monkeypatch.setattr(leases._WATCH, "seen", float("-inf"))
+        monkeypatch.setattr(leases.WATCH, "seen", float("-inf"))
         assert torch.equal(images_of(dataset), expected)
         assert dataset.maps == {"lease": 2, "given_back": 1}
         assert mapped_in(copy) == 3
     finally:
-        leases._WATCH.resume()
+        leases.WATCH.resume()
     os.close(os.open(copy / VICTIM, os.O_WRONLY))  # waits until the map has ended
     assert mapped_in(copy) == 2
 
@@ -417,7 +410,7 @@ def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_well(
 def test_records_larger_than_the_memory_are_read_anew_in_each_epoch(
     copy: Path, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tpucache.loading.reading.maps.available_memory", lambda: 0)
+    monkeypatch.setattr(leases.BUDGET, "available", lambda: 0)
     dataset = CachedDataset(copy, in_memory=False)
     for _ in range(2):
         assert torch.equal(images_of(dataset), expected)
@@ -429,5 +422,5 @@ def test_records_larger_than_the_memory_are_read_anew_in_each_epoch(
 def nothing_left() -> Iterator[None]:
     """No test leaves a map behind that another one would count."""
     yield
-    for leased in list(leases._WATCH.maps):
+    for leased in list(leases.WATCH.maps):
         assert leased.owner() is not None

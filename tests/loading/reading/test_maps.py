@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import pickle
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
 from tpucache.loading.reading import maps as maps_module
+from tpucache.store.cache import Cache
 from tpucache.store.reader import ShardReader
 
 SEALS = fcntl.F_ADD_SEALS if hasattr(fcntl, "F_ADD_SEALS") else 1033
@@ -39,7 +42,12 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def mapped(dataset: CachedDataset) -> int:
     """Count the shards that are mapped."""
-    return int(np.count_nonzero(dataset._reader._maps._bases > 0))
+    return sum(dataset.maps.get(how, 0) for how in maps_module.MAPPED)
+
+
+def shards_of(dataset: CachedDataset) -> int:
+    """Count the shards that a dataset may read."""
+    return sum((entry.variant > 0) == (dataset.variant == "epoch") for entry in dataset.manifest.shards)
 
 
 @pytest.mark.usefixtures("no_leases")
@@ -53,16 +61,21 @@ def test_a_file_on_a_writable_mount_that_gives_no_leases_is_not_mapped(cache: Pa
 @pytest.mark.usefixtures("read_only")
 @pytest.mark.parametrize("seconds", [0, 60])
 @pytest.mark.parametrize("is_warm", [False, True])
-def test_a_loader_is_made_with_maps_of_what_is_in_the_page_cache(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, is_warm: bool, seconds: float
-) -> None:
+def test_a_loader_is_made_with_maps_of_what_is_in_the_page_cache(cache: Path, is_warm: bool, seconds: float) -> None:
+    monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(ShardReader, "is_in_memory", lambda *_: is_warm)
-    monkeypatch.setattr(maps_module, "PREPARE_SECONDS", seconds)
     dataset = CachedDataset(cache)
-    CachedLoader(dataset, 50)
-    count = len(dataset._selection.shards) if is_warm and seconds else 0
+    if not seconds:
+        clock = itertools.count(0, 100)  # each look at the clock is later than there is time
+        monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    loader = CachedLoader(dataset, 50)
+    monkeypatch.undo()
+    count = shards_of(dataset) if is_warm and seconds else 0
     assert mapped(dataset) == count
-    assert dataset._reader._maps._whole.any() == (count > 0)
+    if count:
+        monkeypatch.setattr(maps_module, "populate", lambda *_: pytest.fail("a page was not in the page table"))
+        list(loader)
+        monkeypatch.undo()
 
 
 @pytest.mark.usefixtures("read_only", "no_reads")
@@ -75,21 +88,20 @@ def test_on_a_read_only_mount_batches_come_out_of_maps(cache: Path, variant, in_
         for number, (images, labels) in enumerate(CachedLoader(dataset, 40, seed=epoch)):
             for at in (0, len(images) - 1):
                 assert labels[at] == dataset.labels[40 * number + at]
-    assert mapped(dataset) == len(dataset._selection.shards)
-    assert not dataset._reader._maps.block()[0].flags.writeable
+    assert mapped(dataset) == shards_of(dataset)
     assert dataset.reading == ("map", 0)
-    assert dataset._reader._memory.granted == 0
 
 
 @pytest.mark.usefixtures("read_only")
 def test_late_storage_is_asked_once_for_each_record_of_an_epoch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the loader, and not by its threads again. What no loader has asked for is asked for when it is read."""
-    monkeypatch.setattr(ShardReader, "is_late", True)
     asked: list[int] = []
     monkeypatch.setattr(ShardReader, "hint", lambda _, rows: asked.extend(rows["crc32"].tolist()))
-    monkeypatch.setattr(maps_module, "available_memory", lambda: 0)  # pages are not expected to stay in memory
-    dataset = CachedDataset(cache, in_memory=False)
-    every = sorted(dataset._reader.cache.index.read_all()["crc32"][: len(dataset)].tolist())
+    monkeypatch.setattr(maps_module.BUDGET, "available", lambda: 0)  # pages are not expected to stay in memory
+    opened = Cache.open(cache)
+    opened.latency = 1.0
+    dataset = CachedDataset(opened, in_memory=False)
+    every = sorted(dataset.cache.index.read_all()["crc32"][: len(dataset)].tolist())
     loader = CachedLoader(dataset, 40)
     for epoch in (1, 2):
         list(loader)
@@ -153,10 +165,10 @@ def maps_of(folder: Path) -> int:
 @pytest.mark.parametrize("change", [{"offset": 1 << 40}, {"offset": 2**64 - 1}, {"length": 1 << 31}, {"crc32": 0}])
 def test_an_index_that_lies_is_an_error_and_not_a_crash(cache: Path, change: dict[str, int]) -> None:
     dataset = CachedDataset(cache, in_memory=False)
-    rows = dataset._reader.cache.index.read_all().copy()
+    rows = dataset.cache.index.read_all().copy()
     for name, value in change.items():
         rows[name][5] = value
-    maps = dataset._reader._maps
+    maps = maps_module.ShardMaps(dataset.cache.reader, len(rows))
     with pytest.raises(DamageError, match=r"v00-00000\.lmdb"):
         maps.addresses(np.array([5]), rows[[5]])
 
@@ -166,7 +178,7 @@ def test_an_index_that_lies_is_an_error_and_not_a_crash(cache: Path, change: dic
 def test_a_mapped_record_of_another_length_is_an_error(cache: Path, length: int) -> None:
     dataset = CachedDataset(cache, in_memory=False)
     dataset[0]
-    rows = dataset._reader.cache.index._opened.rows
+    rows = dataset.cache.index._opened.rows
     rows["length"][5] = length
     assert mapped(dataset) == 1
     with pytest.raises(DamageError, match=r"v00-00000\.lmdb .* the index is wrong"):
@@ -209,7 +221,7 @@ def test_pages_out_of_the_page_cache_are_read_record_by_record(cache: Path, monk
     dataset = CachedDataset(cache, in_memory=False)
     for _ in range(2):
         list(CachedLoader(dataset[:40], 10))
-    shards = len(dataset._selection.shards)
+    shards = shards_of(dataset)
     assert len(asked) == (
         2 * shards if is_warm else 40 + 1
     )  # the first record of a shard is compared with its checksum

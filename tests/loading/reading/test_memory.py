@@ -6,6 +6,7 @@ import ctypes
 import logging
 import pickle
 import shutil
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
-from tpucache.loading.reading import memory as budget_module
 from tpucache.loading.reading import memory as memory_module
 from tpucache.loading.reading import record_reader as reader_module
 from tpucache.loading.reading.memory import MemoryBudget, RecordMemory
@@ -30,19 +30,13 @@ ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
 
 
 @pytest.fixture
-def free(monkeypatch, no_leases) -> Callable[[int], None]:
-    """A separate budget, for a machine with this many bytes free."""
-    budget, bytes_free = MemoryBudget(), [1 << 40]
-    for module in (memory_module, reader_module):
-        monkeypatch.setattr(module, "BUDGET", budget)
+def free(monkeypatch, no_leases) -> Callable[..., None]:
+    """A separate budget, for a machine with this many bytes free, which are granted so many at a time."""
 
-    def available() -> int:
-        return bytes_free[0] - sum(claim.used for claim in budget._claims.values())
-
-    monkeypatch.setattr(budget_module, "available_memory", available)
-
-    def set_free(size: int) -> None:
-        bytes_free[0], budget._first = size, 0
+    def set_free(size: int, step: int = 1 << 26) -> None:
+        budget = MemoryBudget(lambda: size - budget.used, step)
+        for module in (memory_module, reader_module):
+            monkeypatch.setattr(module, "BUDGET", budget)
 
     return set_free
 
@@ -61,17 +55,14 @@ def test_batches_are_those_of_the_files(cache, indices, batch, variant, shuffle)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["jpeg", "png"])
-def test_a_compressed_record_is_decoded_once(photos, tmp_path, codec, monkeypatch):
+def test_a_compressed_record_is_decoded_once(photos, tmp_path, codec):
     build_cache(photos, tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
     expected = [images.clone() for images, _ in CachedLoader(CachedDataset(tmp_path / "cache"), 32)]
-    calls = []
-    decode = reader_module.decode_rows
-    monkeypatch.setattr(reader_module, "decode_rows", lambda *parts: (calls.extend(parts[-1]), decode(*parts)))
     loader = CachedLoader(CachedDataset(tmp_path / "cache", in_memory=True), 32)
     for _ in range(3):
         for images, wanted in zip((images for images, _ in loader), expected, strict=True):
             assert torch.equal(images, wanted)
-    assert len(calls) == 150
+    assert loader.metrics()["records"] == {"memory": 300, "map": 0, "file": 150}
 
 
 def test_what_was_read_needs_its_file_no_more(cache, tmp_path):
@@ -97,12 +88,13 @@ def fail(*_: object, **__: object) -> None:
     raise OSError("gone")
 
 
-def test_a_sample_twice_in_a_batch_is_kept_once(cache):
+def test_a_sample_twice_in_a_batch_is_kept_once(cache, free):
+    free(1 << 40)
     dataset = CachedDataset(cache, indices=[4, 9, 4, 4], in_memory=True)
     for _ in range(2):
         ((images, _),) = CachedLoader(dataset, 4)
         assert all(torch.equal(images[at], images[0]) for at in (2, 3))
-    assert dataset._reader._memory._used == 2
+    assert memory_module.BUDGET.used == 2 * RECORD_BYTES
 
 
 def test_a_pickled_copy_begins_empty_and_reads_the_same(cache):
@@ -189,9 +181,7 @@ def test_records_that_are_shared_need_no_more_memory(cache, free):
 @given(st.lists(st.lists(st.integers(0, 99), max_size=40), max_size=8), st.integers(1, 100), st.integers(0, 150))
 def test_what_is_kept_is_what_was_given_however_often_and_however_little_room_there_is(calls, most, room):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_module, "_STEP", 30)
-        patch.setattr(memory_module, "BUDGET", MemoryBudget())
-        patch.setattr(budget_module, "available_memory", lambda: 2 * 10 * room)
+        patch.setattr(memory_module, "BUDGET", MemoryBudget(lambda: 2 * 10 * room, 30))
         memory = RecordMemory(10, 100, most)
         for numbers in calls:
             keep(memory, np.array(numbers, np.int64))
@@ -219,7 +209,7 @@ def test_threads_that_keep_the_same_records_at_once_keep_each_once():
     memory = RecordMemory(10, 100, 100)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda start: keep(memory, np.arange(start, start + 50)), list(range(50)) * 4))
-    assert memory._used == 99
+    assert np.ptp(memory.addresses(np.arange(99))) == 98 * 10
     assert all(value_of(memory, number) == bytes([number] * 10) for number in range(99))
 
 
@@ -245,8 +235,7 @@ def test_a_loader_keeps_what_it_reads_and_single_samples_are_not_kept(cache, mon
 
 
 def test_what_does_not_fit_into_half_of_what_is_free_is_read_each_time(cache, free, monkeypatch, caplog):
-    monkeypatch.setattr(memory_module, "_STEP", 30 * RECORD_BYTES)
-    free(2 * 90 * RECORD_BYTES)
+    free(2 * 90 * RECORD_BYTES, 30 * RECORD_BYTES)
     dataset, whole = CachedDataset(cache), CachedDataset(cache, in_memory=False)
     assert dataset.reading == ("stream", 90 * RECORD_BYTES)
     assert not dataset.in_memory
@@ -270,27 +259,27 @@ def test_the_budget_is_one_for_all_datasets_and_comes_back_with_them(cache, free
     assert second.reading.way == "keep"
 
 
-def test_memory_that_others_take_meanwhile_is_not_taken(cache, free, monkeypatch):
-    monkeypatch.setattr(memory_module, "_STEP", 30 * RECORD_BYTES)
-    free(2 * 150 * RECORD_BYTES)
-    dataset = CachedDataset(cache)
-    batches = iter(CachedLoader(dataset, 30, prefetch=0))
+def test_memory_that_others_take_meanwhile_is_not_taken(cache, free):
+    free(2 * 150 * RECORD_BYTES, 30 * RECORD_BYTES)
+    loader = CachedLoader(CachedDataset(cache), 30, prefetch=0)
+    batches = iter(loader)
     next(batches)
-    free(20 * RECORD_BYTES)
+    free(20 * RECORD_BYTES, 30 * RECORD_BYTES)
     assert len(list(batches)) == 4
-    assert dataset._reader._memory.granted <= 60 * RECORD_BYTES
+    deque(loader, 0)
+    assert 0 < loader.metrics()["records"]["memory"] <= 60
 
 
 WORKERS = """
 import processes, sys, torch, warnings
 from torch.utils.data import DataLoader
 from tpucache import CachedDataset
-from tpucache.loading.reading import memory as budget
+from tpucache.loading.reading.memory import BUDGET
 
 processes.fork_alone()
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "This DataLoader will create 2 worker")  # torch, where there is one core
-budget.available_memory = lambda: int(sys.argv[3]) - sum(claim.used for claim in budget.BUDGET._claims.values())
+BUDGET.available = lambda: int(sys.argv[3]) - BUDGET.used
 dataset = CachedDataset(sys.argv[1], in_memory={"auto": "auto", "True": True}[sys.argv[2]])
 expected = [images.clone() for images, _ in DataLoader(dataset, 50)]
 loader = DataLoader(dataset, 50, num_workers=2, multiprocessing_context="fork")

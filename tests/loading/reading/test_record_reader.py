@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,21 +25,20 @@ def small_caches_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShardReader, "is_in_memory", lambda *_: True)  # other programs may need that memory
 
 
-def kept(dataset: CachedDataset) -> int:
-    """Count the records in memory."""
-    reader = dataset._reader
-    return int(np.count_nonzero(reader._memory.addresses(np.arange(reader.cache.manifest.records))))
+def kept(loader: CachedLoader) -> int:
+    """Read an epoch, and count the records that were in memory before it."""
+    before = loader.metrics()["records"]["memory"]
+    deque(loader, 0)
+    return loader.metrics()["records"]["memory"] - before
 
 
 @pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize("variant", [0, "epoch"])
-def test_the_first_epoch_comes_out_of_memory(cache: Path, variant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_epoch_comes_out_of_memory(cache: Path, variant) -> None:
     dataset = CachedDataset(cache, variant)
     loader = CachedLoader(dataset, 40, shuffle=True)
-    assert kept(dataset) == len(dataset)
-    with monkeypatch.context() as patch:
-        patch.setattr(ShardReader, "scatter", lambda *_, **__: pytest.fail("a record was read from its file"))
-        found = torch.cat([images for images, _ in loader])
+    found = torch.cat([images for images, _ in loader])
+    assert loader.metrics()["records"]["memory"] == len(dataset)
     other = CachedLoader(CachedDataset(cache, variant, in_memory=False), 40, shuffle=True)
     assert torch.equal(found, torch.cat([images for images, _ in other]))
 
@@ -53,22 +53,19 @@ def test_little_data_is_left_and_so_is_what_takes_long(
     monkeypatch.setattr(reader_module, name, value)
     dataset = CachedDataset(cache)
     loader = CachedLoader(dataset, 40)
-    assert kept(dataset) == (20 if name == "_MOST_PREPARED" else 0)
-    assert sum(len(images) for images, _ in loader) == len(dataset)
-    assert kept(dataset) == len(dataset)
+    assert kept(loader) == (20 if name == "_MOST_PREPARED" else 0)
+    assert kept(loader) == len(dataset)
 
 
 def test_what_is_not_in_the_page_cache_is_left(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShardReader, "is_in_memory", lambda *_: False)
     dataset = CachedDataset(cache)
-    CachedLoader(dataset, 40)
-    assert kept(dataset) == 0
+    assert kept(CachedLoader(dataset, 40)) == 0
 
 
 def test_where_nothing_is_to_be_kept_nothing_is(cache: Path) -> None:
     dataset = CachedDataset(cache, in_memory=False)
-    CachedLoader(dataset, 40)
-    assert kept(dataset) == 0
+    assert kept(CachedLoader(dataset, 40)) == 0
 
 
 @pytest.mark.parametrize("codec", ["dct-lz4", "jpeg"])
@@ -78,7 +75,7 @@ def test_packed_records_are_kept_and_decoded_ones_left(photos: Path, tmp_path: P
         dataset = CachedDataset(tmp_path / "cache")
         loader = CachedLoader(dataset, 40, finish=finish)
         is_packed = codec == "dct-lz4" and finish == "device"
-        assert kept(loader.dataset) == (len(dataset) if is_packed else 0)
+        assert kept(loader) == (len(dataset) if is_packed else 0)
 
 
 def test_a_second_loader_reads_nothing_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +96,8 @@ def test_what_is_missing_or_damaged_is_found_when_it_is_read_and_not_by_making_a
     shutil.copytree(cache, tmp_path / "damaged")
     assert CachedDataset(cache).reading.way == way
     dataset = CachedDataset(tmp_path / "damaged")
-    entry = dataset._selection.shards[0]
-    row = dataset._reader.cache.index[np.array([0])][0]
+    entry = dataset.manifest.shards[0]
+    row = dataset.cache.index[np.array([0])][0]
     if is_gone:
         (tmp_path / "damaged" / entry.name).unlink()
     else:

@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from tpucache import machine
 from tpucache.errors import DamageError
-from tpucache.machine import available_memory
+from tpucache.loading.reading.memory import BUDGET
 from tpucache.native import Addresses, can_populate, file_system, libc, map_file, populate
 from tpucache.store.ahead import Threads, say_no_thread
 from tpucache.store.files import ThreadLock, open_regular
@@ -128,9 +128,9 @@ class LeasedMap:
     """
 
     def __init__(self, path: Path, original: int, owner: Any, shard: int) -> None:
-        if not _has_leases() or file_system(original) not in _LOCAL:
-            raise NoLeaseError("not_local" if _has_leases() else "no_leases")
-        if len(_WATCH.maps) >= _most_files() // _SHARE:
+        if not has_leases() or file_system(original) not in _LOCAL:
+            raise NoLeaseError("not_local" if has_leases() else "no_leases")
+        if len(WATCH.maps) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE:
             raise NoLeaseError("too_many_files")
         self.owner, self.shard = weakref.ref(owner), shard
         self.base = self.size = 0
@@ -139,7 +139,7 @@ class LeasedMap:
             # A new descriptor, because a lease belongs to an open file, which forked processes share.
             self.number = open_regular(path)
             try:
-                _WATCH.add(self)
+                WATCH.add(self)
                 self._take(os.fstat(original))
             except BaseException:
                 self.end()
@@ -175,7 +175,7 @@ class LeasedMap:
 
     def end(self) -> None:
         """Unmap the file and release the lease, unless that was done before. No lock is taken: finalizers call this."""
-        if not _WATCH.remove(self):
+        if not WATCH.remove(self):
             return
         if self.base:
             libc.munmap(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size))
@@ -270,8 +270,8 @@ class _Watch:
                     return
 
 
-_WATCH: Final = _Watch()
-os.register_at_fork(before=_WATCH.pause, after_in_parent=_WATCH.resume, after_in_child=_WATCH.forget)
+WATCH: Final = _Watch()
+os.register_at_fork(before=WATCH.pause, after_in_parent=WATCH.resume, after_in_child=WATCH.forget)
 
 
 def look_if_needed() -> None:
@@ -279,8 +279,8 @@ def look_if_needed() -> None:
 
     The kernel breaks a lease only some time after a program wanted the file. Until then the map is safe to read.
     """
-    if time.monotonic() - _WATCH.seen > _FRESH:
-        _WATCH.look()
+    if time.monotonic() - WATCH.seen > _FRESH:
+        WATCH.look()
 
 
 def refusal(path: Path, original: int) -> Reason | None:
@@ -313,17 +313,13 @@ def _quick_fcntl() -> Callable[[int, int], int]:
 
 
 @functools.cache
-def _has_leases() -> bool:
+def has_leases(break_time: Path = _BREAK_TIME) -> bool:
     if not hasattr(machine.fcntl, "F_SETLEASE"):
         return False
     try:
-        return int(_BREAK_TIME.read_text()) >= _LEAST_BREAK_SECONDS
+        return int(break_time.read_text()) >= _LEAST_BREAK_SECONDS
     except (OSError, ValueError):
         return False
-
-
-def _most_files() -> int:
-    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 _UNKNOWN: Final = 0
@@ -522,7 +518,7 @@ class ShardMaps:
                 return
             mapped = sum(self._reader.shards[shard].bytes for shard in np.flatnonzero(self._bases > 0).tolist())
             self._reader.open_all(np.unique(rows["shard"]).tolist())
-            room = available_memory() // _SHARE - mapped  # once per call: it costs as much as opening ten files
+            room = BUDGET.available() // _SHARE - mapped  # once per call: it costs as much as opening ten files
             for row in rows:
                 shard = int(row["shard"])
                 base, how = self._map_shard(shard)

@@ -203,7 +203,6 @@ _RESERVE: Final = 8  # an eighth of the memory that was free at the first reques
 
 Numbers = npt.NDArray[np.int64]
 
-_STEP: Final = 64 << 20  # memory grows by this many bytes; the free memory is checked before each step
 _BEING_WRITTEN: Final = -1
 
 _log: Final = logging.getLogger("tpucache")
@@ -223,7 +222,9 @@ class _Claim:
 class MemoryBudget:
     """Grants memory to objects that keep records, for as long as the objects exist. Threads may share one budget."""
 
-    def __init__(self) -> None:
+    def __init__(self, available: Callable[[], int] = available_memory, step: int = 64 << 20) -> None:
+        # Owners take `step` bytes at a time; the free memory is checked before each step.
+        self.available, self.step = available, step
         self._claims: weakref.WeakKeyDictionary[object, _Claim] = weakref.WeakKeyDictionary()
         self._first = 0  # the free bytes at the first request
         self._lock = ThreadLock()
@@ -231,28 +232,32 @@ class MemoryBudget:
     @property
     def room(self) -> int:
         """The bytes that may still be taken by default, without `in_memory=True`."""
-        available = available_memory()
+        available = self.available()
         self._first = self._first or available
-        claims = list(self._claims.values())
-        promised, used = sum(claim.promised for claim in claims), sum(claim.used for claim in claims)
-        return min((available + used) // _SHARE - promised, available - self._first // _RESERVE)
+        promised = sum(claim.promised for claim in list(self._claims.values()))
+        return min((available + self.used) // _SHARE - promised, available - self._first // _RESERVE)
 
     @property
     def free(self) -> int:
         """The bytes that are free and not promised to any owner."""
-        return available_memory() - sum(claim.promised - claim.used for claim in list(self._claims.values()))
+        return self.available() - sum(claim.promised - claim.used for claim in list(self._claims.values()))
+
+    @property
+    def used(self) -> int:
+        return sum(claim.used for claim in list(self._claims.values()))
 
     def take(self, owner: object, size: int, *, is_used: bool = True) -> bool:
         """Grant an owner `size` more bytes, if `room` is that large. Returns whether they were granted.
 
-        `is_used` means that the owner uses them at once, so that the system no longer shows them as free.
+        `is_used` means that the owner uses them at once.
         """
         with self._lock:
             if size > self.room:
                 return False
             claim = self._claims.setdefault(owner, _Claim())
             claim.promised += size
-            claim.used += size if is_used else 0
+            if is_used:
+                claim.used += size
             return True
 
     def promise(self, owner: object, size: int) -> bool:
@@ -269,7 +274,7 @@ class MemoryBudget:
 
     def forget_promises(self) -> None:
         """Cancel promised bytes that are not used. Called in a forked process, to which nothing was promised."""
-        for claim in list(self._claims.values()):
+        for claim in self._claims.values():
             claim.promised = claim.used
 
 
@@ -344,21 +349,18 @@ class RecordMemory:
         if self._process != os.getpid():  # a forked process shares the written records, but was promised nothing
             self._process, self._granted, self._is_promised = os.getpid(), self._used, False
         while self._granted < self._used + records and not self.is_full:
-            self._grow()
+            most = min(self._most, self._granted + max(0, BUDGET.room) // self._size)
+            if self._rows is None and self._reserve(most):
+                _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)
+            capacity = 0 if self._rows is None else len(self._rows)
+            step = min(max(1, BUDGET.step // self._size), capacity - self._granted)
+            self.is_full = step <= 0 or not BUDGET.take(self, step * self._size)
+            if not self.is_full:
+                self._granted += step
+            elif self._granted < self._most:
+                text = "%.1f of %.1f GB of records are kept, the rest is read each time"
+                _log.info(text, self.granted / 1e9, self.wanted / 1e9)
         return min(records, self._granted - self._used)
-
-    def _grow(self) -> None:
-        most = min(self._most, self._granted + max(0, BUDGET.room) // self._size)
-        if self._rows is None and self._reserve(most):
-            _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)
-        capacity = 0 if self._rows is None else len(self._rows)
-        step = min(max(1, _STEP // self._size), capacity - self._granted)
-        self.is_full = step <= 0 or not BUDGET.take(self, step * self._size)
-        if not self.is_full:
-            self._granted += step
-        elif self._granted < self._most:
-            kept = self.granted / 1e9
-            _log.info("%.1f of %.1f GB of records are kept, the rest is read each time", kept, self.wanted / 1e9)
 
     def _reserve(self, records: int) -> bool:
         """Reserve addresses, which take no memory until they are written."""

@@ -45,9 +45,6 @@ Divide = Callable[[Callable[[int, int], None], int], None]
 #: during the call.
 UseRecords = Callable[[Numbers, Addresses], None]
 
-#: Attributes that are not pickled: each process makes its own.
-_PER_PROCESS: Final = ("_scratch", "pools", "_packed")
-
 
 class ReadingPlan(NamedTuple):
     """How records are read: "keep" in memory after the first read, "map" the shards, or "stream" from files each time.
@@ -136,7 +133,7 @@ class RecordReader:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _PER_PROCESS}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_scratch", "pools", "_packed")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
