@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 from pathlib import Path
@@ -127,6 +128,17 @@ def test_with_an_identity_another_set_is_noticed(other: Pictures, kept: Path) ->
     opened(Pictures(), identity="birds")
     assert colours(opened(other, identity="birds")) == colours(opened(other))
     assert len([*kept.glob("birds-*/*/manifest.json")]) == 1
+
+
+@pytest.mark.parametrize("changed", [(), (UNSEEN,)])
+def test_an_unfinished_build_of_a_set_without_identity_is_begun_anew(changed: tuple[int, ...]) -> None:
+    begun = opened(Pictures()).directory
+    gc.collect()
+    (begun / "manifest.json").unlink()
+    (begun / ".warmup").mkdir()
+    dataset = opened(Pictures(changed))
+    assert colours(dataset)[UNSEEN] == [UNSEEN, 255 * bool(changed), 9]
+    assert begun.exists() == (dataset.directory == begun) == (not changed)
 
 
 class Flipped(Pictures):

@@ -105,18 +105,6 @@ def test_compare_of_other_codecs_compares_pictures_alone(caches: Path, capsys: p
     assert (second["near"]["count"], third["near"]["count"]) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["train"], "give two caches or more"), (["train", "other", "--threshold", "200"], "a threshold is 0 to 96")],
-)
-def test_compare_refuses_what_it_cannot_do(
-    caches: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [str(caches / each) if (caches / each).exists() else each for each in arguments]
-    assert main(["compare", *given]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_folds_keep_copies_together(caches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = Path(shutil.copytree(caches / "train", tmp_path / "cache"))
     status, report = ask(capsys, "relabel", cache, "--make-folds", "4", "--groups", "duplicates")
@@ -150,21 +138,31 @@ def test_folds_follow_a_column_of_groups(caches: Path, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--corrections", "--label-col", "x"], "the following arguments are required: TABLE"),
-        (["--groups", "duplicates", "t.csv"], "--groups and --stratify are for --make-folds"),
-        (["--make-folds", "3", "--label-col", "x"], "the options for a table need a .csv"),
-        (["--make-folds", "3", "--groups", "patient"], "has no column 'patient' for groups"),
-        (["--make-folds", "1"], "divided into 2 to 20 folds, not 1"),
-        (["--make-folds", "99"], "divided into 2 to 20 folds, not 99"),
+        (["compare", "train"], "give two caches or more"),
+        (["compare", "train", "other", "--threshold", "200"], "a threshold is 0 to 96"),
+        (["suspects", "predictions"], "are not probabilities"),
+        (["report", "train", "--findings", "--predictions", "predictions"], "are not probabilities"),
+        (["relabel", "train", "--corrections", "--label-col", "x"], "the following arguments are required: TABLE"),
+        (["relabel", "train", "--groups", "duplicates", "t.csv"], "--groups and --stratify are for --make-folds"),
+        (["relabel", "train", "--make-folds", "3", "--label-col", "x"], "the options for a table need a .csv"),
+        (["relabel", "train", "--make-folds", "3", "--groups", "patient"], "has no column 'patient' for groups"),
+        (["relabel", "train", "--make-folds", "1"], "divided into 2 to 20 folds, not 1"),
+        (["relabel", "train", "--make-folds", "99"], "divided into 2 to 20 folds, not 99"),
     ],
 )
-def test_what_makes_no_folds_changes_nothing(
+def test_what_cannot_be_done_is_refused_and_changes_nothing(
     caches: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    table = tmp_path / "predictions" / "out_of_fold.csv"
+    table.parent.mkdir()
+    table.write_text("sample,path,label,prediction,a,b\n0,x,a,a,1e308,1e308\n")
+    places = {"train": caches / "train", "other": caches / "other", "predictions": table.parent}
+    output = ["-o", tmp_path / "out"] if "predictions" in arguments else []
     before = (caches / "train" / "manifest.json").read_bytes()
     with contextlib.suppress(SystemExit):
-        assert main(["relabel", str(caches / "train"), *arguments]) == 2
+        assert main([str(places.get(each, each)) for each in (*arguments, *output)]) == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     assert (caches / "train" / "manifest.json").read_bytes() == before
 
 
@@ -244,28 +242,6 @@ def test_hostile_names_stay_texts_from_predictions_to_corrected_labels(
     after = CachedDataset(cache)
     assert after.labels.tolist() == (1 - before).tolist()
     assert after.classes == CachedDataset(hostile / "cache").classes
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("1,{path},{label},{label},1e308,1e308", "are not probabilities"),
-        ("1,{path},zebra,{label},0.1,0.9", "has the label 'zebra', which is none of its 2 classes"),
-        ("1,{path},{label},{label},=1+1,0", "something other than numbers"),
-    ],
-)
-def test_predictions_that_cannot_be_right_are_refused(
-    caches: Path, tmp_path: Path, row: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dataset = CachedDataset(caches / "train")
-    table = tmp_path / "out_of_fold.csv"
-    lines = ["sample,path,label,prediction,a,b", "0,{path},{label},{label},0.6,0.4", row]
-    table.write_text("".join(line.format(path=dataset.paths[0], label="a") + "\n" for line in lines))
-    for command in (["suspects", tmp_path], ["report", caches / "train", "--findings", "--predictions", table]):
-        out = ["-o", tmp_path / "out"]
-        assert main([*map(str, [*command, *out])]) == 2
-        assert message in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("options", [["--valid", "fold=1"], ["--folds"]], ids=["valid", "folds"])

@@ -63,6 +63,7 @@ ORDERS: dict[str, Callable[[Path], Any]] = {
     "fold": lambda cache: loader(CachedDataset(cache, "epoch").select([5, 3, 3, *range(10, 45)]), shuffle=True),
     "mixed": mixed,
     "rank": lambda cache: loader(CachedDataset(cache), shuffle=True, drop_last=True, rank=1, world_size=2),
+    "local": lambda cache: loader(CachedDataset(cache), shuffle="local", drop_last=True, rank=1, world_size=2),
     "host": lambda cache: CachedLoader(CachedDataset(cache), BATCH, shuffle=True),
 }
 
@@ -88,6 +89,9 @@ def test_batches_are_those_of_the_streaming_loader(caches: dict[str, Path], orde
     for _ in range(4):
         assert_same(kept(resident.batches(other)), kept(streaming))
         assert other.state_dict() == streaming.state_dict()
+    assert resident.is_full
+    assert resident.uploaded_bytes == resident.planned_bytes
+    assert resident.planned_bytes == sum(table.rows.untyped_storage().nbytes() for table in resident.tables.values())
 
 
 def test_each_record_is_uploaded_once_and_then_only_the_numbers_of_rows(caches: dict[str, Path]) -> None:
@@ -105,13 +109,6 @@ def test_each_record_is_uploaded_once_and_then_only_the_numbers_of_rows(caches: 
     assert sent[4:] == [0, 0]  # what three epochs dropped followed in the fourth
     assert resident.is_full
     assert resident.row_bytes == 6 * (SAMPLES // BATCH) * BATCH * 4
-
-
-def test_the_last_records_that_fill_no_batch_follow_in_the_first_epoch(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["raw"])
-    resident = Resident(dataset)
-    kept(resident.batches(loader(dataset, shuffle=True, drop_last=True)))
-    assert resident.is_full
 
 
 class Failing(CachedDataset):
@@ -148,32 +145,6 @@ def test_a_loop_that_is_left_early_loses_nothing(caches: dict[str, Path]) -> Non
         assert_same(kept(itertools.islice(resident.batches(fed), left)), kept(itertools.islice(streaming, left)))
     for _ in range(2):
         assert_same(kept(resident.batches(fed)), kept(streaming))
-
-
-def test_an_error_in_reading_is_raised_and_the_records_are_read_again(caches: dict[str, Path]) -> None:
-    dataset = Failing(caches["raw"])
-    streaming, fed = loader(CachedDataset(caches["raw"]), shuffle=True), loader(dataset, shuffle=True)
-    resident = Resident(dataset)
-    dataset.fails = True
-    with pytest.raises(ZeroDivisionError):
-        kept(resident.batches(fed))
-    dataset.fails = False
-    assert_same(kept(resident.batches(fed)), kept(streaming))
-
-
-def test_fields_of_any_dtype_and_shape_stay_as_they_are(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    dtypes = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
-    samples = [
-        {f"f{at}": rng.integers(0, 2, (3, at + 1)).astype(dtype) for at, dtype in enumerate(dtypes)} for _ in range(9)
-    ]
-    build_cache(samples, tmp_path / "fields", jobs=1)
-    dataset = CachedDataset(tmp_path / "fields")
-    resident = Resident(dataset)
-    for _ in range(2):
-        fed, streaming = CachedLoader(dataset, 4, shuffle=True), CachedLoader(dataset, 4, shuffle=True)
-        for one, other in zip(resident.batches(fed), streaming, strict=True):
-            assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in other)
 
 
 def test_what_does_not_fit_together_is_refused(caches: dict[str, Path]) -> None:
@@ -278,33 +249,35 @@ def test_an_interrupt_at_any_line_of_placing_leaves_no_record_without_its_bytes(
     assert sum(1 for _ in itertools.takewhile(interrupted_at, itertools.count(1))) > 20
 
 
-def test_the_bytes_planned_are_those_of_the_tensors(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["dct-lz4"])
-    resident = Resident(dataset)
-    assert kept(resident.batches(loader(dataset)))
-    measured = sum(table.rows.untyped_storage().nbytes() for table in resident.tables.values())
-    assert resident.planned_bytes == measured
+def any_fields(number: int) -> dict[str, Any]:
+    rng = np.random.default_rng(number)
+    dtypes = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
+    return {f"f{at}": rng.integers(0, 2, (3, at + 1)).astype(dtype) for at, dtype in enumerate(dtypes)}
 
 
-def test_masks_boxes_columns_and_sequences_stay(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    boxes = np.array([[1, 2, 5, 6, 0]], np.float32)
-    images, masks = rng.integers(0, 256, (9, 8, 8, 3), np.uint8), rng.integers(0, 2, (9, 8, 8), np.uint8)
-    samples = [{"image": image, "mask": mask, "boxes": boxes} for image, mask in zip(images, masks, strict=True)]
-    build_cache(samples, tmp_path / "cache", Recipe(size=8), jobs=1)
-    dataset = CachedDataset(tmp_path / "cache").with_columns(rng.random((9, 2), np.float32))
-    # Sequences of several lengths are rows of one, as the cache has them.
-    texts = [{"text": np.arange(length, dtype=np.int64), "label": 0} for length in range(1, 10)]
-    build_cache(texts, tmp_path / "texts", jobs=1)
-    for shown, names in (
-        (dataset, {"image", "mask", "boxes", "columns"}),
-        (CachedDataset(tmp_path / "texts"), {"text"}),
-    ):
-        resident = Resident(shown)
-        for _ in range(2):
-            for one, other in zip(resident.batches(loader(shown)), loader(shown), strict=True):
-                assert one.keys() == other.keys() >= names
-                assert all(torch.equal(one[name], other[name]) for name in one)
+def drawn(number: int) -> dict[str, Any]:
+    rng = np.random.default_rng(number)
+    image, mask = rng.integers(0, 256, (8, 8, 3), np.uint8), rng.integers(0, 2, (8, 8), np.uint8)
+    return {"image": image, "mask": mask, "boxes": np.array([[1, 2, 5, 6, 0]], np.float32)}
+
+
+def sequence(number: int) -> dict[str, Any]:
+    """Sequences of several lengths are rows of one, as the cache has them."""
+    return {"text": np.arange(number + 1, dtype=np.int64), "label": 0}
+
+
+@pytest.mark.parametrize("sample", [any_fields, drawn, sequence])
+def test_fields_of_any_dtype_and_shape_and_columns_stay(
+    sample: Callable[[int], dict[str, Any]], tmp_path: Path
+) -> None:
+    recipe = Recipe(size=8) if sample is drawn else None
+    build_cache([sample(number) for number in range(9)], tmp_path / "cache", recipe, jobs=1)
+    dataset = CachedDataset(tmp_path / "cache").with_columns(np.random.default_rng(0).random((9, 2), np.float32))
+    resident, fed, streaming = Resident(dataset), loader(dataset, shuffle=True), loader(dataset, shuffle=True)
+    for _ in range(2):
+        for one, other in zip(resident.batches(fed), streaming, strict=True):
+            assert one.keys() == other.keys() >= {*sample(0), "columns"} - {"label"}
+            assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in other)
 
 
 class Interrupted(TorchMemory):
@@ -326,12 +299,17 @@ class Interrupted(TorchMemory):
         return table
 
 
-def test_records_that_were_interrupted_on_their_way_are_uploaded_again(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["raw"])
-    streaming, fed = loader(dataset, shuffle=True), loader(dataset, shuffle=True)
-    resident = Resident(dataset, Interrupted("cpu"))
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_what_an_error_or_an_interrupt_has_left_out_is_read_and_uploaded_again(
+    caches: dict[str, Path], error: type[BaseException]
+) -> None:
+    dataset = Failing(caches["raw"])
+    streaming, fed = loader(CachedDataset(caches["raw"]), shuffle=True), loader(dataset, shuffle=True)
+    resident = Resident(dataset, Interrupted("cpu") if error is KeyboardInterrupt else "cpu")
+    dataset.fails = error is ZeroDivisionError
+    with pytest.raises(error):
         kept(resident.batches(fed))
+    dataset.fails = False
     fed.load_state_dict(streaming.state_dict())
     for _ in range(2):
         assert_same(kept(resident.batches(fed)), kept(streaming))
@@ -355,15 +333,3 @@ def test_a_cache_that_was_replaced_is_not_taken_for_the_one_that_is_here(tmp_pat
     with pytest.raises(UsageError, match="other samples"):
         next(resident.batches(loader(build(100))))
     assert_same(kept(resident.batches(loader(before))), found)  # these are in memory, whatever lies in the folder
-
-
-def test_a_rank_keeps_the_samples_of_its_own_in_the_local_order(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["raw"])
-    for rank in range(2):
-        ranks = {"shuffle": "local", "rank": rank, "world_size": 2, "drop_last": True}
-        streaming, fed = loader(dataset, **ranks), loader(dataset, **ranks)
-        resident = Resident(dataset)
-        for _ in range(3):
-            assert_same(kept(resident.batches(fed)), kept(streaming))
-        assert resident.is_full
-        assert resident.uploaded_bytes == resident.planned_bytes == 80 * (16 * 16 * 3 + 8)  # 75 of 150 in tens of 8

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html.parser import HTMLParser
@@ -13,15 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import written
 
 from scripts.browser import open_browser
 from scripts.commands import CommandError
 from tpucache.store.codecs import encode
 from tpucache.store.fields import Field, RecordLayout
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics
-from tpucache.store.samples import Column, Strings, encode_columns
-from tpucache.store.writer import ShardWriter
+from tpucache.store.manifest import Skipped, Statistics
+from tpucache.store.samples import Column, Strings
 
 Array = npt.NDArray[Any]
 
@@ -48,60 +45,34 @@ def write_cache(
 ) -> Path:
     """Write a whole cache: `variants[v][i]` are the fields of sample i by name."""
     directory.mkdir(parents=True)
-    samples = len(variants[0])
-    shards, runs = [], []
-    layout = RecordLayout(tuple(fields))
-    for variant, records in enumerate(variants):
-        name = shard_name(variant, 0)
-        with ShardWriter(directory / f"{name}.tmp") as writer:
-            for number, record in enumerate(records):
-                writer.append(number, layout.join([encode(field, record[field.name]) for field in fields]))
-            sealed = writer.seal(directory / name)
-        sealed.rows["shard"] = variant
-        runs.append(sealed.rows)
-        at = {"variant": variant, "block": 0, "first": 0, "records": samples}
-        shards.append(ShardEntry(name, sealed.bytes, sealed.sha256, records_sha256=sealed.records_sha256, **at))
+    samples, layout = len(variants[0]), RecordLayout(tuple(fields))
     columns: dict[str, Column] = {
-        "number": np.arange(samples, dtype=np.uint64),
-        "path": Strings.pack(paths or [f"folder/{number:04d}.png" for number in range(samples)]),
+        "path": Strings.pack(paths or [f"folder/{number:04d}.png" for number in range(samples)])
     }
     if source_bytes is not None:
         columns["source_bytes"] = np.array(source_bytes, np.uint64)
-    counts: tuple[int, ...] = ()
+    counts: Array = np.zeros(0, np.int64)
     if labels is not None:
         columns["label"] = labels
         if classes:
-            per_class = (
-                (labels > 0).sum(axis=0)
-                if labels.ndim == 2
-                else np.bincount(labels[labels >= 0], minlength=len(classes))
-            )
-            counts = tuple(per_class.tolist())
-    index = io.BytesIO()
-    np.save(index, np.concatenate(runs).astype(INDEX_DTYPE))
-    Manifest(
-        samples=samples,
-        variants=tuple(range(len(variants))),
-        fields=tuple(fields),
+            marks = labels > 0 if labels.ndim == 2 else labels[:, None] == np.arange(len(classes))
+            counts = marks.sum(axis=0)
+    written.write_cache(
+        directory,
+        fields,
+        [
+            [layout.join([encode(field, record[field.name]) for field in fields]) for record in each]
+            for each in variants
+        ],
+        block=samples,
+        columns=columns,
         classes=tuple(classes),
-        shards=tuple(shards),
-        tables=(
-            _write_table(directory / INDEX_NAME, index.getvalue()),
-            _write_table(directory / SAMPLES_NAME, encode_columns(columns)),
-        ),
         skipped=tuple(Skipped(number, path, reason) for number, (path, reason) in enumerate(skipped)),
-        statistics=Statistics(mean=(10.0, 20.0, 30.0), std=(1.0, 2.0, 3.0), class_counts=counts),
-        fingerprint="ab" * 32,
+        statistics=Statistics((10.0, 20.0, 30.0), (1.0, 2.0, 3.0), class_counts=tuple(counts.tolist())),
         recipe=recipe or {"size": [20, 24], "augmentation": {"transform": HOSTILE}},
-        source={},
         created_by={"tpucache": "0", "numpy": HOSTILE},
-    ).save(directory)
+    )
     return directory
-
-
-def _write_table(path: Path, data: bytes) -> FileEntry:
-    path.write_bytes(data)
-    return FileEntry(path.name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def smooth(number: int, field: Field) -> Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import random
 import subprocess
 import sys
@@ -12,13 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import written
 from patience import PATIENCE
 
 from tpucache.store.fields import Field, RecordLayout
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
-from tpucache.store.samples import Strings, encode_columns
-from tpucache.store.writer import ShardWriter
+from tpucache.store.manifest import Manifest
 
 FIELDS = (Field("tokens", "bytes", "|u1", ()),)
 
@@ -27,49 +23,8 @@ Variants = Sequence[Sequence[bytes]]
 
 def write_cache(directory: Path, variants: Variants, block: int = 3, numbers: Sequence[int] | None = None) -> Manifest:
     """Write a whole cache: `variants[v][i]` is the record of sample i, `block` the samples of a shard."""
-    samples = len(variants[0])
-    keys = list(numbers or range(samples))
-    shards: list[ShardEntry] = []
-    runs = [np.zeros(0, INDEX_DTYPE)]
-    for variant, records in enumerate(variants):
-        for first in range(0, samples, block):
-            name = shard_name(variant, first // block)
-            with ShardWriter(directory / f"{name}.tmp") as writer:
-                for key, record in zip(keys[first : first + block], records[first : first + block], strict=True):
-                    writer.append(key, record)
-                sealed = writer.seal(directory / name)
-            sealed.rows["shard"] = len(shards)
-            runs.append(sealed.rows)
-            at = {"variant": variant, "block": first // block, "first": first, "records": len(sealed.rows)}
-            shards.append(ShardEntry(name, sealed.bytes, sealed.sha256, records_sha256=sealed.records_sha256, **at))
-    columns = {"number": np.array(keys, np.uint64), "path": Strings.pack([f"{key}.png" for key in keys])}
-    index = io.BytesIO()
-    np.save(index, np.concatenate(runs))
-    manifest = Manifest(
-        samples=samples,
-        variants=tuple(range(len(variants))),
-        fields=FIELDS,
-        classes=(),
-        shards=tuple(shards),
-        tables=(
-            write_table(directory / INDEX_NAME, index.getvalue()),
-            write_table(directory / SAMPLES_NAME, encode_columns(columns)),
-        ),
-        skipped=(),
-        statistics=Statistics(),
-        fingerprint="0" * 64,
-        recipe={},
-        source={},
-        created_by={},
-    )
-    manifest.save(directory)
-    return manifest
-
-
-def write_table(path: Path, data: bytes) -> FileEntry:
-    """Write a table and return what a manifest says about it."""
-    path.write_bytes(data)
-    return FileEntry(path.name, len(data), hashlib.sha256(data).hexdigest())
+    keys = np.array(numbers or range(len(variants[0])), np.uint64)
+    return written.write_cache(directory, FIELDS, variants, block=block, columns={"number": keys})
 
 
 def records_of(sizes: Sequence[int], seed: int = 0) -> list[bytes]:
@@ -123,7 +78,7 @@ def replace_table(cache: Path) -> Callable[[str, bytes], None]:
 
     def replace(name: str, data: bytes) -> None:
         manifest = Manifest.load(cache)
-        entry = write_table(cache / name, data)
+        entry = written.write_table(cache / name, data)
         tables = tuple(entry if table.name == name else table for table in manifest.tables)
         Manifest(**{**vars(manifest), "tables": tables}).save(cache)
 

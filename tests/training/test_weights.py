@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import struct
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stopping import differences
 from torch import nn
 
 from tpucache import DependencyError, TrainingError, UsageError
@@ -34,15 +36,6 @@ def make_model(outputs=3, seed=0):
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, outputs))
 
 
-def test_equal_models_take_over_everything():
-    ours, theirs = make_model(), make_model(seed=1)
-    matched = load_matching(ours, theirs.state_dict(), "file")
-    assert list(matched.matched) == list(ours.state_dict())
-    assert (matched.resized, matched.missing, matched.unused) == ([], [], [])
-    for name, tensor in ours.state_dict().items():
-        assert torch.equal(tensor, theirs.state_dict()[name])
-
-
 def test_a_head_of_another_size_keeps_its_new_values_and_is_reported():
     ours, theirs = make_model(), make_model(7, seed=1)
     head = ours[2].weight.detach().clone()
@@ -60,73 +53,74 @@ def test_a_head_of_another_size_keeps_its_new_values_and_is_reported():
     assert "not in the model: extra" in text
 
 
-class Block(nn.Module):
-    """A block of a ResNet with torchvision's names."""
+def resnet18(outputs):
+    """Return a ResNet-18 with torchvision's names, with other running statistics than new ones."""
 
-    def __init__(self, inputs, outputs, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = None
-        if stride > 1 or inputs != outputs:
+    def block(inputs, outputs):
+        stride = 1 if inputs == outputs else 2
+        parts = {
+            "conv1": nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            "bn1": nn.BatchNorm2d(outputs),
+            "conv2": nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            "bn2": nn.BatchNorm2d(outputs),
+        }
+        if stride > 1:
             shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+            parts["downsample"] = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+        return nn.ModuleDict(parts)
 
-    def forward(self, x):
-        """Return what torchvision's BasicBlock does."""
-        past = x if self.downsample is None else self.downsample(x)
-        return torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))) + past)
-
-
-class ResNet18(nn.Module):
-    """A ResNet-18 with torchvision's names, with other running statistics than new ones."""
-
-    def __init__(self, outputs):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        widths = (64, 64, 128, 256, 512)
-        for layer in range(1, 5):
-            blocks = [Block(widths[layer - 1], widths[layer], 1 + (layer > 1)), Block(widths[layer], widths[layer], 1)]
-            self.add_module(f"layer{layer}", nn.Sequential(*blocks))
-        self.fc = nn.Linear(512, outputs)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.normal_()
-                module.running_var.uniform_(0.5, 2.0)
-
-    def forward(self, x):
-        """Return what torchvision's resnet18 does."""
-        x = nn.functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, 1)
-        for layer in range(1, 5):
-            x = self.get_submodule(f"layer{layer}")(x)
-        return self.fc(x.mean((2, 3)))
+    widths = (64, 64, 128, 256, 512)
+    layers = {
+        f"layer{at + 1}": nn.Sequential(block(*pair), block(pair[1], pair[1]))
+        for at, pair in enumerate(itertools.pairwise(widths))
+    }
+    stem = {"conv1": nn.Conv2d(3, 64, 7, 2, 3, bias=False), "bn1": nn.BatchNorm2d(64)}
+    model = nn.ModuleDict({**stem, **layers, "fc": nn.Linear(512, outputs)}).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2.0)
+    return model
 
 
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_torchvisions_resnet18_fits_ours_and_gives_the_same(prefix):
+def scores(model, x):
+    """Return what torchvision's resnet18 does."""
+    x = nn.functional.max_pool2d(torch.relu(model["bn1"](model["conv1"](x))), 3, 2, 1)
+    for layer in range(1, 5):
+        for block in model[f"layer{layer}"]:
+            past = block["downsample"](x) if "downsample" in block else x
+            x = torch.relu(block["bn1"](block["conv1"](x)))
+            x = torch.relu(block["bn2"](block["conv2"](x)) + past)
+    return model["fc"](x.mean((2, 3)))
+
+
+def test_torchvisions_resnet18_fits_ours_and_gives_the_same():
     torch.manual_seed(0)
-    theirs, ours = ResNet18(3).eval(), build_model("resnet18", 3).eval()
-    matched = load_matching(ours, {prefix + name: tensor for name, tensor in theirs.state_dict().items()}, "file")
+    theirs, ours = resnet18(3), build_model("resnet18", 3).eval()
+    matched = load_matching(ours, theirs.state_dict(), "file")
     assert (matched.resized, matched.missing, matched.unused) == ([], [], [])
     assert len(matched.matched) == len(theirs.state_dict())
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(ours(images), theirs(images))
-    other = load_matching(build_model("resnet18", 5), theirs.state_dict(), "file")
+        torch.testing.assert_close(ours(images), scores(theirs, images))
+    wrapped = {"module." + name: tensor for name, tensor in theirs.state_dict().items()}
+    other = load_matching(build_model("resnet18", 5), wrapped, "file")
     assert [name for name, *_ in other.resized] == ["13.weight", "13.bias"]
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module.model.", "model._orig_mod."])
-def test_names_from_wrappers_match(prefix):
-    ours, theirs = make_model(), make_model(seed=1)
-    weights = {prefix + name: tensor for name, tensor in theirs.state_dict().items()}
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "model.", "module.model.", "model._orig_mod."])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_equal_models_take_over_everything_whatever_a_wrapper_has_named_it(prefix, dtype):
+    ours, theirs = make_model(), make_model(seed=1).to(dtype).state_dict()
+    weights = {prefix + name: tensor for name, tensor in theirs.items()}
     if prefix == "model.":
         weights["loss.weight"] = torch.ones(3)  # as in Lightning's checkpoints: not all names have the prefix
-    assert len(load_matching(ours, weights, "file").matched) == 9
-    assert torch.equal(ours[0].weight, theirs[0].weight)
+    matched = load_matching(ours, weights, "file")
+    assert list(matched.matched) == list(ours.state_dict())
+    assert (matched.resized, matched.missing) == ([], [])
+    for name, tensor in ours.state_dict().items():
+        assert tensor.dtype == (torch.float32 if tensor.is_floating_point() else torch.int64)
+        assert torch.equal(tensor, theirs[name].to(tensor.dtype))
 
 
 def test_weights_of_what_the_model_contains_match():
@@ -136,24 +130,17 @@ def test_weights_of_what_the_model_contains_match():
     assert torch.equal(ours["inner"][0].weight, theirs[0].weight)
 
 
-def test_weights_of_which_no_parameter_matches_are_an_error():
-    weights = {"1.num_batches_tracked": torch.tensor(3), "a.weight": torch.zeros(2)}
-    with pytest.raises(UsageError, match=r"file has no weights for this model: the model has 0\.weight.*a\.weight"):
-        load_matching(make_model(), weights, "file")
-
-
-def test_weights_that_have_diverged_are_an_error():
-    weights = make_model(seed=1).state_dict()
-    weights["0.bias"][2] = torch.nan
-    with pytest.raises(UsageError, match=r"not finite, such as in 0\.bias"):
-        load_matching(make_model(), weights, "file")
-
-
-def test_half_precision_becomes_the_models_own():
-    ours, theirs = make_model(), make_model(seed=1)
-    load_matching(ours, {name: tensor.half() for name, tensor in theirs.state_dict().items()}, "file")
-    assert ours[0].weight.dtype == torch.float32
-    assert torch.equal(ours[0].weight, theirs[0].weight.half().float())
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"0.bias": torch.full((5,), torch.nan)}, r"not finite, such as in 0\.bias"),
+        (None, r"file has no weights for this model: the model has 0\.weight.*a\.weight"),
+    ],
+)
+def test_weights_that_match_nothing_or_have_diverged_are_refused(changed, words):
+    none = {"1.num_batches_tracked": torch.tensor(3), "a.weight": torch.zeros(2)}
+    with pytest.raises(UsageError, match=words):
+        load_matching(make_model(), {**make_model(seed=1).state_dict(), **changed} if changed else none, "file")
 
 
 @pytest.mark.slow
@@ -190,18 +177,23 @@ WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
         {"state_dict": WEIGHTS, "epoch": 3},
         {"model": WEIGHTS, "optimizer": {"state": {}, "param_groups": []}},
         {"net": {"state_dict": WEIGHTS}, "best": 0.5},
+        {"version": 1, "model": WEIGHTS, "mean": [0.0]},
     ],
 )
 def test_a_state_dict_is_found_in_what_torch_saved(tmp_path, content):
-    torch.save(content, tmp_path / "file.pth")
-    found = read_weights(tmp_path / "file.pth")
-    assert found.keys() == WEIGHTS.keys()
-    assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+    torch.save(content, tmp_path / "best.pt")
+    for place in (tmp_path, tmp_path / "best.pt"):
+        found = read_weights(place)
+        assert found.keys() == WEIGHTS.keys()
+        assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
 
 
-def test_a_run_gives_its_best_weights(tmp_path):
-    torch.save({"version": 1, "model": WEIGHTS, "mean": [0.0]}, tmp_path / "best.pt")
-    assert read_weights(tmp_path).keys() == read_weights(tmp_path / "best.pt").keys() == WEIGHTS.keys()
+def write(path, content):
+    """Write bytes as they are, nothing for None, and what else there is as torch saves it."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
 
 
 @pytest.mark.parametrize(
@@ -212,16 +204,13 @@ def test_a_run_gives_its_best_weights(tmp_path):
         ({"model": torch.nn.Linear(2, 2)}, "objects that are neither tensors nor plain values"),
         (b"no checkpoint", "cannot be read as weights: its first bytes are not those of a zip archive"),
         (None, "there are no weights at"),
+        ({"a": torch.zeros(1).expand(1 << 40)}, r"file\.pt: 'a' has more values than the file"),
     ],
 )
 def test_what_has_no_weights_is_an_error(tmp_path, content, message):
-    path = tmp_path / "file.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        torch.save(content, path)
+    write(tmp_path / "file.pt", content)
     with pytest.raises(UsageError, match=message):
-        read_weights(path)
+        read_weights(tmp_path / "file.pt")
 
 
 def test_a_folder_without_a_run_and_the_new_runs_own_folder_are_refused(tmp_path):
@@ -283,9 +272,6 @@ def test_weights_take_no_more_memory_than_their_file(tmp_path):
         assert torch.load(tmp_path / "two.pt")["a"].shape == (1 << 16,)  # it follows the other list
         with pytest.raises(UsageError, match=r"two\.pt cannot be read as weights: its list of members is not where"):
             read_weights(tmp_path / "two.pt")
-    torch.save({"a": torch.zeros(1).expand(1 << 40)}, tmp_path / "wide.pt")
-    with pytest.raises(UsageError, match=r"wide\.pt: 'a' has more values than the file"):
-        read_weights(tmp_path / "wide.pt")
 
 
 def test_the_format_of_before_archives_is_refused_also_where_an_archive_follows_it(tmp_path):
@@ -349,61 +335,45 @@ def test_weights_of_a_run_with_as_many_other_classes_are_taken_with_a_warning(tm
         assert bool(words) == bool(caplog.text)
 
 
-def test_pretrained_weights_without_timm_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(DependencyError, match="pip install timm"):
-        find_weights("pretrained", "timm:resnet18")
-
-
-def test_pretrained_weights_are_of_models_of_timm(tmp_path):
-    with pytest.raises(UsageError, match="is for models of timm, and 'cnn' is not one"):
-        find_weights("pretrained", "cnn")
+def test_pretrained_weights_are_of_models_of_timm(tmp_path, monkeypatch):
     assert find_weights(str(tmp_path), "cnn") == tmp_path
+    monkeypatch.setitem(sys.modules, "timm", None)
+    for model, error, words in (
+        ("cnn", UsageError, "is for models of timm, and 'cnn' is not one"),
+        ("timm:resnet18", DependencyError, "pip install timm"),
+    ):
+        with pytest.raises(error, match=words):
+            find_weights("pretrained", model)
 
 
-def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
+def test_a_checkpoint_comes_back_as_it_was_saved_and_a_failed_save_leaves_it(tmp_path, monkeypatch):
     content = {"model": {"w": torch.arange(6.0).view(2, 3)}, "list": [torch.ones(1), {"n": 3}], "name": "x"}
     path = tmp_path / "last.pt"
     save_checkpoint(path, content)
-    loaded = load_checkpoint(path)
-    assert torch.equal(loaded["model"]["w"], content["model"]["w"])
-    assert torch.equal(loaded["list"][0], torch.ones(1))
-    assert loaded["list"][1] == {"n": 3}
-    assert loaded["name"] == "x"
-    assert torch.load(path, weights_only=True).keys() == content.keys()
-
-
-def test_a_failed_save_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path / "last.pt", {"step": 1})
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(TrainingError, match="No space left"):
-        save_checkpoint(tmp_path / "last.pt", {"step": 2})
-    monkeypatch.undo()
-    assert load_checkpoint(tmp_path / "last.pt") == {"step": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(TrainingError, match="No space left"):
+            save_checkpoint(path, {"step": 2})
+    assert differences(load_checkpoint(path), content) == []
+    assert [each.name for each in tmp_path.iterdir()] == ["last.pt"]
 
 
-@pytest.mark.parametrize("data", [b"", b"no zip", None])
-def test_what_is_no_checkpoint_is_named(tmp_path, data):
-    if data is not None:
-        (tmp_path / "last.pt").write_bytes(data)
-    with pytest.raises(TrainingError, match=r"last\.pt"):
-        load_checkpoint(tmp_path / "last.pt")
-
-
-def test_a_checkpoint_that_would_run_code_is_refused_without_advice_to_run_it(tmp_path):
-    torch.save({"run": Path("anything")}, tmp_path / "last.pt")
-    with pytest.raises(TrainingError, match="objects that are neither tensors") as raised:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cannot be read"),
+        (b"no zip", "cannot be read"),
+        (None, "cannot be read"),
+        ({"run": Path("anything")}, "objects that are neither tensors"),
+        *(([1, 2], "holds a list, not a dict"), (torch.ones(2), "holds a Tensor, not a dict")),
+    ],
+)
+def test_what_is_no_checkpoint_is_named_without_advice_to_run_its_code(tmp_path, content, words):
+    write(tmp_path / "last.pt", content)
+    with pytest.raises(TrainingError, match=rf"last\.pt.*{words}") as raised:
         load_checkpoint(tmp_path / "last.pt")
     assert "weights_only" not in str(raised.value)
-
-
-@pytest.mark.parametrize("content", [[1, 2], torch.ones(2), "text", 3, None])
-def test_a_file_that_holds_no_values_by_name_is_named(tmp_path, content):
-    torch.save(content, tmp_path / "last.pt")
-    with pytest.raises(TrainingError, match=r"last\.pt is no checkpoint of a run: it holds a \w+, not a dict"):
-        load_checkpoint(tmp_path / "last.pt")
