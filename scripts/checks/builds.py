@@ -11,7 +11,6 @@ full disk needs the right to mount.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -21,13 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from scripts.commands import make_parser
 from tpucache import CachedDataset, Manifest, verify_cache
 
 SIDE, COUNT = 24, 420
@@ -35,7 +34,7 @@ SIZE = ["--size", str(SIDE)]
 TRAIN = ["--run=run", "--model=small_model:small", "--epochs=2", "--batch-size=16", "--valid=0.2", "--backend=eager"]
 WAYS = ("train", "open_or_build", "warmup", "open_or_build", "warmup")
 HOWS = ("killed", "full disk", "replaced", "added", "removed", "renamed", "overwritten")
-LONGEST = 180.0
+LATEST, LONGEST = 12.0, 180.0  # seconds until a build is disturbed, and until it has to end
 MODEL = """
 from torch import nn
 def small(n):
@@ -112,8 +111,8 @@ class Trial:
             "train": ["-m", "tpucache", "train", places[0], "--cache", places[1], *SIZE, *TRAIN],
             "open_or_build": ["-c", READER, *places],
         }
-        command = [sys.executable, *words[way]]
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        command = [sys.executable, *words[way]]
         with subprocess.Popen(command, cwd=self._folder, stdout=null, stderr=pipe, text=True) as process:
             disturb(process.pid)
             try:
@@ -144,9 +143,8 @@ class Trial:
         with CachedDataset(self.cache) as data:
             heads = [np.asarray(data[at][0])[:, 0, 0].tolist() for at in range(len(data))]
             named = [(int(path[0]), int(path[-8:-4])) for path in data.paths]
-        return (
-            "" if named == [(kind, high * 256 + low) for kind, high, low in heads] else "a picture under another path"
-        )
+        shown = [(kind, high * 256 + low) for kind, high, low in heads]
+        return "a picture under another path" * (named != shown)
 
     def mount(self, options: str) -> None:
         """Give the cache a disk of its own."""
@@ -160,29 +158,25 @@ class Trial:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     chance, until = random.Random(options.seed), time.monotonic() + 60 * options.minutes
-    ends, found = Counter[tuple[str, str]](), 0
+    builds = found = 0
     with tempfile.TemporaryDirectory() as name:
         sources = [Path(name, "source"), Path(name, "other")]
         for source, first in zip(sources, (0, 2000), strict=True):
             for number in range(first, first + COUNT):
                 draw(source / f"{number % 3}" / f"{number:04}.png", number, 0)
-        seconds = {}
-        for way in {*WAYS}:
-            began, whole = time.monotonic(), Trial(Path(name, way), sources[0], chance)
-            if wrong := whole.build(way):
-                sys.exit(wrong)
-            seconds[way] = time.monotonic() - began
-        expected, other = Manifest.load(whole.cache).identity, Trial(Path(name, "others"), sources[1], chance)
-        other.build("warmup")
+        whole, other = (Trial(source.with_name(f"of-{source.name}"), source, chance) for source in sources)
+        if wrong := whole.build("warmup") or other.build("warmup"):
+            sys.exit(wrong)
+        expected = Manifest.load(whole.cache).identity
         while time.monotonic() < until:
             way, how = chance.choice(WAYS), chance.choice(HOWS)
-            after, number = chance.uniform(0, seconds[way]), sum(ends.values())
-            trial = Trial(Path(name, f"{number}"), sources[0], chance)
+            after, builds = chance.uniform(0, LATEST), builds + 1
+            trial = Trial(Path(name, f"{builds}"), sources[0], chance)
             if how == "full disk":
                 trial.mount(f"size={chance.randrange(300, 1800)}k")
             wrong = trial.build(way, lambda pid: trial.disturb(how, after, pid, other.cache))  # noqa: B023
@@ -195,14 +189,7 @@ def main() -> int:
                 wrong = wrong or trial.wrong_pictures()
             if wrong:
                 found += 1
-                print(f"{number}: {way}, {how} after {after:.2f} s: {wrong}", flush=True)
-            ends[way, how] += 1
+                print(f"{builds}: {way}, {how} after {after:.2f} s: {wrong}", flush=True)
             trial.close()
-    print(f"seed {options.seed}: {sum(ends.values())} builds, {found} wrong")
-    for (way, how), times in sorted(ends.items()):
-        print(f"| {way} | {how} | {times} |")
+    print(f"seed {options.seed}: {builds} builds, {found} wrong")
     return bool(found)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

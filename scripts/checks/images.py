@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from scripts.checks.install import FEED, READ, TRAIN
-from scripts.checks.offline import make_cache
+from scripts.checks.install import FEED, READ
+from scripts.checks.offline import TRAIN, make_cache
 from scripts.checks.pythons import find_pythons
 from scripts.commands import ROOT, CommandError, make_parser, say
 from scripts.install import find_uv

@@ -1,12 +1,11 @@
 """Builds sdist and wheel, installs them into clean environments, and tries there what each is for.
 
 The environments have numpy alone; numpy and torch; numpy and JAX; and everything. Their libraries are links to those
-installed here, so that nothing is downloaded but the build's own tools. With --from-index each is installed anew as its
-user would, libraries included, which takes minutes and gigabytes. What README installs is the subject of `page_blocks`.
+installed here, so that nothing is downloaded but the build's own tools. What README installs, from an index, is the
+subject of `page_blocks`.
 
     python -m scripts.checks install
     python -m scripts.checks install numpy all
-    python -m scripts.checks install --from-index
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from scripts.checks.offline import make_cache
+from scripts.checks.offline import TRAIN, make_cache
 from scripts.commands import CommandError, make_parser
 from scripts.environments import Environment, Environments
 
@@ -50,24 +49,22 @@ assert sum(len(labels) for _, labels in feed(CachedLoader(data, 24))) == len(dat
 print("fed", len(data), "samples to JAX")
 """
 
-TRAIN: Final = ("--backend", "torch", "--model", "cnn", "--epochs", "1", "--batch-size", "16", "--valid", "0.2")
 PUBLISH: Final = ("--id", "ann/installed", "--title", "An install check", "--license", "other", "--dry-run")
 
 
 class Kind(NamedTuple):
-    """An environment: the libraries in it, what is asked of an index for it, and what must not be there."""
+    """An environment: the libraries in it, or () for all of them, and what must not be there."""
 
     libraries: tuple[str, ...]
-    asked: tuple[str, ...]
     absent: tuple[str, ...]
 
 
 WARMUP: Final = ("PIL", "lmdb", "joblib", "albumentations", "tqdm")
 KINDS: Final = {
-    "numpy": Kind(("numpy",), ("numpy",), ("torch", "jax", *WARMUP)),
-    "torch": Kind(("numpy", "torch"), ("numpy", "torch"), ("jax", "torch_xla", *WARMUP)),
-    "jax": Kind(("numpy", "jax"), ("numpy", "jax"), ("torch", *WARMUP)),
-    "all": Kind((), ("{wheel}[augment,xla,train,fast,zstd,lz4,jax,remote,report]",), ()),
+    "numpy": Kind(("numpy",), ("torch", "jax", *WARMUP)),
+    "torch": Kind(("numpy", "torch"), ("jax", "torch_xla", *WARMUP)),
+    "jax": Kind(("numpy", "jax"), ("torch", *WARMUP)),
+    "all": Kind((), ()),
 }
 
 
@@ -94,22 +91,22 @@ def try_in(name: str, python: Path, cache: Path, place: Path) -> None:
     print(f"install: {name}: as it should be", flush=True)
 
 
-def check(place: Path, kinds: Sequence[str], *, from_index: bool) -> None:
+def check(place: Path, kinds: Sequence[str]) -> None:
     """Build, install and try. Raises CommandError, CalledProcessError."""
     subprocess.run([sys.executable, "-m", "scripts.checks", "build", "--keep", place / "dist"], check=True, timeout=600)
     (wheel,), (sdist,) = (place / "dist").glob("*.whl"), (place / "dist").glob("*.tar.gz")
     cache = make_cache(place)
     environments = Environments(place / "environments")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python"]
+
+    def install(python: Path, built: Path) -> None:
+        options = ["install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
+        subprocess.run([*pip, python, *options, built], check=True, timeout=600)
+
     for name in kinds:
         kind = KINDS[name]
-        if from_index:
-            environment = Environment(name, (tuple(word.format(wheel=wheel) for word in kind.asked),))
-        else:
-            environment = Environment(name, links=kind.libraries, inherits=not kind.libraries)
-        python = environments.prepare(environment)
-        options = ["install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
-        subprocess.run([*pip, python, *options, wheel], check=True, timeout=600)
+        python = environments.prepare(Environment(name, links=kind.libraries, inherits=not kind.libraries))
+        install(python, wheel)
         try_in(name, python, cache, place)
     if "all" not in kinds:
         return
@@ -117,26 +114,21 @@ def check(place: Path, kinds: Sequence[str], *, from_index: bool) -> None:
     # pip makes it here: in an environment that inherits ours it would find our setuptools before the build's own.
     made: list[str | Path] = ["wheel", "--quiet", "--no-deps", "--wheel-dir", place / "made", sdist]
     subprocess.run([*pip[:-1], *made], check=True, timeout=600)
+    (made_here,) = (place / "made").glob("*.whl")
     python = environments.python(Environment("all"))
-    options = ["install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
-    subprocess.run([*pip, python, *options, *(place / "made").glob("*.whl")], check=True, timeout=600)
+    install(python, made_here)
     subprocess.run([python.with_name("tpucache"), "verify", cache], check=True, timeout=600)
 
 
 def main() -> None:
     """Run the check as the command line asks."""
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "kinds", nargs="*", metavar="KIND", help=f"which environments: {', '.join(KINDS)} (all of them)"
-    )
-    parser.add_argument("--from-index", action="store_true", help="install the libraries, too, as a user would")
+    parser.add_argument("kinds", nargs="*", choices=KINDS, help="which environments (all of them)")
     options = parser.parse_args()
     kinds = options.kinds or [*KINDS]
-    if unknown := set(kinds) - set(KINDS):
-        parser.error(f"there is no environment {', '.join(sorted(unknown))}: it is one of {', '.join(KINDS)}")
     with tempfile.TemporaryDirectory() as name:
         try:
-            check(Path(name), kinds, from_index=options.from_index)
+            check(Path(name), kinds)
         except CommandError as error:
             sys.exit(f"install: {error}")
         except subprocess.CalledProcessError as error:

@@ -4,7 +4,7 @@ It makes an environment of links to the installed torch, numpy and what torch re
 tpucache's wheel there, and reads and trains. Where JAX is installed, it does the same in an environment with numpy and
 JAX but without torch: it reads, and feeds a JAX program. It ends in status 1 where anything fails.
 
-    python -m scripts.checks offline [CACHE]
+    python -m scripts.checks offline
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ assert seen == 2 * len(data), seen
 print(seen, "samples fed to", next(batches)[0].devices())
 """
 
+TRAIN = ("--backend", "torch", "--model", "cnn", "--epochs", "1", "--batch-size", "16", "--valid", "0.2")
+
 # Words before a command: its own network, which has no way out, and its own mounts, of which one folder is read-only.
 ALONE = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
 SPACES = (["unshare", "--net", "--mount"], ["unshare", "--user", "--map-root-user", "--net", "--mount"])
@@ -108,37 +110,23 @@ def cut_off(folder: Path) -> list[str | Path]:
     sys.exit("offline: this machine lets nobody cut the network off (unshare --net --mount)")
 
 
+def run_module(*words: str | Path) -> None:
+    """Run a module of this Python. Raises CalledProcessError."""
+    subprocess.run([sys.executable, "-m", *words], check=True)
+
+
 def make_cache(place: Path) -> Path:
     """Build a small cache of noise in two classes."""
     write_pictures(place / "photos", 120, 32)
     options = ["--size", "32", "--variants", "2", "--jobs", "1"]
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "tpucache",
-        "warmup",
-        place / "photos",
-        place / "cache",
-        *options,
-    ]
-    subprocess.run(command, check=True)
+    run_module("tpucache", "warmup", place / "photos", place / "cache", *options)
     return place / "cache"
 
 
-def check(place: Path, cache: Path) -> None:
+def check(place: Path) -> None:
     """Publish a cache, and read it and train on it as that notebook would."""
     options = ["--id", f"ann/{SLUG}", "--title", "An offline check", "--license", "other", "--dry-run"]
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "tpucache",
-        "publish",
-        cache,
-        *options,
-        "--out",
-        place / "published",
-    ]
-    subprocess.run(command, check=True)
+    run_module("tpucache", "publish", make_cache(place), *options, "--out", place / "published")
     mount = shutil.copytree(place / "published", place / "input" / "datasets" / "ann" / SLUG)
     before = cut_off(mount)
     environments = Environments(place / "environments")
@@ -148,19 +136,7 @@ def check(place: Path, cache: Path) -> None:
         "PYTHONNOUSERSITE": "1",
         "TPUCACHE_PATH": str(place / "input"),
     }
-
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        place / "wheels",
-        ROOT,
-    ]
-    subprocess.run(pip, check=True)
+    run_module("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", place / "wheels", ROOT)
     (wheel,) = (place / "wheels").glob("tpucache-*.whl")
 
     def runner(name: str, *links: str) -> Callable[..., None]:
@@ -175,8 +151,7 @@ def check(place: Path, cache: Path) -> None:
 
     run = runner("offline", "numpy", "torch")
     run("-c", READ)
-    options = ["--backend", "torch", "--model", "cnn", "--epochs", "1", "--batch-size", "16", "--valid", "0.2"]
-    run("-m", "tpucache", "train", f"kaggle:ann/{SLUG}", "--run", place / "run", *options)
+    run("-m", "tpucache", "train", f"kaggle:ann/{SLUG}", "--run", place / "run", *TRAIN)
     run("-m", "tpucache", "verify", f"kaggle:{SLUG}")
     if find_spec("jax") is None:
         print("offline: JAX is not installed, so feeding it was not tried")
@@ -186,12 +161,10 @@ def check(place: Path, cache: Path) -> None:
 
 def main() -> None:
     """Run the check as the command line asks."""
-    parser = make_parser(__doc__)
-    parser.add_argument("cache", type=Path, nargs="?", help="a cache that warmup built (default: one of noise)")
-    options = parser.parse_args()
+    make_parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
         try:
-            check(Path(name), options.cache or make_cache(Path(name)))
+            check(Path(name))
         except CommandError as error:
             sys.exit(f"offline: {error}")
         except subprocess.CalledProcessError as error:

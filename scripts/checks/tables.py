@@ -1,6 +1,6 @@
 """Random tables with hostile names and values, as a .csv and as parquet, against what pandas reads of them.
 
-    python -m scripts.checks sources --damages 0 --files 0 --tables 10000 --seed 3
+    python -m scripts.checks sources --damages 0 --tables 10000 --seed 3
 
 A table has a column of paths, one of labels of some kind, and columns that are kept. Cells, classes, labels and kept
 columns are compared. Where we read a table otherwise than pandas does by itself, the reason is listed, and we must read
@@ -267,18 +267,12 @@ def _parquet_differences(table: Table, meaning: Meaning, folder: Path) -> Counte
     return Counter({f"DIFFERS: parquet {frame['y'].tolist()} -> {read[0]}, as a .csv {meaning}": 1})
 
 
-def random_differences(tables: int, seed: int) -> Counter[str]:
-    """Return what is read otherwise than by pandas in this many random tables."""
+def print_differences(tables: int, seed: int) -> int:
+    """Print what of random tables is read otherwise than by pandas; return how often no reason is known."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(tables):
             found += differences(random_table(random.Random(f"{seed} {number}")), Path(folder))
-    return found
-
-
-def print_differences(tables: int, seed: int) -> int:
-    """Print what of random tables is read otherwise than by pandas; return how often no reason is known."""
-    found = random_differences(tables, seed)
     for what, count in sorted(found.items()):
         print(f"    {count} {what}")
     unlisted = sum(count for what, count in found.items() if what.startswith("DIFFERS"))

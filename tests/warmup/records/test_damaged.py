@@ -14,7 +14,6 @@ from PIL import Image, TiffImagePlugin, TiffTags
 from scripts.checks.sources import (
     ENCODINGS,
     Encoded,
-    build_differences,
     damaged,
     differences,
     is_decoded_by_pillow,
@@ -39,16 +38,6 @@ def test_a_damaged_picture_is_accepted_or_refused_as_by_a_fresh_pillow(encoding:
     found = differences(encoding, times=12, seed=1)
     assert found["refused by Pillow"] > 0, "no damage of these is one: the test tests nothing"
     assert [what for what in found if "ACCEPTED" in what or "REFUSED" in what] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["PNG palette", "HEIF"])
-def test_a_build_and_a_dry_run_refuse_the_pictures_that_are_refused_one_by_one(encoding: str) -> None:
-    try:
-        ENCODINGS[encoding]()
-    except KeyError:
-        pytest.skip(f"there is no {encoding}")
-    assert build_differences(encoding, times=12, seed=1) == 0
 
 
 @pytest.mark.slow
