@@ -111,7 +111,7 @@ def test_folds_keep_copies_together(caches: Path, tmp_path: Path, capsys: pytest
     assert status == 0
     assert report["folds"]["groups"] == 2
     assert sorted(report["folds"]["sizes"]) == [5, 5, 5, 5]
-    assert report["folds"]["large_groups"] == []
+    assert report["folds"]["largest_group"] == 2
     dataset = CachedDataset(cache)
     fold = dict(zip(dataset.paths, np.asarray(dataset.table["fold"]).tolist(), strict=True))
     assert fold["b/03.png"] == fold["a/copy1.png"]

@@ -73,7 +73,6 @@ def test_leaks_are_found_by_records_and_by_hashes_once_these_are_kept(tmp_path: 
     hashes(dataset)
     leak = find_leak(train, valid)
     assert (leak.samples, leak.compared) == (2, "hashes")
-    assert (leak.alike, leak.closest) == (0, None)
     assert find_leak(train, dataset.select([5])).samples == 0
 
 
@@ -105,9 +104,6 @@ def test_pictures_that_look_alike_are_no_copies_unless_their_details_agree(alike
         )
     assert found.is_mirrored.sum() == 1
     leak = find_leak(dataset.select([0]), dataset.select([2, 1]))
-    assert (leak.samples, leak.path, leak.alike) == (0, "", 1)
-    assert leak.closest is not None
-    assert leak.closest[:2] == ("1.png", "0.png")
-    assert 0 < leak.closest[2] <= 48
+    assert (leak.samples, leak.path) == (0, "")
     leak = find_leak(dataset.select([2, 0]), dataset.select([1, 4, 3]))
-    assert (leak.samples, leak.path, leak.alike) == (2, "4.png", 1)
+    assert (leak.samples, leak.path) == (2, "4.png")

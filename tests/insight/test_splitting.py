@@ -109,14 +109,6 @@ def test_a_missing_group_is_one_of_its_own() -> None:
         assert found[1] == found[3]
 
 
-def test_groups_that_differ_only_in_spaces_or_case_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    folds(FakeDataset(6, who=Strings.pack(["p1", "p2", "", "p1", "p 1", "p3"])), 5, "who", None)
-    assert not caplog.messages
-    folds(FakeDataset(6, who=Strings.pack(["p1", "P1 ", "", "p1", "p2", "p3"])), 5, "who", None)
-    (told,) = caplog.messages
-    assert "column 'who': 'P1 ' and 'p1' are different groups" in told
-
-
 def test_a_selection_gets_folds_of_its_own_samples() -> None:
     labels = np.arange(40) % 2
     dataset = FakeDataset(40, positions=np.arange(0, 40, 2)[::-1], label=labels)

@@ -86,24 +86,19 @@ def test_findings_of_other_samples_and_of_no_images_are_refused(copies, copies_c
         report_findings(tokens)
 
 
-def test_extremes_are_of_what_is_known_and_blank_images_are_among_them(copies, copies_cache, tmp_path, parse):
+def test_extremes_are_the_unusual_images_of_a_cache_or_a_selection(copies, tmp_path, tmp_path_factory, parse):
     assert parse(report_findings(copies).html).sections["extremes"].startswith("extremes None were found.")
-    page = parse(
-        report_findings(copies_cache(tmp_path / "c", samples=6, blank=2, source_bytes=[5, 0, 9, 2, 7, 3])).html
-    )
-    texts = re.findall(r"(blank|\w+ file: \d+ bytes)", page.sections["extremes"])
-    sizes = ["smallest file: 2 bytes", "smallest file: 3 bytes", "largest file: 9 bytes", "largest file: 7 bytes"]
-    assert texts == ["blank", *sizes]
-
-
-def test_a_file_of_another_type_than_its_suffix_is_an_extreme(tmp_path, tmp_path_factory, parse):
     for number in range(3):
         pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png", "JPEG" if number == 1 else "PNG")
+        Image.fromarray(pixels * (number < 2)).save(tmp_path / f"{number}.png", "JPEG" if number == 1 else "PNG")
     cache = tmp_path_factory.mktemp("types") / "cache"
     build_cache(tmp_path, cache, Recipe(size=32), jobs=1)
-    page = parse(report_findings(cache).html)
-    assert "named .png, but a JPEG file 1.png" in page.sections["extremes"]
+    blank, wrong = "with next to no contrast 2.png", "of another file type than the suffix says 1.png"
+    extremes = parse(report_findings(cache).html).sections["extremes"]
+    assert all(text in extremes for text in (blank, wrong, "darkest 2.png"))
+    selected = parse(report_findings(CachedDataset(cache).select([1, 0])).html).sections["extremes"]
+    assert wrong in selected
+    assert blank not in selected
 
 
 @pytest.mark.parametrize(

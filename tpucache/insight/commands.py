@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _DUPLICATES: Final = "duplicates"
 _SHOWN: Final = 20
-#: Groups with a larger share of the samples are reported: they may be chains of pictures that only look alike.
-_LARGE_GROUP: Final = 0.01
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -159,22 +157,12 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     fold = folds(cache, options.make_folds, members, stratify, seed=options.seed)
     manifest = set_columns(options.cache, {"fold": fold})
     sizes = np.bincount(fold, minlength=options.make_folds).tolist()
-    _, firsts, counts = np.unique(members, return_index=True, return_counts=True)
+    counts = np.unique(members, return_counts=True)[1]
     several = int((counts > 1).sum())
-    large = [
-        {"path": cache.samples.paths[int(firsts[at])], "samples": int(counts[at])}
-        for at in np.argsort(-counts, kind="stable")
-        if counts[at] > _LARGE_GROUP * len(members) > 1
-    ]
-    report = {"folds": {"sizes": sizes, "groups": several, "large_groups": large, **search}}
+    report = {"folds": {"sizes": sizes, "groups": several, "largest_group": int(counts.max()), **search}}
     lines.insert(0, f"  folds: {', '.join(f'{size:,}' for size in sizes)} samples")
     if options.groups is not None:
         lines.append(f"  groups: {several:,} of more than one sample, none divided")
-    lines += [
-        f"  large: {group['samples']:,} samples are one group, with {group['path']!r}: look at this group, as "
-        "it may be a chain of pictures in which only neighbours look alike"
-        for group in large[:_SHOWN]
-    ]
     return manifest, report, lines
 
 

@@ -195,18 +195,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Leak:
-    """How many validation `samples` are copies of training samples, and how many others only look `alike`.
+    """How many validation `samples` are copies of training samples.
 
     `path` is the path of one of the copies. `compared` is "hashes" if hashes and then details of pictures were
-    compared, and "records" if only records were. `closest` is the closest pair that only looks alike: the path of the
-    validation sample, that of the training sample, and the number of bits, of 256, in which their hashes differ.
+    compared, and "records" if only records were.
     """
 
     samples: int
     compared: str
     path: str
-    alike: int = 0
-    closest: tuple[str, str, int] | None = None
 
 
 def findings(dataset: Samples) -> facts.Findings:
@@ -291,21 +288,15 @@ def find_leak(train: Samples, valid: Samples) -> Leak | None:
     of the closest pairs. Otherwise records are compared, if the caches were made with the same settings.
     """
     sets = [opened(train), opened(valid)]
-
-    def first_path(of: int, numbers: Positions) -> str:
-        cache, positions = sets[of]
-        return cache.samples.paths[int(positions[numbers[0]])] if len(numbers) else ""
-
     kept = [known.select(positions) for cache, positions in sets if (known := kept_hashes(cache)) is not None]
     if len(kept) < 2 or len(kept[0]) * len(kept[1]) > _QUICK:
         exact = exact_copies(train, valid)
-        copies = np.unique(exact.second)
-        return None if exact.reason else Leak(len(copies), "records", first_path(1, copies))
-    alike = pairs(kept[0], other=kept[1])
-    is_copy = confirm_copies(alike.select(slice(_QUICK_PAIRS)), train, valid)
-    copies = np.unique(alike.second[: len(is_copy)][is_copy])
-    others = alike.select(~np.isin(alike.second, copies))
-    leak = Leak(len(copies), "hashes", first_path(1, copies), len(np.unique(others.second)))
-    if not len(others):
-        return leak
-    return replace(leak, closest=(first_path(1, others.second), first_path(0, others.first), int(others.distance[0])))
+        if exact.reason:
+            return None
+        copies, compared = np.unique(exact.second), "records"
+    else:
+        alike = pairs(kept[0], other=kept[1]).select(slice(_QUICK_PAIRS))
+        copies, compared = np.unique(alike.second[confirm_copies(alike, train, valid)]), "hashes"
+    cache, positions = sets[1]
+    path = cache.samples.paths[int(positions[copies[0]])] if len(copies) else ""
+    return Leak(len(copies), compared, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -13,21 +13,19 @@ from tpucache.errors import UsageError
 from tpucache.insight.copies import THRESHOLD, Pairs, confirm_copies, pairs
 from tpucache.insight.hashing import hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects, suspects_table
-from tpucache.native import Array
 from tpucache.report.page import Figure, Page, Part, Picture, Records, Section, class_name, make_page, pictures
 from tpucache.report.preview import make_picture
-from tpucache.store.facts import findings as findings_of
+from tpucache.store.facts import IMAGE_TEXTS, findings
 from tpucache.store.fields import IMAGE
 from tpucache.store.hashes import BITS
-from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH
-from tpucache.text import join_names, size_text
+from tpucache.text import join_names
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 _SHOWN: Final = 72  # findings of each kind on the page, at most
 _LISTED: Final = 2000  # findings of each kind in the table, at most
-_EXTREMES: Final = 5  # samples of each end of a scale
+_EXTREMES: Final = 5  # samples for each reason
 
 
 def report_findings(
@@ -98,12 +96,6 @@ class _Set:
         self.numbers, self.paths = table.numbers[self.positions], [table.paths[at] for at in self.positions.tolist()]
         self.labels = None if table.labels is None else np.asarray(table.labels)[self.positions]
         self.hashes = hashes(self.dataset, on_progress=partial(on_progress, f"hash {records.name}"))
-
-    def column(self, name: str) -> Array:
-        """Return a number for each sample; NaN if the table lacks the column."""
-        found = self.records.table.get(name)
-        known = isinstance(found, np.ndarray)
-        return np.asarray(found, np.float64)[self.positions] if known else np.full(len(self.positions), np.nan)
 
     def label(self, at: int) -> str:
         """Return a sample's label as text for `relabel`; "" if the sample has no label."""
@@ -202,28 +194,13 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
 
 
 def _extremes(own: _Set) -> _Kind:
-    """Return the blank images, the files with a wrong suffix, and the images at both ends of each known scale."""
-    found = [(at, "blank: next to no contrast") for at in np.flatnonzero(own.hashes.is_blank)[:_EXTREMES].tolist()]
-    kinds = own.records.table.get(TYPE, ())
-    wrong = findings_of(own.records.cache).images.get("suffix", ())
-    for at in np.flatnonzero(np.isin(own.positions, wrong))[:_EXTREMES].tolist():
-        kind, suffix = kinds[own.positions[at]], PurePosixPath(own.paths[at]).suffix.lower()
-        found.append((at, f"named {suffix}, but a {kind.upper()} file"))
-    width, height, mean, std, size = map(own.column, (WIDTH, HEIGHT, MEAN, STD, "source_bytes"))
-    ratio = np.where((width > 0) & (height > 0), width / np.maximum(height, 1), np.nan)
-    scales: Sequence[tuple[str, str, Array, Callable[[float], str]]] = (
-        ("tallest shape", "widest shape", ratio, "{:.2f} times as wide as high".format),
-        ("smallest side", "largest side", np.minimum(width, height), "{:,.0f} pixels".format),
-        ("darkest", "brightest", mean, "{:.1f}".format),
-        ("least contrast", "most contrast", std, "{:.1f}".format),
-        ("smallest file", "largest file", np.where(size > 0, size, np.nan), size_text),
-    )
-    for low, high, values, to_text in scales:
-        known = np.flatnonzero(np.isfinite(values))
-        order = known[np.argsort(values[known], kind="stable")]
-        count = min(_EXTREMES, len(order) // 2)
-        for name, places in ((low, order[:count]), (high, order[::-1][:count])):
-            found += [(at, f"{name}: {to_text(values[at])}") for at in places.tolist()]
-    findings = [_Finding(text, [(own, at, own.label(at))]) for at, text in found]
-    note = f"The {_EXTREMES} samples at each end of several scales. Most of them will be fine."
-    return _Kind("extremes", note, len(found), findings)
+    """Return what `findings` lists of the cache: a few images of each problem, and at the ends of each scale."""
+    listed = findings(own.records.cache)
+    found = {**{IMAGE_TEXTS[name]: at for name, at in listed.images.items()}, **listed.extremes}
+    shown = [
+        _Finding(text, [(own, at, own.label(at))])
+        for text, positions in found.items()
+        for at in np.flatnonzero(np.isin(own.positions, positions))[:_EXTREMES].tolist()
+    ]
+    note = f"At most {_EXTREMES} samples for each reason. Most of them will be fine."
+    return _Kind("extremes", note, len(shown), shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from tpucache.insight.hashing import Samples
 
 Integers = npt.NDArray[np.int64]
-
-_log: Final = logging.getLogger("tpucache")
 
 _GROUPS: Final = "groups"
 _BINS: Final = 10  # numbers are divided into bins with about equally many samples each
@@ -84,22 +81,7 @@ def _values(cache: Cache, positions: Integers, given: str | Array, what: str) ->
             f"{cache.place} has no column {given!r} for {what}: its columns are {', '.join(cache.samples)}"
         )
     column = cache.samples[given]
-    values = (column if isinstance(column, np.ndarray) else np.array(list(column), np.str_))[positions]
-    if what == _GROUPS and values.dtype.kind == "U":
-        _warn_of_alike(given, set(values.tolist()))
-    return values
-
-
-def _warn_of_alike(column: str, names: set[str]) -> None:
-    """Warn of two groups whose names differ only in white space or case: they may be one group."""
-    alike: dict[str, str] = {}
-    for name in sorted(names):
-        if (other := alike.setdefault(" ".join(name.split()).casefold(), name)) != name:
-            _log.warning(
-                "column %r: %r and %r are different groups, which may be in different folds: write them alike if they "
-                "are meant to be one", column, other, name,
-            )  # fmt: skip
-            return
+    return (column if isinstance(column, np.ndarray) else np.array(list(column), np.str_))[positions]
 
 
 def _units(values: Array) -> Integers:

@@ -36,7 +36,8 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     ".avif": ("avif", "heif"),
     ".dcm": ("dicom",),
 }
-_TEXTS: Final[Mapping[str, str]] = {
+#: What is unusual about the images of each finding.
+IMAGE_TEXTS: Final[Mapping[str, str]] = {
     "blank": "with next to no contrast",
     "tiny": "whose shorter side is shorter than in the cache",
     "long": f"at least {_LONG:.0f} times as long as wide",
@@ -72,7 +73,7 @@ class Findings:
     def lines(self) -> list[str]:
         """Return the findings as lines of text."""
         found = {name: at for name, at in self.images.items() if len(at)}
-        texts = [f"{len(at):,} images {_TEXTS[name]}, such as {self._some(at)[0]!r}" for name, at in found.items()]
+        texts = [f"{len(at):,} images {IMAGE_TEXTS[name]}, such as {self._some(at)[0]!r}" for name, at in found.items()]
         return [*texts, *self.classes]
 
     def _some(self, positions: Positions) -> list[str]:

@@ -402,14 +402,6 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
                 f"as {leak.path!r}: scores will be too good. `relabel CACHE --make-folds N --groups duplicates` makes "
                 "folds that keep copies together"
             )
-        if leak is not None and leak.closest is not None:
-            validates, trains, bits = leak.closest
-            note(
-                f"{name}: {leak.alike:,} of {len(valid_set):,} samples look like training samples, such as "
-                f"{validates!r} like {trains!r} ({bits} of 256 bits of their hashes differ). If they show the same "
-                "object, scores will be too good: `report CACHE --findings -o PAGE.html` shows such pictures side by "
-                "side"
-            )
 
 
 def rate(text: str) -> float | str:
