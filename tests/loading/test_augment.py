@@ -242,19 +242,14 @@ def test_a_crop_is_a_function_of_seed_and_step_whatever_reads_it(cache_of: Calla
         ({"augment": AugmentSettings(crop=True, tilt=5)}, "the crop would come after tilt"),
         ({"augment": AugmentSettings(crop=True, views=2)}, "several views"),
         ({"augment": CROP, "device": "meta"}, "meta is another device"),
+        *(({"augment": CROP, "size": size}, "size is") for size in ("8", 0, (8,), (8, 8, 3), 8.5)),
     ],
 )
-def test_a_size_without_a_crop_on_the_host_is_refused(
+def test_a_size_that_is_none_or_without_a_crop_on_the_host_is_refused(
     cache_of: Callable[[str], Path], options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(UsageError, match=text):
-        CachedLoader(CachedDataset(cache_of("raw")), 4, size=8, **options)
-
-
-@pytest.mark.parametrize("size", ["8", 0, (8,), (8, 8, 3), 8.5])
-def test_a_size_that_is_none_is_refused(cache_of: Callable[[str], Path], size: Any) -> None:
-    with pytest.raises(UsageError, match="size is"):
-        CachedLoader(CachedDataset(cache_of("raw")), 4, augment=CROP, size=size)
+        CachedLoader(CachedDataset(cache_of("raw")), 4, **{"size": 8, **options})
 
 
 def test_images_of_many_channels_are_left_to_augment_which_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, DamageError, FormatError, Recipe, UsageError, build_cache
 from tpucache.store import cache
-from tpucache.store.codecs import Codec, encode, pictures
+from tpucache.store.codecs import Codec, encode
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
@@ -167,26 +167,6 @@ def test_every_codec_gives_the_same_images_in_batches_and_one_by_one(photos, tmp
             assert error < (25 if name == "jpeg" else 1e-9)
             at += 1
     assert at == 150
-
-
-@pytest.mark.slow
-def test_jpeg_is_read_by_pillow_where_simplejpeg_is_missing_and_that_is_said_once(
-    photos, tmp_path, monkeypatch, caplog
-):
-    build_cache(photos, tmp_path / "jpeg", Recipe(size=16, codec="jpeg"), jobs=1)
-    dataset = CachedDataset(tmp_path / "jpeg", in_memory=False)
-    images, _ = next(iter(CachedLoader(dataset, 150)))
-    monkeypatch.setitem(__import__("sys").modules, "simplejpeg", None)
-    pictures._simplejpeg.cache_clear()
-    try:
-        slower, _ = next(iter(CachedLoader(dataset, 150)))
-        dataset[3]
-    finally:
-        pictures._simplejpeg.cache_clear()
-    assert (slower.float() - images.float()).abs().max() <= 8  # two builds of the same decoder
-    assert [record.message for record in caplog.records if "simplejpeg" in record.message] == [
-        "JPEG records are decoded by Pillow: `pip install simplejpeg` to read them faster"
-    ]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import os
@@ -48,15 +47,6 @@ def npy(array: np.ndarray) -> bytes:
     target = io.BytesIO()
     np.save(target, array)
     return target.getvalue()
-
-
-def test_a_sound_cache_has_no_damage(cache: Path) -> None:
-    assert verify_cache(cache) == []
-
-
-def test_records_of_no_bytes_have_no_damage(tmp_path: Path, write_cache: WriteCache) -> None:
-    write_cache(tmp_path, [[b"", b"x", b"", b""]])
-    assert verify_cache(tmp_path) == []
 
 
 @pytest.mark.parametrize("position", range(16))
@@ -130,14 +120,10 @@ def test_all_damage_is_reported_tables_first_then_shards_in_order(cache: Path) -
     (cache / SHARDS[0]).unlink()
     flip(cache / "samples.npz", 0)
     (cache / "index.npy").unlink()
-    assert names(verify_cache(cache)) == ["index.npy", "samples.npz", SHARDS[0], SHARDS[2], SHARDS[5]]
-
-
-def test_damage_is_found_in_shards_although_the_tables_are_gone(cache: Path) -> None:
-    (cache / "index.npy").unlink()
-    (cache / "samples.npz").unlink()
     flip(cache / SHARDS[3], -1)
-    assert names(verify_cache(cache)) == ["index.npy", "samples.npz", SHARDS[3]]
+    before = {path.name: path.read_bytes() for path in cache.iterdir()}
+    assert names(verify_cache(cache)) == ["index.npy", "samples.npz", *(SHARDS[at] for at in (0, 2, 3, 5))]
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
 
 
 def test_many_damaged_records_are_counted_and_all_are_listed(
@@ -194,13 +180,6 @@ def test_a_table_that_does_not_fit_is_named(
     assert {*expected} <= {*names(verify_cache(cache))} <= {*expected, *SHARDS}
 
 
-def test_nothing_is_changed_by_looking(cache: Path) -> None:
-    flip(cache / SHARDS[0], 9000)
-    before = {path.name: path.read_bytes() for path in cache.iterdir()}
-    verify_cache(cache)
-    assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
-
-
 VERIFY = """
 from pathlib import Path
 from tpucache.store.verify import verify_cache
@@ -221,18 +200,6 @@ def test_a_process_that_cannot_import_lmdb_verifies(
 
 def rewrite(cache: Path, **changes: object) -> None:
     dataclasses.replace(Manifest.load(cache), **changes).save(cache)
-
-
-def test_flipped_bits_of_the_manifest_are_found(cache: Path) -> None:
-    data = (cache / "manifest.json").read_bytes()
-    missed = []
-    for at in (*range(0, len(data), 37), data.index(b"digest"), data.index(b"digest") + 12):
-        flip(cache / "manifest.json", at, at % 8)
-        with contextlib.suppress(FormatError):
-            missed += [at] if names(verify_cache(cache)) != ["manifest.json"] else []
-        flip(cache / "manifest.json", at, at % 8)
-    assert missed == []
-    assert verify_cache(cache) == []
 
 
 def test_a_digest_of_records_that_is_not_theirs_is_found(cache: Path) -> None:
@@ -257,9 +224,11 @@ def hashes_of(cache: Path) -> Path:
     return cache / hashes_name(opened.manifest)
 
 
-def test_the_files_that_no_manifest_lists_are_sound_as_they_were_written(cache: Path) -> None:
+def test_a_sound_cache_has_no_damage(cache: Path, tmp_path: Path, write_cache: WriteCache) -> None:
     times_of(cache), hashes_of(cache)
     assert verify_cache(cache) == []
+    write_cache(tmp_path, [[b"", b"x", b"", b""]])
+    assert verify_cache(tmp_path) == []
 
 
 def test_each_flipped_bit_of_the_times_is_found(cache: Path) -> None:

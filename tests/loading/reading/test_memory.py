@@ -9,7 +9,6 @@ import shutil
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,15 +87,6 @@ def fail(*_: object, **__: object) -> None:
     raise OSError("gone")
 
 
-def test_a_sample_twice_in_a_batch_is_kept_once(cache, free):
-    free(1 << 40)
-    dataset = CachedDataset(cache, indices=[4, 9, 4, 4], in_memory=True)
-    for _ in range(2):
-        ((images, _),) = CachedLoader(dataset, 4)
-        assert all(torch.equal(images[at], images[0]) for at in (2, 3))
-    assert memory_module.BUDGET.used == 2 * RECORD_BYTES
-
-
 def test_a_pickled_copy_begins_empty_and_reads_the_same(cache):
     dataset = CachedDataset(cache, in_memory=True)
     images = dataset[5][0]
@@ -113,12 +103,6 @@ def test_more_than_is_free_is_refused(cache, free):
     assert not CachedDataset(cache, in_memory=False).in_memory
 
 
-def test_a_part_keeps_its_own_samples_in_memory(cache):
-    part = CachedDataset(cache, in_memory=True).select([7, 3])
-    assert part.in_memory
-    assert torch.equal(part[1][0], CachedDataset(cache)[3][0])
-
-
 def test_nothing_is_hinted_that_is_in_memory(cache, monkeypatch):
     hinted = []
     monkeypatch.setattr(ShardReader, "hint", lambda _, rows: hinted.append(len(rows)))
@@ -128,15 +112,6 @@ def test_nothing_is_hinted_that_is_in_memory(cache, monkeypatch):
         dataset[index]
     dataset.hint(np.arange(10), 0)
     assert hinted == [10, 5]
-
-
-def test_batches_are_copies_that_a_caller_may_overwrite(cache: Path):
-    dataset = CachedDataset(cache, in_memory=True)
-    expected = [images.clone() for images, _ in CachedLoader(dataset, 10)]
-    for _ in range(3):
-        for (images, _), wanted in zip(CachedLoader(dataset, 10), expected, strict=True):
-            assert torch.equal(images, wanted)
-            images.fill_(255)
 
 
 def count_read(monkeypatch) -> list[int]:

@@ -69,18 +69,12 @@ def test_lossless_codecs_keep_every_array_bit_by_bit(array: Array, image: Array)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_jpeg_comes_close(channels: int) -> None:
-    image = smooth(20, 30, channels)
-    field = field_of(image, "jpeg")
-    assert np.abs(decode(field, encode(field, image)).astype(int) - image).max() <= 4
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_either_jpeg_decoder_gives_nearly_the_same_pixels(channels: int, request: pytest.FixtureRequest) -> None:
+def test_jpeg_comes_close_by_either_decoder(channels: int, request: pytest.FixtureRequest) -> None:
     image = smooth(20, 30, channels)
     field = field_of(image, "jpeg")
     data = encode(field, image)
     fast = decode(field, data)
+    assert np.abs(fast.astype(int) - image).max() <= 4
     request.getfixturevalue("without_simplejpeg")
     assert np.abs(decode(field, data).astype(int) - fast).max() <= 2
 
@@ -90,26 +84,22 @@ def test_luma_by_itself_is_that_of_the_decoded_image(codec: str, request: pytest
     if codec == "pillow's jpeg":
         request.getfixturevalue("without_simplejpeg")
         codec = "jpeg"
-    image = np.stack([smooth(21, 30, 1)[..., 0] + 20, smooth(21, 30, 1)[..., 0], 150 - smooth(21, 30, 1)[..., 0]], -1)
+    grey = smooth(22, 30, 1)[..., 0]
+    image = np.stack([grey + 20, grey, 150 - grey], -1)
     packing, chroma = (CODECS[codec].packing, "444") if codec.startswith("dct") else (None, None)
     field = Field("image", codec, "|u1", image.shape, 95 if chroma else None, chroma, packing)
-    data, luma = encode(field, image), np.zeros((2, 21, 30), np.uint8)
+    data, luma = encode(field, image), np.zeros((2, 22, 30), np.uint8)
     CODECS[codec].decode_luma(field, [memoryview(data)] * 2, luma)
     assert CODECS[codec].has_luma
     assert np.abs(luma - decode(field, data) @ np.array([0.299, 0.587, 0.114])).max() < 2
     with pytest.raises(DamageError, match=f"'image' does not (decode|unpack) as {codec}"):
         CODECS[codec].decode_luma(field, [memoryview(data), memoryview(data[:-9])], luma)
-
-
-@pytest.mark.parametrize("codec", ["dct-zstd", "dct-lz4"])
-def test_half_luma_is_the_means_of_2x2_pixels(codec: str) -> None:
-    image = np.repeat(smooth(22, 30, 1), 3, 2)
-    field = Field("image", codec, "|u1", image.shape, 95, "444", CODECS[codec].packing)
-    data, luma, half = encode(field, image), np.zeros((2, 22, 30), np.uint8), np.zeros((2, 11, 15), np.uint8)
-    for out in (luma, half):
-        CODECS[codec].decode_luma(field, [memoryview(data)] * 2, out)
-    assert CODECS[codec].has_half_luma
-    assert np.abs(half - luma.reshape(2, 11, 2, 15, 2).mean((2, 4))).max() <= 1
+    if CODECS[codec].has_half_luma:
+        half = np.zeros((2, 11, 15), np.uint8)
+        CODECS[codec].decode_luma(field, [memoryview(data)] * 2, half)
+        assert np.abs(half - luma.reshape(2, 11, 2, 15, 2).mean((2, 4))).max() <= 1
+    else:
+        assert not codec.startswith("dct")
 
 
 def test_a_codec_that_has_no_luma_says_so() -> None:
@@ -140,11 +130,6 @@ def test_the_same_array_makes_the_same_bytes_however_it_lies_in_memory(codec: st
 def test_an_array_that_is_not_the_fields_is_refused(codec: str, array: Array) -> None:
     with pytest.raises(UsageError, match="'image' takes"):
         encode(Field("image", codec, "|u1", (4, 3, 3)), array)
-
-
-@pytest.mark.parametrize("size", [0, 1, 1000])
-def test_a_bytes_field_keeps_any_length(size: int) -> None:
-    assert encode(Field("tokens", "bytes", "|u1", ()), noise(size)) == noise(size).tobytes()
 
 
 @pytest.fixture
@@ -322,37 +307,14 @@ def layouts(draw: st.DrawFn) -> tuple[RecordLayout, list[bytes]]:
     return RecordLayout(fields), [bytes([draw(st.integers(0, 255))]) * draw(sizes[field.is_plain]) for field in fields]
 
 
-@QUICK
-@given(layouts())
-def test_a_record_splits_into_what_was_joined(layout_and_parts: tuple[RecordLayout, list[bytes]]) -> None:
-    layout, parts = layout_and_parts
-    assert [bytes(part) for part in layout.split(memoryview(layout.join(parts)))] == parts
-
-
-@pytest.mark.slow
-@QUICK
-@given(layouts(), st.data())
-def test_a_record_of_another_length_is_damage(
-    layout_and_parts: tuple[RecordLayout, list[bytes]], data: st.DataObject
+@settings(max_examples=100)
+@given(layouts(), st.binary(max_size=60), st.integers(0, 60))
+def test_a_record_splits_into_what_was_joined_or_is_damage(
+    layout_and_parts: tuple[RecordLayout, list[bytes]], other: bytes, stop: int
 ) -> None:
     layout, parts = layout_and_parts
-    record = layout.join(parts)
-    longer = record + data.draw(st.binary(min_size=1, max_size=9))
-    shorter = record[: data.draw(st.integers(0, max(0, len(record) - 1)))]
-    for other in {longer, shorter} - {record}:
-        with pytest.raises(DamageError, match="bytes"):
-            layout.split(memoryview(other))
-
-
-@pytest.mark.slow
-@QUICK
-@given(layouts(), st.binary(max_size=60))
-def test_no_bytes_split_into_fields_that_overlap_or_leave_the_record(
-    layout_and_parts: tuple[RecordLayout, list[bytes]], record: bytes
-) -> None:
-    layout, _ = layout_and_parts
-    try:
-        parts = layout.split(memoryview(record))
-    except DamageError:
-        return
-    assert layout.join([bytes(part) for part in parts]) == record
+    joined = layout.join(parts)
+    assert [bytes(part) for part in layout.split(memoryview(joined))] == parts
+    for record in (other, joined[:stop], joined + other):
+        with contextlib.suppress(DamageError):
+            assert layout.join([bytes(part) for part in layout.split(memoryview(record))]) == record
