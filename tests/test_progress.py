@@ -13,7 +13,7 @@ import time
 import pytest
 from patience import PATIENCE
 
-from tpucache.progress import LateProgress, Progress, note
+from tpucache.progress import Progress, note
 from tpucache.text import duration_text, rate_text
 
 NOTE = "epoch 2 of 12, loss 1.234, 12 min for all folds, waited 0%"
@@ -133,7 +133,7 @@ def test_where_all_was_done_while_it_compiled_there_is_no_rate(capsys, clock):
 
 
 def test_a_late_total_has_a_bar_for_each_stage(capsys):
-    with LateProgress("report") as shown:
+    with Progress(None, "report") as shown:
         shown.show_stage("hash", 0, 2)
         shown.show_stage("hash", 2, 2)
         shown.show_stage("pairs", 0, 3)

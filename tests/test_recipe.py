@@ -69,7 +69,7 @@ def test_one_number_is_both_sides() -> None:
 )
 def test_what_no_cache_can_have_is_refused_by_name(name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(RecipeError, match=f"^{name} is "):
+        with pytest.raises(RecipeError, match=f"^(recipe: ')?{name}'? is "):
             Recipe(**{name: value})
 
 

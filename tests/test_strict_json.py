@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -11,14 +10,12 @@ import pytest
 
 from tpucache.errors import FormatError
 from tpucache.text import (
-    AlwaysStored,
-    AtMost,
-    Between,
-    Given,
-    Matching,
-    NotStored,
+    GIVEN,
+    Stored,
+    at_most,
+    between,
     check_types,
-    misfit,
+    matching,
     parse_json,
     read_as,
 )
@@ -49,20 +46,20 @@ def test_what_nests_too_deeply_is_a_value_error() -> None:
 class Wheel:
     """A part of a file by test."""
 
-    spokes: Annotated[int, Between(1, 40)]
+    spokes: Annotated[int, between(1, 40)]
     name: str = "front"
-    tyre: Annotated[str | None, Given()] = None
-    turned: Annotated[int, NotStored()] = 0
+    tyre: Annotated[str | None, GIVEN] = None
+    turned: Annotated[int, Stored.NEVER] = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Bicycle:
     """A file by test."""
 
-    wheels: Annotated[tuple[Wheel, ...], AtMost(2)]
-    gears: Annotated[tuple[float, ...], AlwaysStored()] = ()
+    wheels: Annotated[tuple[Wheel, ...], at_most(2)]
+    gears: Annotated[tuple[float, ...], Stored.ALWAYS] = ()
     kind: Literal["road", "city"] = "city"
-    frame: Annotated[str, Matching(re.compile("[0-9a-f]{4}"), "a number")] = "0000"
+    frame: Annotated[str, matching("[0-9a-f]{4}", "a number")] = "0000"
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     bell: int | str | None = None
 
@@ -82,14 +79,14 @@ def test_an_object_becomes_its_dataclass_and_other_keys_are_passed_over() -> Non
         ({"wheels": [{"spokes": 1}, {"spokes": 0}]}, r"'wheels\[1\].spokes' is 0, not a whole number from 1 to 40"),
         ({"wheels": [{"spokes": True}]}, r"'wheels\[0\].spokes' is True, not a whole number"),
         ({"wheels": [{}]}, r"'wheels\[0\].spokes' is missing"),
-        ({"wheels": [{"spokes": 36, "tyre": None}]}, r"'wheels\[0\].tyre' is null"),
-        ({"wheels": [WHOLE["wheels"][0]] * 3}, "'wheels' has 3 items, more than the limit of 2"),
+        ({"wheels": [{"spokes": 36, "tyre": None}]}, r"'wheels\[0\].tyre' is None, not allowed: leave the key out"),
+        ({"wheels": [WHOLE["wheels"][0]] * 3}, "'wheels' is a list, not one of at most 2 items"),
         ({"wheels": {}}, "'wheels' is a dict, not a list"),
         ({"wheels": [3]}, r"'wheels\[0\]' is not an object"),
         ({"gears": [1e39]}, r"'gears\[0\]' is 1e\+39, not a number"),
         ({"gears": None}, "'gears' is None, not a list"),
         ({"kind": "Road"}, "'kind' is 'Road', not one of road, city"),
-        ({"frame": "00000"}, "'frame' is not a number: '00000'"),
+        ({"frame": "00000"}, "'frame' is '00000', not a number"),
         ({"frame": 5}, "'frame' is 5, not a string"),
         ({"sizes": {"a": 2**63}}, "'sizes' is 9223372036854775808, not a whole number below"),
         ({"bell": []}, "'bell' is a list, not "),
@@ -108,4 +105,3 @@ def test_a_key_that_is_always_stored_is_missed_and_checking_types_misses_none() 
     check_types({"wheels": [{}]}, Bicycle, "bike")
     with pytest.raises(FormatError, match="'gears' is 'all', not a list"):
         check_types({"gears": "all"}, Bicycle, "bike")
-    assert misfit({"kind": 1}, Bicycle) == "kind is 1, not one of road, city"

@@ -62,7 +62,7 @@ class Progress:
         self,
         total: int | None,
         label: str,
-        unit: str,
+        unit: str = "samples",
         initial: int = 0,
         stream: TextIO | None = None,
         *,
@@ -74,10 +74,13 @@ class Progress:
         """
         self._is_brief = is_brief
         self._stream = None if _hidden else stream or sys.stderr  # None: nothing is shown
-        self._total, self._label, self._unit = total, printable(label), unit
+        self._unit, self._note = unit, ""
+        self._begin(label, total, initial)
+
+    def _begin(self, label: str, total: int | None, initial: int) -> None:
+        self._total, self._label = total, printable(label)
         self._done = self._initial = self._printed = initial
         self._start = self._began = self._shown = time.monotonic()
-        self._note = ""
         self._bar = self._make_bar()
 
     def __enter__(self) -> Progress:
@@ -93,8 +96,21 @@ class Progress:
             with contextlib.suppress(OSError):
                 self._bar.close()
 
-    def advance_to(self, done: int, note: str = "") -> None:
+    def advance_to(self, done: int) -> None:
+        self.advance(done - self._done)
+
+    def show_stage(self, label: str, done: int, total: int, note: str = "") -> None:
+        """Show a stage of work whose total was not known before it; each stage has a bar of its own."""
+        if label != self._label or self._total is None:
+            if self._total is None and self._bar is not None:
+                self._bar.leave = False
+            self.close()
+            self._begin(label, total, done)
         self.advance(done - self._done, note)
+
+    def show_build(self, progress: BuildProgress) -> None:
+        skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
+        self.show_stage(self._label, progress.samples, progress.total, f"{size_text(progress.bytes)}{skipped}")
 
     def advance(self, units: int, note: str = "") -> None:
         self._done += units
@@ -163,34 +179,3 @@ class Progress:
                 self._bar.set_description_str(self._text())
             elif self._stream is not None:
                 print(f"{self._label}: {self._text()}", file=self._stream, flush=True)
-
-
-class LateProgress:
-    """Shows the progress of work whose total is known only once it has begun; with several stages, one bar for each."""
-
-    def __init__(self, label: str, unit: str = "samples") -> None:
-        self._label, self._unit = label, unit
-        self._shown: Progress | None = None
-
-    def __enter__(self) -> LateProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown is not None:
-            self._shown.close()
-
-    def show(self, done: int, total: int, note: str = "") -> None:
-        if self._shown is None:
-            self._shown = Progress(total, self._label, self._unit, initial=done)
-        self._shown.advance_to(done, note)
-
-    def show_stage(self, label: str, done: int, total: int) -> None:
-        if label != self._label and self._shown is not None:
-            self._shown.close()
-            self._shown = None
-        self._label = label
-        self.show(done, total)
-
-    def show_build(self, progress: BuildProgress) -> None:
-        skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
-        self.show(progress.samples, progress.total, f"{size_text(progress.bytes)}{skipped}")

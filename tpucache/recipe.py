@@ -19,7 +19,7 @@ from tpucache.store.codecs.coefficients import CHROMA
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest
-from tpucache.text import Between, misfit
+from tpucache.text import between, check_types
 
 Mode = Literal["rgb", "grey", "keep"]
 MaskValues = Literal["keep", "scale"]
@@ -92,7 +92,7 @@ class Recipe:
 
     size: int | tuple[int, int] = option(224, "height and width of every cached image, in pixels", metavar="N|HxW")
     fit: Fit = option("crop", "how an image of another shape gets the cached size: cropped, padded or stretched")
-    variants: Annotated[int, Between(0, MAX_VARIANTS)] = option(
+    variants: Annotated[int, between(0, MAX_VARIANTS)] = option(
         0, "augmented variants of each image, in addition to the clean one", metavar="K"
     )
     augment: str = option(
@@ -101,7 +101,7 @@ class Recipe:
         metavar="PRESET|FILE|module:name",
         code="",
     )
-    seed: Annotated[int, Between(0, 2**63 - 1)] = option(0, "seed of the augmentation", metavar="N")
+    seed: Annotated[int, between(0, 2**63 - 1)] = option(0, "seed of the augmentation", metavar="N")
     codec: str = option("raw", "how images are stored; raw and zstd also store arrays", choices=IMAGE_CODECS)
     quality: int | None = option(
         None, "quality of jpeg and dct (1 to 100), or compression level of png or zstd", metavar="Q"
@@ -112,25 +112,25 @@ class Recipe:
         "444 is full, for drawings and text",
         choices=CHROMA,
     )
-    shard_mb: Annotated[int, Between(1, 1 << 16)] = option(
+    shard_mb: Annotated[int, between(1, 1 << 16)] = option(
         DEFAULT_SHARD_MB, "target size of a shard, in MiB", metavar="N"
     )
     exact: bool = option(False, "decode whole images, never at a reduced scale")
-    max_boxes: Annotated[int, Between(1, 1 << 16)] = option(
+    max_boxes: Annotated[int, between(1, 1 << 16)] = option(
         100, "boxes that a record has room for", metavar="N", minimum=1
     )
-    max_blocks: Annotated[int, Between(1, 1 << 20)] | None = None
+    max_blocks: Annotated[int, between(1, 1 << 20)] | None = None
     coordinates: Coordinates | None = option(
         None,
         "what masks, boxes and keypoints refer to where EXIF turns an image: the image as displayed or as stored; "
         "without this option, such samples may be refused",
     )
-    white_level: Annotated[int, Between(1, 2**31 - 1)] | None = option(
+    white_level: Annotated[int, between(1, 2**31 - 1)] | None = option(
         None, "the value that is white in images of more than 8 bits, such as 4095", metavar="N", minimum=1
     )
 
     mode: Mode = option("rgb", "form of the images: colours, one grey channel, or keep their channels and bit depth")
-    max_pixels: Annotated[int, Between(1, 2**31 - 1)] | None = option(
+    max_pixels: Annotated[int, between(1, 2**31 - 1)] | None = option(
         None, "refuse images of more than N pixels; the default is about 89 million", metavar="N", minimum=1
     )
     mask_values: MaskValues | None = option(
@@ -161,8 +161,10 @@ class Recipe:
             self._check(
                 "quality", self.quality is None or _whole(self.quality, low, high), f"{low} to {high} for {self.codec}"
             )
-        if wrong := misfit(vars(self), Recipe):
-            raise RecipeError(wrong)
+        try:
+            check_types(vars(self), Recipe, "recipe")
+        except FormatError as error:
+            raise RecipeError(str(error)) from None
         self._check_pixels()
         self._check_grey()
 

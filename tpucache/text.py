@@ -10,9 +10,21 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from enum import Enum
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from tpucache.errors import HIDDEN, USER, FormatError, redact
@@ -118,21 +130,14 @@ def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
 def to_heading(name: str) -> str:
     """Return a class's name as the heading of its column in a table of predictions.
 
-    One that is called as one of the first columns, perhaps with `class:` before it, gets another `class:`.
+    One that is called as one of the first columns, or begins with `class:`, gets `class:` before it.
     """
-    return to_cell(f"{_CLASS_MARK}{name}" if _is_taken(name) else name)
+    is_taken = name in PREDICTION_COLUMNS or name.startswith(_CLASS_MARK)
+    return to_cell(f"{_CLASS_MARK}{name}" if is_taken else name)
 
 
 def from_heading(text: str) -> str:
-    name = from_cell(text)
-    rest = name.removeprefix(_CLASS_MARK)
-    return rest if rest != name and _is_taken(rest) else name
-
-
-def _is_taken(name: str) -> bool:
-    while name.startswith(_CLASS_MARK):
-        name = name.removeprefix(_CLASS_MARK)
-    return name in PREDICTION_COLUMNS
+    return from_cell(text).removeprefix(_CLASS_MARK)
 
 
 def to_csv(rows: Iterable[Sequence[Any]]) -> bytes:
@@ -220,65 +225,40 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
     return content
 
 
-@dataclass(frozen=True)
-class Between:
-    """An annotation that limits a field to the numbers from `low` to `high`, both included. NaN and None do not fit."""
+class Limit(NamedTuple):
+    """An annotation that limits a field to values for which `fits` is true; `what` names such values in errors."""
 
-    low: float
-    high: float
-
-    def misfit(self, value: Any) -> str:
-        if value is not None and self.low <= value <= self.high:
-            return ""
-        kind = "a number" if isinstance(self.low, float) else "a whole number"
-        return f"is {value!r:.40}, not {kind} from {self.low} to {self.high}"
-
-
-@dataclass(frozen=True)
-class Matching:
-    """An annotation that limits a field to texts that match all of `pattern`; `what` names such texts in errors."""
-
-    pattern: re.Pattern[str]
+    fits: Callable[[Any], object]
     what: str
 
-    def misfit(self, value: str) -> str:
-        return "" if self.pattern.fullmatch(value) else f"is not {self.what}: {value!r:.80}"
+
+def between(low: float, high: float) -> Limit:
+    """Limit a field to the numbers from `low` to `high`, both included. NaN and None do not fit."""
+    kind = "a number" if isinstance(low, float) else "a whole number"
+    return Limit(lambda value: value is not None and low <= value <= high, f"{kind} from {low} to {high}")
 
 
-@dataclass(frozen=True)
-class AtMost:
-    """An annotation that limits a field to lists of at most `count` items."""
-
-    count: int
-
-    def misfit(self, value: Sequence[Any]) -> str:
-        return "" if len(value) <= self.count else f"has {len(value)} items, more than the limit of {self.count}"
+def matching(pattern: str, what: str) -> Limit:
+    """Limit a field to texts that match all of `pattern`."""
+    return Limit(re.compile(pattern).fullmatch, what)
 
 
-@dataclass(frozen=True)
-class Distinct:
-    """An annotation that limits a field to lists of distinct texts."""
-
-    def misfit(self, value: Sequence[str]) -> str:
-        return "" if len(set(value)) == len(value) else "has the same string twice"
+def at_most(count: int) -> Limit:
+    """Limit a field to lists of at most `count` items."""
+    return Limit(lambda value: len(value) <= count, f"one of at most {count} items")
 
 
-@dataclass(frozen=True)
-class Given:
-    """An annotation that forbids null in a file: if a field has no value, its key is left out instead."""
-
-    def misfit(self, value: object) -> str:
-        return "is null: leave the key out" if value is None else ""
+#: Limits a field to lists of distinct texts.
+DISTINCT: Final = Limit(lambda value: len(set(value)) == len(value), "one of distinct texts")
+#: Forbids null in a file: if a field has no value, its key is left out instead.
+GIVEN: Final = Limit(lambda value: value is not None, "allowed: leave the key out")
 
 
-@dataclass(frozen=True)
-class NotStored:
-    """Marks a dataclass's field, as in `Annotated[int, NotStored()]`: files do not have it."""
+class Stored(Enum):
+    """Marks a field, as in `Annotated[int, Stored.NEVER]`: no file has it, or every file, even if it has a default."""
 
-
-@dataclass(frozen=True)
-class AlwaysStored:
-    """Marks a field, as in `Annotated[int, AlwaysStored()]`: every file has it, even if it has a default."""
+    NEVER = 0
+    ALWAYS = 1
 
 
 class _MisfitError(Exception):
@@ -286,39 +266,27 @@ class _MisfitError(Exception):
 
     def __init__(self, text: str, place: str = "") -> None:
         super().__init__(text)
-        self.text, self.place = text, place
+        self.place = place
 
     def within(self, place: str) -> _MisfitError:
-        return _MisfitError(self.text, f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
-
-    def seen_from(self, where: str) -> FormatError:
-        return FormatError(f"{where}: {self.place!r} {self.text}" if self.place else f"{where} {self.text}")
+        return _MisfitError(str(self), f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
 
 
 def read_as(kind: type[Kind], content: object, where: str) -> Kind:
     """Return an instance of a dataclass with the values of an untrusted JSON object. Raises FormatError."""
-    hint: Any = kind
-    try:
-        found: Kind = _reader(hint, True)(content)
-    except _MisfitError as error:
-        raise error.seen_from(where) from None
-    return found
+    return cast(Kind, _read(kind, content, where, makes=True))
 
 
-def check_types(values: object, kind: type, where: str) -> None:
+def check_types(content: object, kind: type, where: str) -> None:
     """Raise FormatError unless an untrusted JSON object fits the fields of a dataclass, which may be missing."""
-    try:
-        _reader(kind, False)(values)
-    except _MisfitError as error:
-        raise error.seen_from(where) from None
+    _read(kind, content, where, makes=False)
 
 
-def misfit(values: Mapping[str, Any], kind: type) -> str:
+def _read(kind: Any, content: object, where: str, *, makes: bool) -> Any:
     try:
-        _reader(kind, False)(values)
+        return _reader(kind, makes)(content)
     except _MisfitError as error:
-        return f"{error.place} {error.text}"
-    return ""
+        raise FormatError(f"{where}: {error.place!r} {error}" if error.place else f"{where} {error}") from None
 
 
 @functools.cache
@@ -326,7 +294,9 @@ def _reader(hint: Any, makes: bool) -> _Reader:
     """Return the function that checks a value, and with `makes` returns a dataclass's instance for an object."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _limited(parts[0], [limit for limit in hint.__metadata__ if hasattr(limit, "misfit")], makes)
+        # Limits replace the usual limit of integers.
+        inner = _read_whole if parts[0] is int else _reader(parts[0], makes)
+        return _limited(inner, [limit for limit in hint.__metadata__ if isinstance(limit, Limit)])
     if dataclasses.is_dataclass(hint):
         return _object_reader(hint, makes)
     if origin is None:
@@ -355,24 +325,14 @@ def _checking(fits: Callable[[Any], bool], what: str) -> _Reader:
     return read
 
 
-def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
-    """Return a reader of values of the type `base` within `limits`, which replace the usual limit of integers."""
-    inner = _read_whole if base is int else _reader(base, makes)
-
+def _limited(inner: _Reader, limits: Sequence[Limit]) -> _Reader:
     def read(value: Any) -> Any:
         found = inner(value)
         for limit in limits:
-            if wrong := limit.misfit(found):
-                raise _MisfitError(wrong)
+            if not limit.fits(found):
+                raise _MisfitError(f"is {_described(value)}, not {limit.what}")
         return found
 
-    if len(limits) == 1 and base in (int, str):  # manifests have many such values
-        (limit,) = limits
-        if isinstance(limit, Between):
-            low, high = limit.low, limit.high
-            return lambda value: value if type(value) is int and low <= value <= high else read(value)
-        matches = limit.pattern.fullmatch
-        return lambda value: value if type(value) is str and matches(value) else read(value)
     return read
 
 
@@ -420,8 +380,8 @@ def _object_reader(kind: Any, makes: bool) -> _Reader:
     for field in dataclasses.fields(kind):
         marks = getattr(hints[field.name], "__metadata__", ())
         has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        is_needed = makes and (not has_default or AlwaysStored() in marks)
-        if NotStored() not in marks:
+        is_needed = makes and (not has_default or Stored.ALWAYS in marks)
+        if Stored.NEVER not in marks:
             fields.append((field.name, _reader(hints[field.name], makes), is_needed))
 
     def read(value: Any) -> Any:

@@ -170,7 +170,7 @@ def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     run_blocks("quickstart.md")
     out = capsys.readouterr().out
-    assert "150 samples, 450 records: the clean one and 2 augmented variants of each" in out
+    assert "450 records: the clean one and 2 augmented variants of each" in out
     assert "all sound" in out
     assert "epoch   2 " in out
 

@@ -237,7 +237,7 @@ def test_one_value_that_no_writer_gives_is_refused() -> None:
     tables = ["../index.npy", "/index.npy", "manifest.json", "samples.npz", "v00-00000.lmdb", ""]
     versions = [0, 1, 9, 99, -1, "1", None, True, [1], {"a": 1}, 1.5]
     for reason, paths, values in (
-        ("is not a SHA-256", places, shas),
+        ("not a SHA-256", places, shas),
         (r"shards\[0\]", [("shards", 0, "name")], names),
         ("table", [("tables", 0, "name")], tables),
         ("versions 6 to 8: install the tpucache that wrote the cache, or", [("version",)], versions),
@@ -260,13 +260,13 @@ def test_one_value_that_no_writer_gives_is_refused() -> None:
         ("variant 2 has 0 records", "variants", [[0, 1, 2]]),
         ("not ascending", "variants", [[1, 0], [0, 0, 1], []]),
         ("the tables are not", "tables", [[], TABLES[:1], [TABLES[0]] * 2]),
-        ("more than the limit", "tables", [[*TABLES, TABLES[0]]]),
-        ("the same string twice", "classes", [["ant", "ant"]]),
+        ("not one of at most", "tables", [[*TABLES, TABLES[0]]]),
+        ("not one of distinct texts", "classes", [["ant", "ant"]]),
         (r"classes\[1\]' is 1, not a string", "classes", [["ant", 1]]),
         ("2 class counts for 3 classes", "classes", [["ant", "bee", "cat"]]),
         ("there are no fields", "fields", [[]]),
         ("two fields have the same name", "fields", [[{}, {}]]),
-        ("more than the limit", "fields", [[{"name": f"f{number}"} for number in range(65)]]),
+        ("not one of at most", "fields", [[{"name": f"f{number}"} for number in range(65)]]),
         ("a record of", "fields", [[{"name": f"f{number}", "shape": [1 << 30]} for number in range(3)]]),
         ("a field has", "name", ["", "Image", "1a", "a-b", "../a", "a\n", "é"]),
         ("a field has", "dtype", ["|O", ">u2", "u1", "<U5", "<c8", "<u1,<u1"]),

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tpucache.adopt.growing import LEAST_GROWING, start_building
 from tpucache.errors import BuildError, DamageError, FormatError, SampleError, SourceError, StoreError
-from tpucache.progress import LateProgress, note
+from tpucache.progress import Progress, note
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFolder
@@ -275,7 +275,7 @@ class Kept:
         elif len(self.states()) > 1:
             note(f"{self.name} has changed since its cache was made")
         began = time.monotonic()
-        with LateProgress("build") as bar:
+        with Progress(None, "build") as bar:
             manifest = build_cache(source, directory, on_progress=bar.show_build, **others)
         note(
             f"{self.name}: {manifest.samples:,} pictures, {size_text(manifest.total_bytes)}, "

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -58,8 +58,10 @@ def add_options(
         if (only is None or each.name in only) and each.name not in without:
             keywords = _keywords(each, (parsers or {}).get(each.name))
             if can_be_off and bool in each.types:
-                keywords["action"] = _Switch
+                keywords["action"] = argparse.BooleanOptionalAction
             action = group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
+            if "action" in keywords and action.default is None:  # given before, Python 3.11 would add it to the help
+                action.default = False
             action.names_code = each.names_code  # which `CommandParser` asks about values of a settings file
 
 
@@ -161,15 +163,6 @@ def list_path(text: str) -> Path:
     except OSError as error:
         raise UsageError(f"{text} cannot be read: {error}") from error
     return copy
-
-
-class _Switch(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
-        (flag,) = option_strings
-        super().__init__([flag, f"--no-{flag.removeprefix('--')}"], dest, nargs=0, default=False, **keywords)
-
-    def __call__(self, _parser: object, namespace: argparse.Namespace, _values: object, flag: Any = None) -> None:
-        setattr(namespace, self.dest, flag == self.option_strings[0])
 
 
 def add_cache(

@@ -26,7 +26,7 @@ from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.plugins import call
 from tpucache.process import PROG, tell
-from tpucache.progress import LateProgress, note
+from tpucache.progress import Progress, note
 
 _BENCH_BATCH: Final = 256
 #: The values of --in-memory, and those of CachedDataset.
@@ -151,7 +151,7 @@ def report(options: argparse.Namespace) -> int:
         raise UsageError("--against and --predictions are for a page of findings: give --findings, too")
     if options.findings:
         compared = {"against": options.against, "predictions": options.predictions}
-        with LateProgress("report") as stages:
+        with Progress(None, "report") as stages:
             page = call("report_findings", _opened(options), **compared, on_progress=stages.show_stage)
     elif is_of_run:
         page = call("report_run", options.cache, options.samples, cache=options.valid)

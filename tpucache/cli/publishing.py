@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from tpucache.cli.arguments import (
 from tpucache.cli.parser import say, show
 from tpucache.errors import UsageError
 from tpucache.process import tell
-from tpucache.progress import LateProgress
+from tpucache.progress import Progress
 from tpucache.publish.rules import Metadata, PublishOptions
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 def publish(options: argparse.Namespace) -> int:
     """Publish a cache as a Kaggle Dataset."""
-    from tpucache.progress import Progress
     from tpucache.publish.publish import prepare, send
     from tpucache.store.cache import Cache
 
@@ -74,7 +74,6 @@ def publish(options: argparse.Namespace) -> int:
 
 def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
     """Publish the files that Kaggle does not have yet as an add-on; return False if a whole version sends no more."""
-    from tpucache.progress import Progress
     from tpucache.publish.addition import plan_addition, send_addition
 
     addition = plan_addition(options.cache, metadata, settings.version_notes or "")
@@ -104,8 +103,8 @@ def fetch(options: argparse.Namespace) -> int:
     """Copy a cache from a URL into a folder."""
     from tpucache.publish.transfer import fetch_cache
 
-    with LateProgress("fetch", "bytes") as transfer:
-        manifest = fetch_cache(options.url, options.directory, transfer.show)
+    with Progress(None, "fetch", "bytes") as transfer:
+        manifest = fetch_cache(options.url, options.directory, partial(transfer.show_stage, "fetch"))
     _show_copy(options, str(options.directory), manifest)
     return 0
 
@@ -115,8 +114,8 @@ def push(options: argparse.Namespace) -> int:
     from tpucache.publish.transfer import push_cache
     from tpucache.text import shown
 
-    with LateProgress("push", "bytes") as transfer:
-        manifest = push_cache(options.cache, options.url, transfer.show, hashes=options.hashes)
+    with Progress(None, "push", "bytes") as transfer:
+        manifest = push_cache(options.cache, options.url, partial(transfer.show_stage, "push"), hashes=options.hashes)
     _show_copy(options, shown(options.url), manifest)
     return 0
 

@@ -34,7 +34,7 @@ from tpucache.errors import UsageError
 from tpucache.options import options_of
 from tpucache.plugins import call
 from tpucache.process import PROG, tell
-from tpucache.progress import LateProgress
+from tpucache.progress import Progress
 from tpucache.recipe import SHARED, Recipe
 from tpucache.text import duration_text, size_text
 from tpucache.warmup.build_options import (
@@ -93,7 +93,7 @@ def warmup(options: argparse.Namespace) -> int:
         )
 
     try:
-        with LateProgress("warmup") as progress:
+        with Progress(None, "warmup") as progress:
             manifest = build_cache(
                 selected_source(options),
                 options.cache,
@@ -111,28 +111,21 @@ def warmup(options: argparse.Namespace) -> int:
             raise
         reason = f"{error.reason}; or leave such samples out with --on-error skip"
         raise SampleError(error.path, reason, error.file) from error
-    from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
+    from tpucache.report.inspect import describe, describe_lines
     from tpucache.store.cache import Cache
     from tpucache.store.facts import findings
 
-    lines = [
-        f"{shown(str(options.cache))}: {manifest.samples:,} samples, {records_text(manifest)}, "
-        f"{size_text(manifest.total_bytes)}, {len(manifest.skipped):,} skipped, "
-        f"{duration_text(time.monotonic() - began)}",
-        f"  labels: {label_text(manifest)}",
-        *(f"  {name}: {text}" for name, text in annotation_texts(manifest).items()),
-        *(f"  skipped {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped),
-        *(f"  left out {count:,} {suffix!r}: no images by their names" for suffix, count in left_out(manifest).items()),
-    ]
+    took = duration_text(time.monotonic() - began)
+    lines = [f"{shown(str(options.cache))}: built in {took}", *describe_lines(manifest)]
     report = describe(manifest)
     if isinstance(options.cache, Path):  # a cache at a URL would have to be downloaded
         opened = Cache.open(options.cache)
         if options.truncate:
             lengths: Any = opened.samples.get("length", [])
             cut = sum(length > options.pad for length in lengths)
-            lines.append(f"  truncated to {options.pad:,} numbers: {cut:,} samples")
+            lines.append(f"truncated    to {options.pad:,} numbers: {cut:,} samples")
         found = findings(opened)
-        lines += [f"  look at: {line}" for line in found.lines()]
+        lines += [f"look at      {line}" for line in found.lines()]
         report["findings"] = found.to_dict()
     show(options, report, lines)
     return 0
@@ -251,7 +244,6 @@ def compact(options: argparse.Namespace) -> int:
 
 def verify(options: argparse.Namespace) -> int:
     """Compare every byte of a cache with its manifest; with --repair, build damaged shards again."""
-    from tpucache.progress import Progress
     from tpucache.store.cache import Cache
     from tpucache.store.verify import verify_cache
 
@@ -294,12 +286,11 @@ def _opened(source: str, options: argparse.Namespace) -> Source:
 
 
 def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
-    from tpucache.progress import Progress
     from tpucache.warmup.repair import load_manifest, repair_cache
 
     manifest = load_manifest(options.cache)
     whole = sum(entry.bytes for entry in manifest.shards)
-    with LateProgress("repair") as building, Progress(whole, "verify", "bytes") as verifying:
+    with Progress(None, "repair") as building, Progress(whole, "verify", "bytes") as verifying:
         damages = repair_cache(
             _opened(options.repair, parse_build(options.build)[0]),
             options.cache,

@@ -1,13 +1,13 @@
 """The folder to upload: a cache's files, its card, and the metadata that Kaggle asks for.
 
 A claim lists the SHA-256 of the files. It proves that `publish` made a folder, and that its files have not been changed
-since. Kaggle's client would upload a separate file, so dataset-metadata.json holds the claim; the client reads that
-file but does not upload it. While the folder is being made, the claim is a separate file, which is written first.
+since. Kaggle's client would upload a separate file, so dataset-metadata.json holds the claim; the client does
+not upload that file, and each call writes it anew. While the folder is being made, the claim is a separate file.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -113,20 +113,19 @@ def make_bundle(
     total = sum(content.bytes for content in contents.values())
     if total > MAX_BYTES:
         raise PublishError(f"{source} has {total:,} bytes to publish, and a dataset at most {MAX_BYTES:,}")
-    stated = metadata.to_dict(card)
-    digests = {name: content.sha256 for name, content in contents.items()}
-    claim = Claim(_COMMAND, manifest.identity, {**digests, METADATA_NAME: _digest(stated)})
+    claim = Claim(_COMMAND, manifest.identity, {name: content.sha256 for name, content in contents.items()})
     try:
         with hold_folder(folder, "publishing from"):
             for path in _check_bundle(folder, opened, claim):
                 # The old claim in the metadata stays until the new metadata replace it.
-                if path.name in written or path.name not in {CLAIM_NAME, *claim.files}:
+                if path.name in written or path.name not in {CLAIM_NAME, METADATA_NAME, *claim.files}:
                     path.unlink()
             claim_folder(folder, claim)
             _link(source, folder, entries)
             signature = json.loads(claim.to_json())
             del signature["note"]  # says that the folder is unfinished, which Kaggle's readers need not see
-            written[METADATA_NAME] = _metadata_text({**stated, _KEY: signature})
+            stated = {**metadata.to_dict(card), _KEY: signature}
+            written[METADATA_NAME] = (json.dumps(stated, indent=1) + "\n").encode()
             for name, data in written.items():
                 write_atomically(folder / name, data)
             remove_claim(folder)
@@ -187,7 +186,9 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
     if foreign:
         raise UsageError(f"{folder} holds {named(foreign)}, which would be uploaded: give another --out")
     claims = _read_claims(folder)
-    unknown = {name for name in entries if not any(_covers(each, name) for each in claims)}
+    written = {CLAIM_NAME, METADATA_NAME} if claims else set()
+    written |= {name for name in entries for each in claims if name in each.files or each.wrote_aside(name)}
+    unknown = entries.keys() - written
     if unknown:
         raise UsageError(f"{folder} holds {named(unknown)}, which publish did not write: give another --out")
     if not all(each.precedes(claim) for each in claims):
@@ -207,22 +208,11 @@ def _read_claims(folder: Path) -> list[Claim]:
     claims: list[Claim | None] = []
     if (folder / CLAIM_NAME).exists():
         claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
-    content = _metadata(folder)
-    if content is not None:
-        claims.append(Claim.from_json(json.dumps(content.get(_KEY))))
-    return [claim for claim in claims if claim is not None and claim.command == _COMMAND]
-
-
-def _metadata(folder: Path) -> dict[str, Any] | None:
-    try:
+    with contextlib.suppress(FileNotFoundError, ValueError):
         content = parse_json(read_file(folder / METADATA_NAME))
-    except (FileNotFoundError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _covers(claim: Claim, name: str) -> bool:
-    return name in claim.files or name == CLAIM_NAME or claim.wrote_aside(name)
+        if isinstance(content, dict):
+            claims.append(Claim.from_json(json.dumps(content.get(_KEY))))
+    return [claim for claim in claims if claim is not None and claim.command == _COMMAND]
 
 
 def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
@@ -231,22 +221,8 @@ def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
     Returns True for a file that no claim lists: such a file is unfinished, or holds the claim itself.
     """
     written = {claim.files.get(path.name) for claim in claims}
-    if written == {None}:
-        return True  # the claim itself, or an unfinished file
-    if path.name == METADATA_NAME:
-        content = _metadata(path.parent) or {}
-        content.pop(_KEY, None)
-        return _digest(content) in written
     ours = source / path.name
-    return (ours.exists() and path.samefile(ours)) or sha256_file(path) in written
-
-
-def _metadata_text(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _digest(metadata: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_metadata_text(metadata)).hexdigest()
+    return written == {None} or (ours.exists() and path.samefile(ours)) or sha256_file(path) in written
 
 
 # The card: a page in Markdown that says what the cache is, how to read it, and how it was made.

@@ -25,7 +25,7 @@ from tpucache.native import Array
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec, check_image
 from tpucache.store.format import MAX_DIMENSIONS, MAX_RECORD_BYTES
-from tpucache.text import Between, Given, NotStored
+from tpucache.text import GIVEN, Stored, between
 
 Numbers = npt.NDArray[np.int64]
 
@@ -73,11 +73,11 @@ class Field:
     name: str
     codec: str
     dtype: str
-    shape: tuple[Annotated[int, Between(0, MAX_RECORD_BYTES)], ...]
-    quality: Annotated[int | None, Between(0, 100)] = None
-    chroma: Annotated[str | None, Given()] = None
-    packing: Annotated[str | None, Given()] = None
-    view: Annotated[ResizedView | None, NotStored()] = None
+    shape: tuple[Annotated[int, between(0, MAX_RECORD_BYTES)], ...]
+    quality: Annotated[int | None, between(0, 100)] = None
+    chroma: Annotated[str | None, GIVEN] = None
+    packing: Annotated[str | None, GIVEN] = None
+    view: Annotated[ResizedView | None, Stored.NEVER] = None
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}

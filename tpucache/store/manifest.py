@@ -23,23 +23,23 @@ from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
 from tpucache.text import (
+    DISTINCT,
+    GIVEN,
     LARGEST,
-    AlwaysStored,
-    AtMost,
-    Between,
-    Distinct,
-    Given,
-    Matching,
+    Stored,
+    at_most,
+    between,
+    matching,
     parse_object,
     read_as,
 )
 
-Number = Annotated[float, Between(-LARGEST, LARGEST)]
-Sha256 = Annotated[str, Matching(re.compile("[0-9a-f]{64}"), "a SHA-256")]
-_Bytes = Annotated[int, Between(0, 1 << 62)]
-_Count = Annotated[int, Between(0, fmt.MAX_SAMPLES)]
-_Sum = Annotated[int, Between(-(1 << 700), 1 << 700)]  # sums of floats in units of 2^-149, of squares in 2^-298
-_Square = Annotated[int, Between(0, 1 << 700)]
+Number = Annotated[float, between(-LARGEST, LARGEST)]
+Sha256 = Annotated[str, matching("[0-9a-f]{64}", "a SHA-256")]
+_Bytes = Annotated[int, between(0, 1 << 62)]
+_Count = Annotated[int, between(0, fmt.MAX_SAMPLES)]
+_Sum = Annotated[int, between(-(1 << 700), 1 << 700)]  # sums of floats in units of 2^-149, of squares in 2^-298
+_Square = Annotated[int, between(0, 1 << 700)]
 
 #: The key of the line that has the SHA-256 of all other lines.
 _DIGEST: Final = "digest"
@@ -69,8 +69,8 @@ class ShardEntry(FileEntry):
     lengths and bytes of all records; unlike the file's, it does not depend on LMDB's page size.
     """
 
-    variant: Annotated[int, Between(0, fmt.MAX_VARIANTS)]
-    block: Annotated[int, Between(0, fmt.MAX_SHARDS)]
+    variant: Annotated[int, between(0, fmt.MAX_VARIANTS)]
+    block: Annotated[int, between(0, fmt.MAX_SHARDS)]
     first: _Count
     records: _Count
     records_sha256: Sha256
@@ -104,9 +104,9 @@ class History:
     `parents` has the identities of all earlier versions, starting with version 1.
     """
 
-    number: Annotated[int, Between(2, fmt.MAX_VERSIONS)]
+    number: Annotated[int, between(2, fmt.MAX_VERSIONS)]
     command: str
-    parents: Annotated[tuple[Sha256, ...], Distinct()]
+    parents: Annotated[tuple[Sha256, ...], DISTINCT]
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class Statistics:
     images they are integers in units of 2^-149 and 2^-298, of which every float32 and its square are multiples.
     """
 
-    mean: Annotated[tuple[Number, ...], AlwaysStored()] = ()
-    std: Annotated[tuple[Number, ...], AlwaysStored()] = ()
-    class_counts: Annotated[tuple[_Count, ...], AlwaysStored()] = ()
-    sums: Annotated[tuple[_Sum, ...], AlwaysStored()] = ()
-    squares: Annotated[tuple[_Square, ...], AlwaysStored()] = ()
+    mean: Annotated[tuple[Number, ...], Stored.ALWAYS] = ()
+    std: Annotated[tuple[Number, ...], Stored.ALWAYS] = ()
+    class_counts: Annotated[tuple[_Count, ...], Stored.ALWAYS] = ()
+    sums: Annotated[tuple[_Sum, ...], Stored.ALWAYS] = ()
+    squares: Annotated[tuple[_Square, ...], Stored.ALWAYS] = ()
 
 
 def mean_and_std(
@@ -147,22 +147,22 @@ class Manifest:
     """
 
     samples: _Count
-    variants: tuple[Annotated[int, Between(0, fmt.MAX_VARIANTS)], ...]
-    fields: Annotated[tuple[Field, ...], AtMost(fmt.MAX_FIELDS)]
-    classes: Annotated[tuple[str, ...], Distinct()]
-    shards: Annotated[tuple[ShardEntry, ...], AtMost(fmt.MAX_SHARDS)]
-    tables: Annotated[tuple[FileEntry, ...], AtMost(len(_TABLES))]
-    skipped: Annotated[tuple[Skipped, ...], AtMost(fmt.MAX_SAMPLES)]
+    variants: tuple[Annotated[int, between(0, fmt.MAX_VARIANTS)], ...]
+    fields: Annotated[tuple[Field, ...], at_most(fmt.MAX_FIELDS)]
+    classes: Annotated[tuple[str, ...], DISTINCT]
+    shards: Annotated[tuple[ShardEntry, ...], at_most(fmt.MAX_SHARDS)]
+    tables: Annotated[tuple[FileEntry, ...], at_most(len(_TABLES))]
+    skipped: Annotated[tuple[Skipped, ...], at_most(fmt.MAX_SAMPLES)]
     statistics: Statistics
     fingerprint: Sha256
     recipe: Mapping[str, Any]
     source: Mapping[str, Any]
     created_by: Mapping[str, Any]
     version: int = fmt.VERSION
-    deleted: Annotated[tuple[Deleted, ...], AtMost(fmt.MAX_SAMPLES)] = ()
-    history: Annotated[History | None, Given()] = None
-    value_names: Annotated[tuple[str, ...], Distinct()] = ()
-    mask_names: Annotated[tuple[str, ...], Distinct()] = ()
+    deleted: Annotated[tuple[Deleted, ...], at_most(fmt.MAX_SAMPLES)] = ()
+    history: Annotated[History | None, GIVEN] = None
+    value_names: Annotated[tuple[str, ...], DISTINCT] = ()
+    mask_names: Annotated[tuple[str, ...], DISTINCT] = ()
 
     @property
     def identity(self) -> str:

@@ -21,7 +21,7 @@ from tpucache.store.fields import IMAGE, Field, check_field
 from tpucache.store.files import read_file
 from tpucache.store.format import MAX_FIELDS, MAX_SAMPLES
 from tpucache.store.manifest import Number
-from tpucache.text import LARGEST, AtMost, Between, Distinct, check_types, parse_object, read_as
+from tpucache.text import DISTINCT, LARGEST, at_most, between, check_types, parse_object, read_as
 from tpucache.training.model import build_model, is_user_code
 from tpucache.training.run.state import RunState
 from tpucache.training.settings import TrainSettings, settings_from
@@ -107,23 +107,23 @@ class _Column:
     name: str
     names: tuple[str, ...]
     mean: Number
-    std: Annotated[float, Between(_LEAST, LARGEST)]
+    std: Annotated[float, between(_LEAST, LARGEST)]
 
 
 @dataclass(frozen=True)
 class _Metadata:
     settings: Mapping[str, Any]
     task: str
-    outputs: Annotated[int, Between(1, _MAX_OUTPUTS)]
-    classes: Annotated[tuple[str, ...], Distinct()]
-    samples: Annotated[int, Between(0, MAX_SAMPLES)]
+    outputs: Annotated[int, between(1, _MAX_OUTPUTS)]
+    classes: Annotated[tuple[str, ...], DISTINCT]
+    samples: Annotated[int, between(0, MAX_SAMPLES)]
     fingerprint: str
-    fields: Annotated[tuple[Field, ...], AtMost(MAX_FIELDS)]
+    fields: Annotated[tuple[Field, ...], at_most(MAX_FIELDS)]
     mean: tuple[Number, ...]
-    std: tuple[Annotated[float, Between(_LEAST, LARGEST)], ...]
+    std: tuple[Annotated[float, between(_LEAST, LARGEST)], ...]
     digests: dict[str, str | None]
-    columns: Annotated[tuple[_Column, ...], AtMost(_MAX_COLUMNS)] = ()
-    value_names: Annotated[tuple[str, ...], Distinct()] = ()
+    columns: Annotated[tuple[_Column, ...], at_most(_MAX_COLUMNS)] = ()
+    value_names: Annotated[tuple[str, ...], DISTINCT] = ()
     images: dict[str, str] = field(default_factory=dict)
 
 
@@ -132,7 +132,7 @@ class _Learner:
     """`optimizer` and `ema` are checked when they are loaded."""
 
     model: dict[str, Any]
-    scaler: dict[str, Annotated[float, Between(0.0, LARGEST)]] = field(default_factory=dict)
+    scaler: dict[str, Annotated[float, between(0.0, LARGEST)]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
