@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 
 import numpy as np
 import pytest
 import torch
 from thorough import thorough
+from written import write_cache
 
 from tpucache import CachedDataset, CachedLoader, DamageError, FormatError, Recipe, UsageError, build_cache
 from tpucache.store import cache
 from tpucache.store.codecs import Codec, encode
 from tpucache.store.fields import Field, RecordLayout
-from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, shard_name
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
-from tpucache.store.samples import Strings, encode_columns
-from tpucache.store.writer import ShardWriter
+from tpucache.store.format import INDEX_NAME, shard_name
 
 MIXED = {
     "raw": (
@@ -41,39 +37,10 @@ def make_cache(directory, fields):
     """Write a cache of SAMPLES random samples of these fields; return their arrays by field."""
     rng = np.random.default_rng(3)
     arrays = {field.name: (rng.random((SAMPLES, *field.shape)) * 200).astype(field.dtype) for field in fields}
-    name = shard_name(0, 0)
     layout = RecordLayout(fields)
-    with ShardWriter(directory / "aside") as writer:
-        for at in range(SAMPLES):
-            writer.append(at, layout.join([encode(field, arrays[field.name][at]) for field in fields]))
-        sealed = writer.seal(directory / name)
-    index = io.BytesIO()
-    np.save(index, sealed.rows)
-    labels = np.arange(SAMPLES) % 4
-    columns = {
-        "number": np.arange(SAMPLES, dtype=np.uint64),
-        "path": Strings.pack([str(at) for at in range(SAMPLES)]),
-        "label": labels,
-    }
-    tables = []
-    for table, data in ((INDEX_NAME, index.getvalue()), (SAMPLES_NAME, encode_columns(columns))):
-        (directory / table).write_bytes(data)
-        tables.append(FileEntry(table, len(data), hashlib.sha256(data).hexdigest()))
-    entry = ShardEntry(name, sealed.bytes, sealed.sha256, 0, 0, 0, SAMPLES, sealed.records_sha256)
-    Manifest(
-        samples=SAMPLES,
-        variants=(0,),
-        fields=fields,
-        classes=("a", "b", "c", "d"),
-        shards=(entry,),
-        tables=tuple(tables),
-        skipped=(),
-        statistics=Statistics(),
-        fingerprint="0" * 64,
-        recipe={},
-        source={},
-        created_by={},
-    ).save(directory)
+    records = [layout.join([encode(field, arrays[field.name][at]) for field in fields]) for at in range(SAMPLES)]
+    columns = {"label": np.arange(SAMPLES) % 4}
+    write_cache(directory, fields, [records], block=SAMPLES, columns=columns, classes=("a", "b", "c", "d"))
     return arrays
 
 

@@ -87,38 +87,6 @@ def test_weights_that_require_a_gradient_are_their_values(kind: object, cache: P
         assert torch.equal(one[0], other[0])
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        torch.ones(64).to_sparse(),
-        torch.ones(64, device="meta"),
-        torch.ones(64, dtype=torch.complex64),
-        torch.ones(64).requires_grad_()[:3],
-        [torch.ones((), requires_grad=True)] * 64,
-        [[1.0], [1.0, 2.0]],
-        torch.full((64,), -1.0, requires_grad=True),
-        torch.full((64,), np.nan),
-        np.ones(64, complex),
-        ["a"] * 64,
-        object(),
-    ],
-    ids=lambda each: f"{type(each).__name__} {getattr(each, 'dtype', '')} {getattr(each, 'device', '')}",
-)
-def test_weights_that_are_no_numbers_are_a_usage_error(weights: object, cache: Path) -> None:
-    with pytest.raises(UsageError, match="weights"):
-        CachedLoader(CachedDataset(cache).select(range(64)), 16, weights=weights)
-
-
-@pytest.mark.parametrize(
-    "indices", [torch.ones(4, requires_grad=True), torch.ones(4, device="meta").long(), torch.ones(4).to_sparse()]
-)
-def test_tensors_that_choose_no_samples_are_a_usage_error(indices: torch.Tensor, cache: Path) -> None:
-    with pytest.raises(UsageError):
-        CachedDataset(cache).select(indices)
-    with pytest.raises(UsageError):
-        CachedLoader(CachedDataset(cache), torch.ones((), requires_grad=True))  # type: ignore[arg-type]
-
-
 def test_a_state_of_other_weights_or_another_seed_of_a_generator_is_refused(cache: Path) -> None:
     dataset = CachedDataset(cache)
     state = CachedLoader(dataset, 16, weights=WEIGHTS).state_dict()
@@ -169,52 +137,50 @@ def test_a_sampler_is_told_the_epoch_by_set_epoch(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "message"),
+    ("message", "name", "values"),
     [
-        (BatchSampler(SequentialSampler(range(150)), 4, False), "gives batches"),
-        (DistributedSampler(range(150), num_replicas=2, rank=0), "rank and world_size"),
-        ([1, 2, 3], "torch.utils.data.Sampler, not list"),
-        (Unlimited(), "no __len__"),
+        ("gives batches", "sampler", [BatchSampler(SequentialSampler(range(64)), 4, False)]),
+        ("gives batches", "sampler", [Given([np.array([1, 2])]), Given([np.array([1, 2]), np.array([3])])]),
+        ("rank and world_size", "sampler", [DistributedSampler(range(64), num_replicas=2, rank=0)]),
+        ("torch.utils.data.Sampler, not list", "sampler", [[1, 2, 3]]),
+        ("no __len__", "sampler", [Unlimited()]),
+        ("Given is not for this dataset: indices of 64 samples", "sampler", [Given([1, 64])]),
+        ("whole numbers", "sampler", [Given([0.5])]),
+        ("gives 2 indices in epoch 0, but its __len__ returns 3", "sampler", [Given([1, 2], 3)]),
+        (
+            "weights",
+            "weights",
+            [
+                torch.ones(64).to_sparse(),
+                torch.ones(64, device="meta"),
+                torch.ones(64, dtype=torch.complex64),
+                torch.ones(64).requires_grad_()[:3],
+                [torch.ones((), requires_grad=True)] * 64,
+                [[1.0], [1.0, 2.0]],
+                torch.full((64,), -1.0, requires_grad=True),
+                torch.full((64,), np.nan),
+                np.ones(64, complex),
+                ["a"] * 64,
+                object(),
+            ],
+        ),
+        ("weights and balance each say", "weights balance", [(WEIGHTS[:64], True)]),
+        ("balance decides the order itself", "shuffle balance", [("block", True)]),
+        ("balance is True or False", "balance", [1]),
     ],
 )
-def test_what_is_no_sampler_of_samples_is_refused(cache: Path, sampler: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        CachedLoader(CachedDataset(cache), 4, sampler=sampler)
+def test_ways_of_sampling_that_cannot_be_are_refused(cache: Path, message: str, name: str, values: list[Any]) -> None:
+    for value in values:
+        options = dict(zip(name.split(), value if " " in name else [value], strict=True))
+        with pytest.raises(UsageError, match=message):
+            iter(CachedLoader(CachedDataset(cache).select(range(64)), 4, **options))
 
 
-@pytest.mark.parametrize(
-    ("sampler", "message"),
-    [
-        (Given([1, 150]), "Given is not for this dataset: indices of 150 samples"),
-        (Given([np.array([1, 2])]), "gives batches"),
-        (Given([np.array([1, 2]), np.array([3])]), "gives batches"),
-        (Given([0.5]), "whole numbers"),
-        (Given([1, 2], 3), "gives 2 indices in epoch 0, but its __len__ returns 3"),
-    ],
-)
-def test_indices_that_do_not_fit_are_refused(cache: Path, sampler: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        iter(CachedLoader(CachedDataset(cache), 4, sampler=sampler))
-
-
-def test_only_one_way_of_sampling_is_taken_and_no_order_in_blocks(cache: Path) -> None:
-    dataset = CachedDataset(cache)
-    with pytest.raises(UsageError, match="weights and balance each say"):
-        CachedLoader(dataset, 4, weights=WEIGHTS, balance=True)
-    with pytest.raises(UsageError, match="balance decides the order itself"):
-        CachedLoader(dataset, 4, shuffle="block", balance=True)
-    with pytest.raises(UsageError, match="balance is True or False"):
-        CachedLoader(dataset, 4, balance=1)  # type: ignore[arg-type]  # what is no bool
-    with pytest.raises(UsageError, match="multilabel"):
-        CachedLoader(_several_classes(dataset), 4, balance=True)
-
-
-def _several_classes(dataset: CachedDataset) -> CachedDataset:
+def test_classes_of_several_labels_are_not_balanced(cache: Path) -> None:
     class Several(CachedDataset):
         @property
         def labels(self) -> torch.Tensor:
             return torch.zeros(len(self), 3)
 
-    several = dataset[:]
-    several.__class__ = Several
-    return several
+    with pytest.raises(UsageError, match="multilabel"):
+        CachedLoader(Several(cache), 4, balance=True)

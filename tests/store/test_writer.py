@@ -56,38 +56,18 @@ def plain_lmdb(path: Path) -> list[tuple[bytes, bytes]]:
 @pytest.mark.slow
 @QUICK
 @given(records=RECORDS)
-def test_plain_lmdb_reads_big_endian_keys_in_order_and_equal_values(
-    tmp_path_factory: pytest.TempPathFactory, records: dict[int, bytes]
-) -> None:
-    target = tmp_path_factory.getbasetemp() / "plain.lmdb"
-    seal(target, records)
-    assert plain_lmdb(target) == [(number.to_bytes(8, "big"), record) for number, record in records.items()]
-
-
-@pytest.mark.slow
-@QUICK
-@given(records=RECORDS)
-def test_the_same_records_make_the_same_file_twice(
+def test_the_same_records_make_the_same_file_which_lmdb_and_the_index_rows_describe(
     tmp_path_factory: pytest.TempPathFactory, records: dict[int, bytes]
 ) -> None:
     one, other = (tmp_path_factory.getbasetemp() / name for name in ("one.lmdb", "other.lmdb"))
     first, second = seal(one, records), seal(other, records)
-    assert one.read_bytes() == other.read_bytes()
+    data = one.read_bytes()
+    assert data == other.read_bytes()
     assert first[:3] == second[:3]
     assert np.array_equal(first.rows, second.rows)
-
-
-@pytest.mark.slow
-@QUICK
-@given(records=RECORDS)
-def test_the_index_rows_say_where_each_record_lies(
-    tmp_path_factory: pytest.TempPathFactory, records: dict[int, bytes]
-) -> None:
-    target = tmp_path_factory.getbasetemp() / "rows.lmdb"
-    rows = seal(target, records).rows
-    data = target.read_bytes()
-    assert rows.dtype == INDEX_DTYPE
-    for row, record in zip(rows, records.values(), strict=True):
+    assert plain_lmdb(one) == [(number.to_bytes(8, "big"), record) for number, record in records.items()]
+    assert first.rows.dtype == INDEX_DTYPE
+    for row, record in zip(first.rows, records.values(), strict=True):
         assert data[int(row["offset"]) :][: int(row["length"])] == record
         assert row["crc32"] == zlib.crc32(record)
         assert row["shard"] == 0
