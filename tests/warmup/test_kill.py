@@ -43,7 +43,9 @@ def slowly(image, generator):
     global made
     step()
     gate = os.environ.get("GATE")
-    if gate and multiprocessing.parent_process():  # before the workers start, the run itself tries some
+    if gate and not multiprocessing.parent_process():
+        time.sleep(0.02)  # the run itself makes some before the workers start, and must leave some to them
+    elif gate:
         made += 1
         if is_held() and not os.path.exists(gate):
             with open(gate + ".arrived", "a") as arrived:
@@ -107,6 +109,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "slow_by_test.py").write_text(_MODULE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(Path(__file__).parents[1])]), prepend=os.pathsep)
         yield folder
 
 
@@ -122,11 +125,10 @@ def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractCont
         cache: Path, gate: Path | str = "", held_after: int = 1 << 30, held_by: Path | str = ""
     ) -> Iterator[subprocess.Popen[bytes]]:
         options = f"--size {_SIZE} --variants 1 --augment slow_by_test:slowly --shard-mb 1 --jobs 2".split()
-        found = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
         held = {"GATE": str(gate), "HELD_AFTER": str(held_after), "HELD_BY": str(held_by)}
         process = subprocess.Popen(
             [sys.executable, "-m", "tpucache", "warmup", str(source), str(cache), *options],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(found), **held},
+            env={**os.environ, **held},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -202,8 +204,16 @@ class Forks:
         assert status == 0
         return steps
 
-    def kill(self, cache: Path, variants: int, dies_at: int, source: Path | None = None) -> None:
-        assert self.run(cache, variants, max(1, dies_at), source)[0] == -signal.SIGKILL
+    def kill(self, cache: Path, variants: int, share: float, steps: int, source: Path | None = None) -> None:
+        # A run has `steps` steps, or fewer where storage seems late: tasks have more samples then.
+        before = Path(f"{cache}-{share}")
+        cache.mkdir(exist_ok=True)
+        shutil.copytree(cache, before)
+        while (ended := self.run(cache, variants, max(1, int(share * steps)), source))[0] == 0:
+            steps = ended[1]
+            shutil.rmtree(cache)
+            shutil.copytree(before, cache)
+        assert ended[0] == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -213,14 +223,9 @@ def fewer(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def forks(modules: Path, fewer: Path) -> Iterator[Forks]:
-    found = [str(modules), str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
         [sys.executable, "-c", _FORKS.replace("SIZE", str(_SIZE))],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(found),
-            "OPENBLAS_NUM_THREADS": "1",
-        },
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -252,12 +257,8 @@ def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_byte
     assert steps > 2 * _FORKED_SAMPLES
     if variants > 1:
         shutil.copytree(forked[1][0], cache)
-    for time in range(3 if moment % 4 == 3 else 1):
-        dies_at = int(steps * chance.uniform(moment, moment + 1) / _FORKED_KILLS)
-        if time:  # less is left to do, so that this one may finish it
-            assert forks.run(cache, variants, dies_at)[0] in (0, -signal.SIGKILL)
-        else:
-            forks.kill(cache, variants, dies_at)
+    for _ in range(3 if moment % 4 == 3 else 1):
+        forks.kill(cache, variants, chance.uniform(moment, moment + 1) / _FORKED_KILLS, steps)
         if variants > 1:
             assert verify_cache(cache) == []
     forks.finish(cache, variants)
@@ -269,7 +270,7 @@ def test_a_killed_build_of_small_blocks_finishes_with_the_same_bytes(
     part: float, forks: Forks, tmp_path: Path, digests: Digests
 ) -> None:
     steps = forks.finish(tmp_path / "whole", 0)
-    forks.kill(tmp_path / "cache", 0, int(steps * part))
+    forks.kill(tmp_path / "cache", 0, part, steps)
     forks.finish(tmp_path / "cache", 0)
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 
@@ -281,7 +282,7 @@ def test_a_killed_run_of_an_archive_finishes_with_the_same_bytes(
     archive = Path(shutil.make_archive(str(tmp_path / "photos"), kind, fewer / "cat"))
     steps = forks.finish(tmp_path / "whole", 1, archive)
     for part in (0.3, 0.4):
-        forks.kill(tmp_path / "cache", 1, int(steps * part), archive)
+        forks.kill(tmp_path / "cache", 1, part, steps, archive)
     forks.finish(tmp_path / "cache", 1, archive)
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 

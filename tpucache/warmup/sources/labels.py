@@ -93,7 +93,10 @@ class Reading:
         """Return the result of `plain` as a label, or None if it means no label."""
         if isinstance(value, LabelFault):
             raise value
-        if value is None or self.form == "none" or self._is_missing(value):
+        if value is None or self.form == "none" or self.is_stated(value):
+            return None
+        is_class = self.form in ("class", "indices") and not self.by_value
+        if is_class and self.missing is None and _single(value) == UNLABELLED:
             return None
         if self.form == "numbers":
             return self._numbers(value)
@@ -104,12 +107,22 @@ class Reading:
             marks[self._placed(number)] = 1.0
         return tuple(marks)
 
-    def _is_missing(self, value: Any) -> bool:
-        are_classes = self.form in ("class", "indices")
-        if self.missing is None and are_classes and not self.by_value and _single(value) == UNLABELLED:
-            return True
-        single, in_lists = self.nothing
-        return single.means(value, in_lists)
+    def is_stated(self, label: Any) -> bool:
+        """Return whether a label is one of `missing`: the text, a number of the same value, or a class with that name.
+
+        A list is one if a part of it is, or if all are NaN. (A NaN among numbers is an unknown value.)
+        """
+        if not isinstance(label, tuple):
+            return self._is_stated(label, not self.by_value)
+        are_unknown = bool(label) and all(isinstance(part, float) and math.isnan(part) for part in label)
+        return are_unknown or any(self._is_stated(part, self.has_lists) for part in label)
+
+    def _is_stated(self, part: Any, is_place: bool) -> bool:
+        texts, numbers = self._stated
+        if isinstance(part, str):
+            is_number = bool(numbers) and not are_names([part]) and to_number(part) in numbers
+            return is_number or part.strip() in texts
+        return part in (self.gone if is_place and 0 <= part < len(self.names) else numbers)
 
     def _class(self, value: Any) -> int:
         if isinstance(value, tuple) and len(value) == 1:
@@ -192,10 +205,20 @@ class Reading:
         return place
 
     @functools.cached_property
-    def nothing(self) -> tuple[_Missing, _Missing]:
-        """What means no label, for a single value and for the parts of lists."""
-        names = () if self.by_value else self.names
-        return _Missing(self.missing, names), _Missing(self.missing, names if self.has_lists else ())
+    def _stated(self) -> tuple[Collection[str], Collection[float]]:
+        texts = {*(self.missing or ())}
+        return texts, {number for text in texts if (number := to_number(text)) is not None}
+
+    @functools.cached_property
+    def gone(self) -> Collection[int]:
+        """The positions in `names` of those that mean no label."""
+        texts, numbers = self._stated
+        values = numbers if numbers and not are_names(self.names) else ()
+        return {
+            number
+            for number, name in enumerate(self.names if texts else ())
+            if name.strip() in texts or (values and to_number(name) in values)
+        }
 
     @functools.cached_property
     def _positions(self) -> Mapping[str, int]:
@@ -208,16 +231,15 @@ class Reading:
 
 
 def _find_reading(values: Sequence[Any], plainly: Reading, where: str, is_all: bool) -> Reading:
-    """Return how to read labels. `plainly` has what the user and the source state; `values` are raw labels, by `plain`.
+    """Return how to read raw labels. `plainly` has what the user and the source state.
 
-    With `is_all` they are those of all samples.
+    With `is_all`, the `values` are those of all samples.
     """
     if {*map(type, values)} == {int}:
         values = list(dict.fromkeys(values))  # the frequency of a value does not matter
     kind, names = plainly.kind, plainly.names
-    single, in_lists = plainly.nothing
-    readable = [value for value in values if value is not None and not isinstance(value, LabelFault)]
-    known = [value for value in readable if not single.means(value, in_lists)]
+    readable = (value for value in values if value is not None and not isinstance(value, LabelFault))
+    known = [value for value in readable if not plainly.is_stated(value)]
     if not known:
         return plainly
     texts = [value for value in known if isinstance(value, str)]
@@ -229,18 +251,30 @@ def _find_reading(values: Sequence[Any], plainly: Reading, where: str, is_all: b
         )
     if plainly.has_lists or any(isinstance(part, str) for value in lists for part in value):
         return _several_names_reading(known, lists, plainly, where)
+    if kind == "numbers":
+        return _values_reading(known, plainly)
     if kind == "multilabel" and not lists:
         return _sets_of_one(known, plainly, where)
     if texts and kind == "auto" and not names and 2 * len(texts) <= len(known):
         known = [value for value in known if not isinstance(value, str)]  # a few texts count as faults of their samples
-    elif texts and kind != "numbers":
+    elif texts:
         return _text_reading(known, plainly, where)
     singles = [value for value in known if isinstance(value, int)]
     if kind == "auto" and len(singles) == len(known) - len(lists) > len(lists):
         known, lists = singles, []  # a few lists among class numbers count as faults of their samples
-    if not lists or kind == "classes":
-        return _single_reading(known, plainly, is_all)
-    return _list_reading(known, plainly, where)
+    is_single = not lists or kind == "classes"
+    return _single_reading(known, plainly, where, is_all) if is_single else _list_reading(known, plainly, where)
+
+
+def _values_reading(known: Sequence[Any], plainly: Reading) -> Reading:
+    """Return how to read labels as numbers: as many as most labels have."""
+    length = _lengths(known).most_common(1)[0][0]
+    names = () if any(map(_is_list, known)) else plainly.names
+    return dataclasses.replace(plainly, form="numbers", names=names, length=length)
+
+
+def _lengths(known: Sequence[Any]) -> Counter[int]:
+    return Counter(len(value) if isinstance(value, tuple) else 1 for value in known)
 
 
 def _several_names_reading(known: Sequence[Any], lists: Sequence[Any], plainly: Reading, where: str) -> Reading:
@@ -317,55 +351,48 @@ def _text_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading
     return dataclasses.replace(plainly, form="class", names=names, missing=tuple(gone) or missing, by_value=True)
 
 
-def _single_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
+def _single_reading(known: Sequence[Any], plainly: Reading, where: str, is_all: bool) -> Reading:
     """Return how to read single numbers. Numbers that are not finite count as faults of their samples."""
-    kind, names = plainly.kind, plainly.names
     found = [number for value in known if (number := _single(value)) is not None]
     numbers = [number for number in found if isinstance(number, int) or math.isfinite(number)] or found
-    are_whole = all(map(_is_whole, numbers))
-    if kind == "numbers" or (kind == "auto" and not are_whole):
-        return dataclasses.replace(plainly, form="numbers", length=1)
+    values = dataclasses.replace(plainly, form="numbers", length=1)
     reading = dataclasses.replace(plainly, form="class")
-    if names:
+    if plainly.kind == "auto" and not all(map(_is_whole, numbers)):
+        return values
+    if plainly.names:
         return reading
-    if not is_all and kind == "auto":
+    if not is_all and plainly.kind == "auto":
         if 2 * sum(isinstance(value, int) for value in known) >= len(known):
             return dataclasses.replace(reading, is_int=True)
-        counted = {number for number in numbers if number != UNLABELLED}
-        if len(counted) < 2 or counted != {*range(len(counted))}:  # measurements
-            return dataclasses.replace(plainly, form="numbers", length=1)
-    if is_all and len(found) == len(known) and any(isinstance(value, tuple) for value in known):
-        values = {float(number) for number in numbers if math.isfinite(number)}
-        if plainly.missing is None and are_counted_from_minus_one(values):
-            values, reading = values - {UNLABELLED}, dataclasses.replace(reading, missing=(str(UNLABELLED),))
-        return dataclasses.replace(reading, names=tuple(map(_text, sorted(values))), by_value=True)
-    return reading
+        counted = {*numbers} - {UNLABELLED}
+        return reading if len(counted) > 1 and counted == {*range(len(counted))} else values
+    are_floats = len(found) == len(known) and any(isinstance(value, tuple) for value in known)
+    return _text_reading([*map(_text, found)], plainly, where) if is_all and are_floats else reading
 
 
 def _list_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
     kind, names = plainly.kind, plainly.names
     several = [value if isinstance(value, tuple) else (value,) for value in known]
-    lengths = Counter(map(len, several))
+    lengths = _lengths(known)
     length, count = lengths.most_common(1)[0]
+    parts = {part for value in several for part in value}
     are_marks = length > 1 and _are_marks([value for value in several if len(value) == length])
-    can_index = all(_position(part, MOST_CLASSES) is not None for value in several for part in value)
-    if kind == "numbers":
-        return dataclasses.replace(plainly, form="numbers", names=(), length=length)
-    if kind == "multilabel" and not are_marks and can_index and (len(lengths) > 1 or length < 2):
-        most = max((int(part) for value in several for part in value), default=-1)
-        return dataclasses.replace(plainly, form="indices", names=names or tuple(map(str, range(most + 1))))
-    if kind == "auto" and (2 * count <= len(known) or (can_index and len(lengths) > 1 and not are_marks)):
+    are_indices = not are_marks and all(_position(part, MOST_CLASSES) is not None for part in parts)
+    if kind == "multilabel" and are_indices and (len(lengths) > 1 or length < 2):
+        own = names or tuple(map(str, range(int(max(parts, default=-1)) + 1)))
+        return dataclasses.replace(plainly, form="indices", names=own)
+    if kind == "auto" and (2 * count <= len(known) or (are_indices and len(lengths) > 1)):
         raise SourceError(
             f"{where}: labels are lists of different lengths, {', '.join(map(str, sorted(lengths)))} numbers. If the "
             "numbers are classes, give --labels multilabel. If they are values, give every sample equally many, or "
             "give --labels numbers, which refuses samples with more or fewer than most have"
         )
-    are_flags = {part for value in several for part in value} == {-1.0, 1.0} and length > 1
+    are_flags = parts == {-1.0, 1.0} and length > 1
     if kind == "multilabel" or are_marks or (are_flags and names):
         own = names if len(names) == length else tuple(map(str, range(length)))
         low = -1.0 if are_flags else 0.0
         return dataclasses.replace(plainly, form="marks", names=own, length=length, low=low)
-    return dataclasses.replace(plainly, form="numbers", names=(), length=length)
+    return _values_reading(known, plainly)
 
 
 def decide(
@@ -403,8 +430,7 @@ def decide(
         raise SourceError(f"{where}: labels are numbers, none of the classes {named(classes)}: leave out --classes")
     known = () if reading.form == "numbers" else reading.names
     if names and reading.form in ("class", "indices") and not columns:
-        gone = _Missing(reading.missing, known).places
-        known = tuple(name for number, name in enumerate(known) if number not in gone)
+        known = tuple(name for number, name in enumerate(known) if number not in reading.gone)
     _tell_of_one_hot(reading, values, where)
     return dataclasses.replace(reading, classes=classes or known)
 
@@ -437,16 +463,15 @@ def read_labels(
         except LabelFault as fault:
             return fault
 
-    keys = list(zip(map(type, values), values, strict=True))
-    once = {key: read(key[1]) for key in dict.fromkeys(keys)}  # each distinct label once
+    once = {value: read(value) for value in dict.fromkeys(values)}
     samples = []
-    for sample, key in zip(listing.samples, keys, strict=True):
-        label, fault = once[key], sample.fault
+    for sample, value in zip(listing.samples, values, strict=True):
+        label, fault = once[value], sample.fault
         if isinstance(label, LabelFault):
             label, fault = None, fault or str(label)
         is_same = label == sample.label and type(label) is type(sample.label) and fault == sample.fault
         samples.append(sample if is_same else dataclasses.replace(sample, label=label, fault=fault))
-    lost = sum(value is not None and once[kind_, value] is None and _is_minus_one(value) for kind_, value in keys)
+    lost = sum(value is not None and once[value] is None and _is_minus_one(value) for value in values)
     if lost and missing is None and reading.form != "none":
         _log.warning(
             "%s: %d samples have the label -1 or NaN, which means no label: --missing-label names other values",
@@ -543,39 +568,6 @@ def class_range(classes: int) -> str:
         f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or give --labels "
         "numbers if labels are values"
     )
-
-
-class _Missing:
-    """What means no label: the texts `missing`, numbers of the same value, and class numbers with such names."""
-
-    def __init__(self, missing: Collection[str] | None, names: Sequence[str] = ()) -> None:
-        self._texts = {*(missing or ())}
-        self._numbers = {number for text in self._texts if (number := to_number(text)) is not None}
-        self._classes = len(names)
-        by_value = bool(self._numbers) and not are_names(names)
-        self.places = {
-            number
-            for number, name in enumerate(names if self._texts else ())
-            if name.strip() in self._texts or (by_value and to_number(name) in self._numbers)
-        }
-
-    def __contains__(self, value: Any) -> bool:
-        if not self._texts:
-            return False
-        if isinstance(value, str):
-            is_number = bool(self._numbers) and not are_names([value]) and to_number(value) in self._numbers
-            return is_number or value.strip() in self._texts
-        return value in (self.places if 0 <= value < self._classes else self._numbers)
-
-    def means(self, label: Any, in_lists: _Missing) -> bool:
-        """Return whether a label means that there is none; `in_lists` is this for the parts of lists.
-
-        A list means it if one of its parts does, or if all are NaN. (A NaN among numbers is an unknown value.)
-        """
-        if not isinstance(label, tuple):
-            return label in self
-        are_unknown = bool(label) and all(isinstance(part, float) and math.isnan(part) for part in label)
-        return are_unknown or any(part in in_lists for part in label)
 
 
 def _is_list(value: Any) -> bool:
