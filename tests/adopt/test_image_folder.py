@@ -87,13 +87,13 @@ def test_a_transform_is_given_a_pil_image_and_a_target_transform_the_label(root:
     assert np.array_equal(array, plain[5][0].permute(1, 2, 0))
 
 
-def test_grey_and_transparent_pictures_are_rgb_and_grey_ones_are_asked_for(root: Path) -> None:
+def test_grey_and_transparent_pictures_are_rgb_and_others_are_asked_for(root: Path) -> None:
+    assert ImageFolder(root, transform=str, recipe=Recipe(size=8, mode="keep"), jobs=1)[0][0].startswith("<PIL.Image")
     write_picture(root / "9" / "grey.png", 7, "L")
     write_picture(root / "9" / "clear.png", 8, "RGBA")
-    seen = {image.mode for image, _ in opened(root, transform=lambda image: image)}
-    assert seen == {"RGB"}
-    grey = ImageFolder(root, transform=lambda image: image, recipe=Recipe(size=SIZE, mode="grey"), jobs=1)
-    assert {image.mode for image, _ in grey} == {"L"}
+    for asked, mode in (("rgb", "RGB"), ("grey", "L")):
+        dataset = ImageFolder(root, transform=lambda image: image, recipe=Recipe(size=SIZE, mode=asked), jobs=1)
+        assert {image.mode for image, _ in dataset} == {mode}
     assert ImageFolder(root, recipe=Recipe(size=SIZE, mode="grey"), jobs=1)[0][0].shape == (1, SIZE, SIZE)
 
 
@@ -190,28 +190,11 @@ def test_a_subclass_gives_its_own_items_also_in_batches(root: Path) -> None:
     dataset = WithPath(root, size=SIZE, jobs=1)
     _, labels, paths = next(iter(DataLoader(dataset, 6)))
     assert list(zip(paths, labels.tolist(), strict=True)) == dataset.samples
-    with pytest.raises(UsageError, match="WithPath has a __getitem__ of its own"):
-        CachedLoader(dataset, 2)
 
 
-class Shortened(ImageFolder):
-    def __len__(self) -> int:
-        return 2
-
-
-class Batched(ImageFolder):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[indices[0]]]
-
-
-class ShortSubset(Subset[Any]):
-    def __len__(self) -> int:
-        return 2
-
-
-class BatchedSubset(Subset[Any]):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices[:1]]
+def own(base: type, name: str) -> Any:
+    """Return a kind of data set with a method of its own."""
+    return type("Own", (base,), {name: lambda *_, **__: 2})
 
 
 class Wrapped:
@@ -227,34 +210,28 @@ class Wrapped:
         return self.inner[index][0], 7
 
 
-def test_a_cached_loader_refuses_what_chooses_or_changes_samples(root: Path) -> None:
-    for kind, name in (Shortened, "__len__"), (Batched, "__getitems__"):
-        with pytest.raises(UsageError, match=f"{kind.__name__} has a {name} of its own"):
-            CachedLoader(kind(root, size=SIZE, jobs=1), 2)
-    for other in (ShortSubset(opened(root), range(4)), BatchedSubset(opened(root), range(4)), Wrapped(opened(root))):
-        with pytest.raises(UsageError, match=f"not {type(other).__name__}: use DataLoader"):
-            CachedLoader(other, 2)  # type: ignore[arg-type]  # the wrapper is no data set
-
-
-def test_a_subclass_that_lists_the_folder_itself_is_refused(root: Path) -> None:
-    for name in ("find_classes", "make_dataset"):
-        kind = type("Own", (ImageFolder,), {name: lambda *_, **__: None})
+def test_kinds_that_choose_change_or_list_samples_themselves_are_refused(root: Path) -> None:
+    for name in "__len__", "__getitem__", "__getitems__":
+        with pytest.raises(UsageError, match=f"Own has a {name} of its own"):
+            CachedLoader(own(ImageFolder, name)(root, size=SIZE, jobs=1), 2)
+    for name in "find_classes", "make_dataset":
         with pytest.raises(UsageError, match=f"Own has a {name} of its own, which is not called here"):
-            kind(root, size=SIZE, jobs=1)
+            own(ImageFolder, name)(root, size=SIZE, jobs=1)
+    parts = [own(Subset, name)(opened(root), range(4)) for name in ("__len__", "__getitems__")]
+    for other in (*parts, Wrapped(opened(root))):
+        with pytest.raises(UsageError, match=f"not {type(other).__name__}: use DataLoader"):
+            CachedLoader(other, 2)
+    for name in ("transform", "target_transform"):
+        with pytest.raises(UsageError, match=f"ImageFolder has a {name}, which changes samples one by one"):
+            CachedLoader(Subset(opened(root, **{name: str}), [0]), 1)
 
 
 def test_a_cached_loader_takes_it_and_parts_of_it(root: Path) -> None:
     dataset = opened(root)
-    images, labels = next(iter(CachedLoader(dataset, 6)))
-    assert torch.equal(images, torch.stack([image for image, _ in dataset]))
-    assert labels.tolist() == dataset.targets
-    for part in (Subset(dataset, [4, 1]), *random_split(dataset, [2, 4])):
+    for part in (dataset, Subset(dataset, [4, 1]), *random_split(dataset, [2, 4])):
         images, labels = next(iter(CachedLoader(part, len(part))))
         assert torch.equal(images, torch.stack([image for image, _ in part]))
         assert labels.tolist() == [label for _, label in part]
-    for name in ("transform", "target_transform"):
-        with pytest.raises(UsageError, match=f"ImageFolder has a {name}, which changes samples one by one"):
-            CachedLoader(Subset(opened(root, **{name: str}), [0]), 1)
 
 
 def test_a_picture_that_cannot_be_decoded_is_an_error_or_is_left_out(root: Path) -> None:
@@ -287,11 +264,6 @@ def test_a_cache_is_kept_where_the_caller_says(root: Path, tmp_path: Path, kept:
     dataset = opened(root, cache=tmp_path / "mine")
     assert dataset.directory.parts[: len(tmp_path.parts) + 2] == (tmp_path / "mine" / "datasets").parts
     assert not kept.exists()
-    with pytest.raises(UsageError, match=r"inside of .*photos, whose folders are classes"):
-        opened(root, cache=root / "cache")
-    (tmp_path / "file").touch()
-    with pytest.raises(BuildError, match=r"the cache of photos cannot be kept in .*file.*cache=, or set TPUCACHE_DIR"):
-        opened(root, cache=tmp_path / "file")
 
 
 def test_a_finished_cache_is_read_where_nothing_can_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,29 +279,26 @@ def test_a_finished_cache_is_read_where_nothing_can_be_written(root: Path, monke
     assert pixels(opened(root)) == before
 
 
-def test_a_cache_of_somebody_else_is_refused(root: Path, kept: Path) -> None:
+def test_what_cannot_be_meant_or_done_is_refused(root: Path, tmp_path: Path, kept: Path) -> None:
+    (tmp_path / "file").touch()
+    for options, error, words in (
+        ({"transform": 224}, UsageError, "transform is called with each picture.*size="),
+        ({"recipe": Recipe(size=8, variants=2)}, UsageError, "only CachedDataset reads augmented variants"),
+        ({"cache": root / "cache"}, UsageError, r"inside of .*photos, whose folders are classes"),
+        (
+            {"cache": tmp_path / "file"},
+            BuildError,
+            r"the cache of photos cannot be kept in .*file.*cache=, or set TPUCACHE_DIR",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            ImageFolder(root, jobs=1, **options)  # type: ignore[arg-type]  # as it is given
     opened(root)
     (place,) = kept.iterdir()
     place.rename(place.with_name("elsewhere"))
     place.symlink_to("elsewhere")
     with pytest.raises(Exception, match="is a link, or belongs to another user"):
         opened(root)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"transform": 224}, "transform is called with each picture.*size="),
-        ({"recipe": Recipe(size=8, variants=2)}, "only CachedDataset reads augmented variants"),
-        ({"recipe": Recipe(size=8, mode="keep"), "transform": str}, None),
-    ],
-)
-def test_arguments_that_mean_nothing_are_refused(root: Path, options: dict[str, Any], error: str | None) -> None:
-    if error is None:
-        assert ImageFolder(root, jobs=1, **options)[0][0].startswith("<PIL.Image")
-        return
-    with pytest.raises(UsageError, match=error):
-        ImageFolder(root, **options)
 
 
 WORKERS = """

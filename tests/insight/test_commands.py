@@ -18,7 +18,6 @@ from PIL import Image
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
 from tpucache.insight import hashes
-from tpucache.text import to_cell
 from tpucache.warmup.relabel import set_columns
 
 pytestmark = pytest.mark.slow
@@ -196,52 +195,6 @@ def test_suspects_are_corrected_by_the_table_that_they_are_written_to(
     assert changed == ["a/02.png", "b/07.png"]
     assert after.manifest.statistics.class_counts == (10, 10)
     assert sorted(after.table) == sorted(dataset.table)
-
-
-#: What a path or a class may hold: a formula, markup, and what clears a terminal.
-HOSTILE = ("=cmd|'-C calc'!A0", "<img src=x onerror=alert(1)>", "\x1b[2Jgone", "+1-2", "@SUM(A1)")
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache whose paths and classes are hostile; a table of predictions by which every label is improbable."""
-    folder = tmp_path_factory.mktemp("hostile")
-    pictures = {f"{HOSTILE[at % 2]}/{name}.png": picture(at) for at, name in enumerate(HOSTILE)}
-    build_cache(write_pictures(folder / "photos", pictures), folder / "cache", Recipe(size=64), jobs=1)
-    dataset = CachedDataset(folder / "cache")
-    with (folder / "out_of_fold.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(map(to_cell, ["sample", "path", "label", "prediction", *dataset.classes]))
-        for number, (path, label) in enumerate(zip(dataset.paths, dataset.labels.tolist(), strict=True)):
-            names = dataset.classes[label], dataset.classes[1 - label]
-            table.writerow(
-                map(to_cell, [str(number), path, *names, *(("0.1", "0.9") if label == 0 else ("0.9", "0.1"))])
-            )
-    return folder
-
-
-def test_hostile_names_stay_texts_from_predictions_to_corrected_labels(
-    hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cache, table = Path(shutil.copytree(hostile / "cache", tmp_path / "cache")), tmp_path / "suspects.csv"
-    assert main(["suspects", str(hostile), "-o", str(table)]) == 0
-    printed = capsys.readouterr()
-    assert "\x1b" not in printed.out + printed.err
-    rows = list(csv.reader(io.StringIO(table.read_text())))
-    assert len(rows) == 1 + len(HOSTILE)
-    assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "@", "-"))]
-    with table.open("w", newline="") as file:  # as somebody does in a spreadsheet: each label is the predicted one
-        csv.writer(file).writerows([rows[0], *([*row[:2], row[3], *row[3:]] for row in rows[1:])])
-    page = tmp_path / "page.html"
-    predictions = ["--findings", "--predictions", str(hostile / "out_of_fold.csv"), "-o", str(page)]
-    assert main(["report", str(cache), *predictions]) == 0
-    assert "<img src=x" not in page.read_text()
-    assert "\x1b" not in page.read_text()
-    before = CachedDataset(cache).labels
-    assert main(["relabel", str(cache), str(table), "--corrections", "--label-col", "label"]) == 0
-    after = CachedDataset(cache)
-    assert after.labels.tolist() == (1 - before).tolist()
-    assert after.classes == CachedDataset(hostile / "cache").classes
 
 
 @pytest.mark.parametrize("options", [["--valid", "fold=1"], ["--folds"]], ids=["valid", "folds"])

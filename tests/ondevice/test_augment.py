@@ -96,32 +96,13 @@ def test_draws_follow_from_seed_and_step_and_keep_their_ranges(chosen, seed, ste
     assert np.isin(draws[:, 25], (0, 1)).all()
 
 
-def test_draws_are_spread_as_their_settings_say():
-    draws = draw(AugmentSettings(flip=True, shift=2, rotate=True, erase=0.25, brightness=0.5), 0, 0, 4000)
-    assert draws[:, :3].mean(0) == pytest.approx(0.5, abs=0.03)
-    for column in (3, 4):
-        assert np.unique(draws[:, column], return_counts=True)[1] / 4000 == pytest.approx([0.2] * 5, abs=0.03)
-    areas = (draws[:, 9] - draws[:, 8]) * (draws[:, 11] - draws[:, 10])
-    assert (areas > 0).mean() == pytest.approx(0.25, abs=0.03)
-    assert areas[areas > 0].min() >= 0.019
-    assert areas.max() <= 0.334
-    assert draws[:, 5].mean() == pytest.approx(1, abs=0.02)
+def test_boxes_of_cutmix_and_turns_are_spread_as_those_of_other_libraries():
     cuts = draw(AugmentSettings(cutmix=1.0), 0, 0, 4000)[:, 13:17]
     areas = (cuts[:, 1] - cuts[:, 0]) * (cuts[:, 3] - cuts[:, 2])
     # torchvision and timm cut boxes around a uniform centre at the border, too: they measure 0.692 and 0.686.
     assert 1 - areas.mean() == pytest.approx(0.69, abs=0.015)
-    inside = [(cuts[:, 0] <= at) & (at < cuts[:, 1]) & (cuts[:, 2] <= at) & (at < cuts[:, 3]) for at in (0.01, 0.5)]
-    assert [share.mean() for share in inside] == pytest.approx([0.13, 0.5], abs=0.04)
     turns = {tuple(row) for row in draw(AugmentSettings(rotate=True), 0, 0, 100)[:, :3].tolist()}
     assert turns == {(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)}
-
-
-@pytest.mark.slow
-def test_with_mixup_and_cutmix_each_batch_takes_one_of_them():
-    batches = [draw(ALL, 0, step, 16) for step in range(200)]
-    cut = [(draws[:, 13:17] > 0).any() for draws in batches]
-    assert all((draws[:, 12] < 1).any() != is_cut for draws, is_cut in zip(batches, cut, strict=True))
-    assert 70 < sum(cut) < 130
 
 
 @pytest.mark.slow

@@ -200,28 +200,26 @@ def test_a_corrupted_byte_is_refused_after_a_second_try(served, tmp_path, caplog
         Manifest.load(tmp_path / "fetched")
 
 
-@pytest.mark.slow
-def test_a_byte_corrupted_here_is_fetched_again(served, cache, tmp_path):
-    target = tmp_path / "fetched"
-    with pytest.raises(KeyboardInterrupt):
-        fetch_cache(served.url, target, cut_off(120_000))
+def spoil_bytes(target):
     (part,) = target.glob(".*.part")
     damage(part)
     damage(target / "index.npy")
-    fetch_cache(served.url, target)
-    assert contents(target) == contents(cache)
+
+
+def lengthen_part(target):
+    (target / ".index.npy.part").write_bytes(bytes(1_000_000))
 
 
 @pytest.mark.slow
-def test_a_part_that_is_too_long_is_begun_again(served, cache, tmp_path, caplog):
+@pytest.mark.parametrize(("limit", "spoil"), [(120_000, spoil_bytes), (0, lengthen_part)])
+def test_what_was_spoiled_here_is_fetched_again(served, cache, tmp_path, caplog, limit, spoil):
     target = tmp_path / "fetched"
     with pytest.raises(KeyboardInterrupt):
-        fetch_cache(served.url, target, cut_off(0))
-    (target / ".index.npy.part").write_bytes(bytes(1_000_000))
+        fetch_cache(served.url, target, cut_off(limit))
+    spoil(target)
     fetch_cache(served.url, target)
-    assert not list(target.glob(".*"))
-    assert "once more" not in caplog.text
-    assert verify_cache(target) == []
+    assert contents(target) == contents(cache)
+    assert ("once more" in caplog.text) == (spoil is spoil_bytes)
 
 
 def test_a_damaged_cache_is_not_pushed(cache, tmp_path, memory):
@@ -318,26 +316,26 @@ def test_an_answer_that_is_quoted_stays_one_short_line(served, tmp_path, monkeyp
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("url", ["simplecache::http://127.0.0.1:1/x", "zip://a::HTTPS://ann:secret@127.0.0.1:1/x.zip"])
-def test_a_web_server_is_read_directly_alone(tmp_path, url):
-    with pytest.raises(UsageError, match="give the web server's own URL") as caught:
-        fetch_cache(url, tmp_path / "fetched")
-    assert "secret" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    "url",
+    ("words", "url"),
     [
-        *("reference://a", "github://ann:secret@a/b", "data://a", "jupyter://a", "zip://a::file:///a.zip"),
-        *("simplecache::reference::file:///a", "simplecache::jlab://ann:secret@a", "FILEX://a", "simplecache://a"),
-        "gopher://x/y",
+        *(
+            ("give the web server's own URL", url)
+            for url in ("simplecache::http://127.0.0.1:1/x", "zip://a::HTTPS://ann:secret@127.0.0.1:1/x.zip")
+        ),
+        *(
+            (r":// cannot be read\. Give a URL that begins with http, https, .*gs", url)
+            for url in (
+                *("reference://a", "github://ann:secret@a/b", "data://a", "jupyter://a", "zip://a::file:///a.zip"),
+                *("simplecache::reference::file:///a", "simplecache::jlab://ann:secret@a", "FILEX://a"),
+                *("simplecache://a", "gopher://x/y"),
+            )
+        ),
     ],
 )
-def test_places_that_are_no_store_of_files_are_refused_before_anything_is_opened(tmp_path, monkeypatch, url):
+def test_places_that_are_no_store_of_files_are_refused_before_anything_is_opened(tmp_path, monkeypatch, words, url):
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: pytest.fail("opened"))
-    with pytest.raises(
-        UsageError, match=r":// cannot be read\. Give a URL that begins with http, https, .*gs"
-    ) as caught:
+    with pytest.raises(UsageError, match=words) as caught:
         fetch_cache(url, tmp_path / "fetched")
     assert "secret" not in str(caught.value)
 
@@ -375,14 +373,12 @@ def test_what_the_server_refuses_is_reported_and_what_may_pass_is_tried_again(se
     assert len(served.requests) == asked
 
 
-def test_without_fsspec_the_error_names_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(DependencyError, match=r"pip install .fsspec"):
-        fetch_cache("memory://x", tmp_path)
-
-
-def test_a_url_with_a_library_of_its_own_names_it(tmp_path, monkeypatch):
-    for name in ("obstore", "s3fs"):
+@pytest.mark.parametrize(
+    ("url", "lacking", "words"),
+    [("memory://x", ["fsspec"], r"pip install .fsspec"), ("s3://bucket/cache", ["obstore", "s3fs"], "s3fs")],
+)
+def test_a_library_that_a_url_needs_is_named(tmp_path, monkeypatch, url, lacking, words):
+    for name in lacking:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DependencyError, match="s3fs"):
-        fetch_cache("s3://bucket/cache", tmp_path)
+    with pytest.raises(DependencyError, match=words):
+        fetch_cache(url, tmp_path)

@@ -74,6 +74,11 @@ class Case(NamedTuple):
     other: str | None = None
     cache: str = "classes"
 
+    def both(self, name: str, places: Mapping[str, Path], folder: Path) -> tuple[list[str], list[str]]:
+        """Return the words of both runs."""
+        value = [] if self.value is None else [self.value.format(folder=folder, begun=places["begun"])]
+        return [name, *value], [] if self.other is None else [name, self.other]
+
 
 _HALF: Final = ("--valid", "0.5")
 #: A use of each option that changes what the run computes, or a file that it leaves.
@@ -241,13 +246,11 @@ def test_an_option_changes_what_a_run_computes_or_leaves(name, places, without, 
     case = SEEN[name]
     if case.value in ("tensorboard", "safetensors") or name == "--tensorboard":
         pytest.importorskip(case.value or "tensorboard")
-    paths = {"folder": str(tmp_path), "begun": str(places["begun"])}
-    value = [] if case.value is None else [case.value.format(**paths)]
-    before = [] if case.other is None else [name, case.other]
+    words, before = case.both(name, places, tmp_path)
     cache, run = places[case.cache], tmp_path / "run"
-    assert train(cache, run, *case.given, name, *value) == 0
+    assert train(cache, run, *case.given, *words) == 0
     if case.file is not None:
-        assert Path(case.file.format(**paths)).exists()
+        assert Path(case.file.format(folder=tmp_path)).exists()
         return
     assert outcome(run) != without(cache, *case.given, *before)
 
@@ -256,34 +259,32 @@ def test_an_option_changes_what_a_run_computes_or_leaves(name, places, without, 
 ELSEWHERE: Final = ("--folds", "--export", "--cache-dir")
 
 
-@pytest.mark.parametrize("name", [name for name in SEEN if name not in ELSEWHERE])
-def test_an_option_changes_what_the_loop_is_given(name, places, tmp_path, monkeypatch):
-    case, seen = SEEN[name], []
+@pytest.fixture
+def seen(monkeypatch):
+    """What the loop is given, which is not carried out."""
+    found: list[Given] = []
 
     def record(*given: Any) -> None:
-        _, settings, train_set, valid_set, _, options = Given(*given)
-        seen.append([settings, len(train_set), valid_set is None, options.tensorboard])
+        found.append(Given(*given))
         raise UsageError("this is seen")
 
     monkeypatch.setattr("tpucache.training.loop.train", record)
-    paths = {"folder": str(tmp_path), "begun": str(places["begun"])}
-    value = [] if case.value is None else [case.value.format(**paths)]
-    before = [] if case.other is None else [name, case.other]
-    for words in ([name, *value], before):
-        assert train(places[case.cache], tmp_path / "run", *case.given, *words) == 2
-    assert seen[0] != seen[1]
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in SEEN if name not in ELSEWHERE])
+def test_an_option_changes_what_the_loop_is_given(name, places, tmp_path, seen):
+    for words in SEEN[name].both(name, places, tmp_path):
+        assert train(places[SEEN[name].cache], tmp_path / "run", *SEEN[name].given, *words) == 2
+    one, other = (
+        [given.settings, len(given.train_set), given.valid_set is None, given.options.tensorboard] for given in seen
+    )
+    assert one != other
 
 
 @pytest.mark.parametrize("name", CARRIED_OUT)
-def test_an_option_of_how_it_is_carried_out_reaches_the_loop(name, places, tmp_path, monkeypatch):
+def test_an_option_of_how_it_is_carried_out_reaches_the_loop(name, places, tmp_path, seen):
     values, holds = CARRIED_OUT[name]
-    seen = []
-
-    def record(*given: Any) -> None:
-        seen.append(Given(*given))
-        raise UsageError("this is seen")
-
-    monkeypatch.setattr("tpucache.training.loop.train", record)
     words = [word.format(folder=tmp_path) for word in (name, *values)]
     backend = [] if name in ("--device", "--compile", "--processes", "--backend") else ["--backend", "torch"]
     command = ["train", str(places["classes"]), "--run", str(tmp_path / "run"), "--model", "cnn", *backend, *words]
@@ -347,18 +348,21 @@ def test_predict_tells_what_it_did(cache, run, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "status", "message"),
-    [(["--variants", "9"], 2, "variants"), (["--cores", "8"], 2, "1 core"), (["--batch-size", "7"], 0, "")],
+    [
+        (["--variants", "9"], 2, "variants"),
+        (["--variants", "none"], 2, "--variants"),
+        (["--cores", "8"], 2, "1 core"),
+        (["--batch-size", "7"], 0, ""),
+        (["."], 1, "holds no run"),
+    ],
 )
 def test_options_that_do_not_fit_end_in_one_line(cache, run, tmp_path, capsys, options, status, message):
-    assert predict(run, cache, "-o", tmp_path / "out.csv", *options) == status
+    runs, options = ([tmp_path], []) if options == ["."] else ([run], options)
+    try:
+        found = predict(*runs, cache, "-o", tmp_path / "out.csv", *options)
+    except SystemExit as ended:
+        found = ended.code
     err = capsys.readouterr().err
+    assert found == status
     assert message in err
     assert "Traceback" not in err
-
-
-def test_a_folder_that_is_no_run_ends_with_status_one(cache, tmp_path, capsys):
-    assert predict(tmp_path, cache, "-o", tmp_path / "out.csv") == 1
-    assert "holds no run" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        predict(tmp_path, cache, "-o", tmp_path / "out.csv", "--variants", "none")
-    assert stop.value.code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import re
 import shutil
 
@@ -27,7 +28,7 @@ from tpucache.training.weights import load_checkpoint
 from tpucache.warmup import TableOptions
 from tpucache.warmup.sources.table import TableSource
 
-COUNTS = (1, 7, 8, 9, 1000)
+COUNTS = (0, 1, 7, 8, 9, 1000)
 
 TRUST = ["tiny_models:tiny"]
 
@@ -50,6 +51,8 @@ def plain(run, dataset, mirrored=False):
     model = tiny_models.tiny(best["outputs"])
     model.load_state_dict(best["model"])
     mean, std = (torch.tensor(best[name]).view(3, 1, 1) for name in ("mean", "std"))
+    if not len(dataset):
+        return np.zeros((0, best["outputs"]), np.float32)
     images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
     images = images.flip(3) if mirrored else images
     with torch.no_grad():
@@ -69,11 +72,13 @@ def read(path):
 @pytest.mark.parametrize("count", COUNTS)
 def test_values_are_those_of_plain_torch(cache, folds, tmp_path, count):
     dataset = many(cache, count)
-    predict(Predictor(folds[:1], CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
-    (_, _, _, _, *names), *rows = read(tmp_path / "out.csv")
-    assert names == ["ant", "bee", "cat", "dog"]
+    report = predict(Predictor(folds[:1], CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
+    assert (report.samples, bool(report.metrics)) == (count, count > 0)
+    heading, *rows = read(tmp_path / "out.csv")
+    assert heading == ["sample", "path", "label", "prediction", "ant", "bee", "cat", "dog"]
+    names = heading[4:]
     expected = plain(folds[0], dataset)
-    np.testing.assert_allclose(np.float32([row[4:] for row in rows]), expected, atol=1e-6)
+    np.testing.assert_allclose(np.float32([row[4:] for row in rows]).reshape(count, 4), expected, atol=1e-6)
     assert [row[:2] for row in rows] == [
         [str(number), path] for number, path in zip(dataset.numbers, dataset.paths, strict=True)
     ]
@@ -110,12 +115,12 @@ np.savez(output, compiles=compiles, **found)
 @pytest.mark.xla
 @pytest.mark.parametrize("cores", [*thorough(1), 8])
 def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, folds, python, tmp_path, cores):
-    (tmp_path / "script.py").write_text(ON_XLA.format(counts=COUNTS))
+    (tmp_path / "script.py").write_text(ON_XLA.format(counts=COUNTS[1:]))
     done = python(tmp_path / "script.py", cache, folds[0], cores, tmp_path / "found.npz", devices=cores)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")
     assert set(found["compiles"]) == {found["compiles"][0]}
-    for count in COUNTS:
+    for count in COUNTS[1:]:
         np.testing.assert_allclose(found[str(count)], plain(folds[0], many(cache, count)), atol=1e-5)
     both = [plain(folds[0], CachedDataset(cache), mirrored) for mirrored in (False, True)]
     assert np.abs(both[0] - both[1]).max() > 1e-4
@@ -123,12 +128,13 @@ def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, 
 
 
 @pytest.mark.slow
-def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
+def test_variants_runs_and_mirrored_images_are_averaged(cache, folds, tmp_path):
     output = tmp_path / "out" / "predictions.csv"
-    arguments = ["predict", *folds, cache, "-o", output, "--variants", "all", "--backend", "eager"]
+    arguments = ["predict", *folds, cache, "-o", output, "--variants", "all", "--flip-tta", "--backend", "eager"]
     arguments += ["--trust", "tiny_models:tiny"]
     assert main([str(argument) for argument in arguments]) == 0
-    expected = np.mean([plain(run, CachedDataset(cache, variant)) for run in folds for variant in range(4)], 0)
+    ways = itertools.product(folds, range(4), (False, True))
+    expected = np.mean([plain(run, CachedDataset(cache, variant), mirrored) for run, variant, mirrored in ways], 0)
     np.testing.assert_allclose(np.float32([row[4:] for row in read(output)[1:]]), expected, atol=1e-6)
 
 
@@ -151,13 +157,36 @@ def test_values_from_0_to_1_are_written_as_values_for_a_run_of_several_classes(p
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
-    predictor = Predictor(folds[:1], CpuDevice(), trust=TRUST)
     build_cache(photos, tmp_path / "larger", Recipe(size=20), jobs=1)
-    with pytest.raises(UsageError, match=r"20, 20, 3"):
-        predict(predictor, [CachedDataset(tmp_path / "larger")], tmp_path / "out.csv", 8)
-    predictor.device.cores = 8
-    with pytest.raises(UsageError, match="divide over 8 cores"):
-        predict(predictor, [CachedDataset(cache)], tmp_path / "out.csv", 12)
+    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
+    dataset, larger, nine = CachedDataset(cache), CachedDataset(tmp_path / "larger"), many(cache, 9)
+    train(tmp_path / "run", settings, larger, None, CpuDevice(), RunOptions(replay=False))
+    best = torch.load(folds[0] / "best.pt", weights_only=True)
+    best["model"]["5.bias"][1] = float("nan")
+    for name in ("infinite", "begun", "empty"):
+        (tmp_path / name).mkdir()
+    torch.save(best, tmp_path / "infinite" / "best.pt")
+    (tmp_path / "begun" / "last.pt").write_bytes(b"")
+    spread = CpuDevice()
+    spread.cores = 8
+    for runs, device, sets, error, words in (
+        (folds[:1], CpuDevice(), [larger], UsageError, "20, 20, 3"),
+        (folds[:1], spread, [dataset], UsageError, "divide over 8 cores"),
+        (folds[:1], CpuDevice(), [nine, many(cache, 9, 1)[::-1]], UsageError, "other samples, or the same in another"),
+        (folds[:1], CpuDevice(), [nine, many(cache, 8, 1)], UsageError, "other samples, or the same in another order"),
+        ([folds[0], tmp_path / "run"], CpuDevice(), [], UsageError, "the two runs differ in fields"),
+        ([tmp_path / "empty"], CpuDevice(), [], TrainingError, "holds no run"),
+        ([tmp_path / "begun"], CpuDevice(), [], TrainingError, "no epoch of the run has ended"),
+        (
+            [tmp_path / "infinite"],
+            CpuDevice(),
+            [dataset],
+            TrainingError,
+            f"150 samples are not finite, the first that of '{dataset.paths[0]}'",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            predict(Predictor(runs, device, trust=TRUST), sets, tmp_path / "out.csv", 12)
     assert not (tmp_path / "out.csv").exists()
 
 
@@ -212,37 +241,6 @@ def test_logits_and_features_are_those_of_each_run(cache, folds, tmp_path, flip)
         )
 
 
-@pytest.mark.slow
-def test_predictions_that_are_not_finite_are_refused(cache, folds, tmp_path):
-    best = torch.load(folds[0] / "best.pt", weights_only=True)
-    best["model"]["5.bias"][1] = float("nan")
-    (tmp_path / "run").mkdir()
-    torch.save(best, tmp_path / "run" / "best.pt")
-    dataset = CachedDataset(cache)
-    with pytest.raises(TrainingError, match=f"150 samples are not finite, the first that of '{dataset.paths[0]}'"):
-        predict(Predictor([tmp_path / "run"], CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
-    assert not (tmp_path / "out.csv").exists()
-
-
-def test_datasets_of_other_samples_are_not_averaged(cache, folds, tmp_path):
-    predictor, dataset = Predictor(folds[:1], CpuDevice(), trust=TRUST), many(cache, 9)
-    for other in (many(cache, 9, 1)[::-1], many(cache, 8, 1)):
-        with pytest.raises(UsageError, match="other samples, or the same in another order"):
-            predict(predictor, [dataset, other], tmp_path / "out.csv", 8)
-    assert predict(predictor, [dataset, many(cache, 9, 1)], tmp_path / "out.csv", 8).samples == 9
-
-
-def test_no_samples_make_a_table_without_rows(cache, folds, tmp_path):
-    report = predict(
-        Predictor(folds[:1], CpuDevice(), trust=TRUST),
-        [CachedDataset(cache, indices=[])],
-        tmp_path / "out.csv",
-        8,
-    )
-    assert (report.samples, report.metrics) == (0, {})
-    assert read(tmp_path / "out.csv") == [["sample", "path", "label", "prediction", "ant", "bee", "cat", "dog"]]
-
-
 @pytest.fixture(scope="module")
 def stretched(tmp_path_factory, photos):
     """The cache, but with images that were stretched to their size."""
@@ -285,29 +283,12 @@ def test_validation_and_weights_of_images_made_with_another_fit_are_said(cache, 
     assert "--fit" not in caplog.text
 
 
-@pytest.mark.slow
-def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_path):
-    build_cache(photos, tmp_path / "cache", Recipe(size=20), jobs=1)
-    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
-    train(tmp_path / "run", settings, CachedDataset(tmp_path / "cache"), None, CpuDevice(), RunOptions(replay=False))
-    with pytest.raises(UsageError, match="the two runs differ in fields"):
-        Predictor([folds[0], tmp_path / "run"], CpuDevice(), trust=TRUST)
-
-
 def test_a_run_that_is_given_twice_is_said(folds, tmp_path, caplog):
     assert Predictor(folds, CpuDevice(), trust=TRUST).runs == len(folds)
     assert "times" not in caplog.text
     (tmp_path / "link").symlink_to(folds[0])
     assert Predictor([*folds, tmp_path / "link"], CpuDevice(), trust=TRUST).runs == len(folds) + 1
     assert f"{folds[0].resolve()} is given 2 times" in caplog.text
-
-
-def test_a_folder_without_a_finished_epoch_is_an_error(tmp_path):
-    with pytest.raises(TrainingError, match="holds no run"):
-        Predictor([tmp_path], CpuDevice(), trust=TRUST)
-    (tmp_path / "last.pt").write_bytes(b"")
-    with pytest.raises(TrainingError, match="no epoch of the run has ended"):
-        Predictor([tmp_path], CpuDevice(), trust=TRUST)
 
 
 @pytest.mark.slow

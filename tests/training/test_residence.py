@@ -36,13 +36,13 @@ SETTINGS = TrainSettings(
 RECORD = 16 * 16 * 3 + 8  # bytes, with the label
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
     """Images of 64 pixels as packed coefficients, from which other sizes are made."""
     rng = np.random.default_rng(0)
     images = [(rng.integers(0, 256, (64, 64, 3), np.uint8), number % 3) for number in range(40)]
-    build_cache(images, tmp_path_factory.mktemp("packed") / "cache", Recipe(size=64, codec="dct-lz4"), jobs=1)
-    return tmp_path_factory.getbasetemp() / next(tmp_path_factory.getbasetemp().glob("packed*")).name / "cache"
+    build_cache(images, tmp_path / "cache", Recipe(size=64, codec="dct-lz4"), jobs=1)
+    return tmp_path / "cache"
 
 
 def run(folder: Path, choice: str, dataset: CachedDataset, settings: TrainSettings = SETTINGS, **more: Any) -> Any:
@@ -51,17 +51,16 @@ def run(folder: Path, choice: str, dataset: CachedDataset, settings: TrainSettin
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"balance": True, "accumulate": 2}, {"steps_per_execution": 2}], ids=["full", "balance", "several"]
+    "changes",
+    [{}, {"balance": True, "accumulate": 2}, {"steps_per_execution": 2}, {"grow": "32:0.5,64", "epochs": 4}],
+    ids=["full", "balance", "several", "grow"],
 )
-def test_the_losses_are_those_of_a_streaming_run(cache: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    dataset, settings = CachedDataset(cache, "epoch").select(range(40)), dataclasses.replace(SETTINGS, **changes)
+def test_the_losses_are_those_of_a_streaming_run(
+    cache: Path, packed: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    settings = dataclasses.replace(SETTINGS, **changes)
+    dataset = CachedDataset(packed) if "grow" in changes else CachedDataset(cache, "epoch").select(range(40))
     streaming, resident = (run(tmp_path, choice, dataset, settings) for choice in ("no", "yes"))
-    assert resident.losses == streaming.losses
-
-
-def test_images_that_grow_are_those_of_a_streaming_run(packed: Path, tmp_path: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, grow="32:0.5,64", epochs=4)
-    streaming, resident = (run(tmp_path, choice, CachedDataset(packed), settings) for choice in ("no", "yes"))
     assert resident.losses == streaming.losses
 
 
