@@ -23,6 +23,8 @@ from PIL import Image
 
 from tpucache import Recipe, build_cache
 from tpucache.warmup.plan import resolve
+from tpucache.warmup.records.pillow import find_simplejpeg
+from tpucache.warmup.records.presize import find_cykooz_resizer
 
 Pixels = npt.NDArray[np.uint8]
 _ORIENTATION = 0x0112
@@ -167,3 +169,21 @@ def _failing_rename(pattern: str, error: BaseException, after: int = 0) -> Itera
 @pytest.fixture(scope="session")
 def failing_rename() -> Callable[..., contextlib.AbstractContextManager[None]]:
     return _failing_rename
+
+
+@contextlib.contextmanager
+def _without(*libraries: str) -> Iterator[None]:
+    finders = (find_simplejpeg, find_cykooz_resizer)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in libraries:
+            patch.setitem(sys.modules, name, None)
+        for find in finders:
+            find.cache_clear()
+        yield
+    for find in finders:
+        find.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def without() -> Callable[..., contextlib.AbstractContextManager[None]]:
+    return _without

@@ -20,7 +20,7 @@ from tpucache import BuildError, Recipe, UnfinishedError, UsageError, build_cach
 from tpucache.errors import PublishError
 from tpucache.store.remote import kaggle
 from tpucache.store.remote.kaggle import Draft, KaggleDataset
-from tpucache.warmup.run import places, scheduler, tasks
+from tpucache.warmup.run import scheduler, tasks
 
 _RECIPE = Recipe(size=160, shard_mb=1)
 _PLACE, _ID = "kaggle:ann/birds-at-160", "ann/birds-at-160"
@@ -51,7 +51,6 @@ def server(running: KaggleServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(kaggle, "_FIRST_POLL", 0.001)
-    monkeypatch.setattr(kaggle, "_LONGEST_POLL", 0.001)
     monkeypatch.setattr(kaggle, "_FIRST_PAUSE", 0.001)
     running.reset()
     return running
@@ -219,13 +218,13 @@ def test_busy_broken_and_lost_answers_make_one_version(
 def test_a_version_that_lacks_a_file_is_noticed_and_the_next_one_has_it(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kaggle, "_GRACE_SECONDS", 0.0)
     server.faults.left_out = 1
     lacking = sorted(built)[0]
-    with pytest.raises(PublishError, match=rf"{_ID} is not what was sent: {lacking} is missing"):
-        warm_up(source, tmp_path / "work")
+    with monkeypatch.context() as patch:
+        patch.setattr(kaggle, "_GRACE_SECONDS", 0.0)
+        with pytest.raises(PublishError, match=rf"{_ID} is not what was sent: {lacking} is missing"):
+            warm_up(source, tmp_path / "work")
     received = server.received
-    monkeypatch.setattr(kaggle, "_GRACE_SECONDS", 60.0)
     server.faults.lag = 4
     warm_up(source, tmp_path / "work")
     assert server.files(_ID) == built
@@ -324,16 +323,14 @@ def test_two_processes_do_not_send_one_folder(
 
 @pytest.mark.thorough
 def test_two_machines_that_build_the_same_cache_make_one_version(
-    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path
 ) -> None:
-    create = KaggleDataset.create
+    def build_before(call: str, moment: str) -> None:
+        if (call, moment) == ("CreateDataset", "asked"):
+            server.watch = lambda call, moment: None
+            warm_up(source, tmp_path / "other")
 
-    def after_other(*words: Any, **more: Any) -> None:
-        monkeypatch.setattr(KaggleDataset, "create", create)
-        warm_up(source, tmp_path / "other")
-        create(*words, **more)
-
-    monkeypatch.setattr(KaggleDataset, "create", after_other)
+    server.watch = build_before
     warm_up(source, tmp_path / "work")
     assert server.files(_ID) == built
     assert len(server.datasets[_ID].versions) == 1
@@ -353,9 +350,6 @@ def test_a_journal_that_cannot_be_read_is_named(source: Path, server: KaggleServ
         warm_up(source, tmp_path / "work")
 
 
-def test_a_dataset_has_no_more_files_than_kaggle_takes(
-    source: Path, server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places, "MAX_FILES", _SHARDS + 2)
-    with pytest.raises(PublishError, match=r"would have 7 files, and a dataset has at most 6"):
-        warm_up(source, tmp_path / "work")
+def test_a_dataset_has_no_more_files_than_kaggle_takes(source: Path, server: KaggleServer, tmp_path: Path) -> None:
+    with pytest.raises(PublishError, match=r"would have 5\d files, and a dataset has at most 50"):
+        warm_up(source, tmp_path / "work", companions=lambda _: {f"{number}.md": b"x" for number in range(48)})

@@ -42,11 +42,6 @@ def _blocks(width: int, height: int, cell: int = 40, seed: int = 0) -> npt.NDArr
     return np.kron(cells, np.ones((cell, cell), np.uint8))[:height, :width]
 
 
-def _extent(pixels: Array) -> list[int]:
-    rows, columns = np.flatnonzero(pixels.any(axis=1)), np.flatnonzero(pixels.any(axis=0))
-    return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-
-
 def test_fields_come_in_the_order_of_the_record() -> None:
     item = Item(
         {
@@ -201,29 +196,6 @@ def test_a_mask_lies_on_the_pixels_of_its_image(turn: int, fit: Any, exact: bool
 
     assert same(0, 0) > 0.985
     assert all(same(0, 0) > same(*shift) + 0.02 for shift in ((0, 1), (0, -1), (1, 0), (-1, 0)))
-
-
-@pytest.mark.parametrize("fit", _FITS)
-@pytest.mark.parametrize("turn", _TURNS)
-def test_a_box_and_a_point_lie_where_the_mask_of_the_object_does(turn: int, fit: Any, encode: Any) -> None:
-    mask = np.zeros((480, 800), np.uint8)
-    left, top, right, bottom = 300, 130, 430, 290
-    mask[top:bottom, left:right] = 1
-    middle = [(left + right) / 2, (top + bottom) / 2]
-    item = Item(
-        {
-            "image": encode(Image.new("RGB", (800, 480)), orientation=turn),
-            "mask": mask,
-            "boxes": np.array([[left, top, right, bottom, 7]], np.float32),
-            "keypoints": np.array([middle]),
-        }
-    )
-    clean = _clean(item, Recipe(size=(100, 120), fit=fit, coordinates="stored"))
-    box, extent = clean["boxes"][0], _extent(clean["mask"][..., 0])
-    np.testing.assert_allclose(box[:4], extent, atol=0.51)
-    assert box[4] == 7
-    np.testing.assert_allclose(clean["keypoints"][0, :2], (box[:2] + box[2:4]) / 2, atol=1e-3)
-    assert clean["keypoints"][0, 2] == 1
 
 
 def test_boxes_out_of_view_are_left_out_and_the_rest_keep_their_order() -> None:

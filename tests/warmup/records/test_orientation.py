@@ -197,16 +197,6 @@ def test_a_mask_of_the_other_reading_s_size_is_refused(coordinates: Any, size: s
         _clean(item, Recipe(size=8, coordinates=coordinates))
 
 
-def test_an_image_that_is_not_turned_needs_no_statement() -> None:
-    mask, boxes, points = _object(32, 48)
-    item = Item({"image": _encode(_quarters(32, 48), 1), "mask": mask, "boxes": boxes, "keypoints": points})
-    recipes = [Recipe(size=(20, 20), coordinates=coordinates) for coordinates in (None, "displayed", "stored")]
-    first, *others = [_clean(item, recipe) for recipe in recipes]
-    for other in others:
-        for name, array in first.items():
-            np.testing.assert_array_equal(other[name], array)
-
-
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
 @pytest.mark.parametrize("coordinates", ["displayed", "stored"])
 @pytest.mark.parametrize("turn", _TURNS)

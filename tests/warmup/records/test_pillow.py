@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from thorough import examples
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records import pillow
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.numbers import Decoded
 from tpucache.warmup.records.pillow import decode, decoder_versions, opened, orientation
@@ -34,8 +33,9 @@ _JPEGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pillow, "find_simplejpeg", lambda: None)
+def without_simplejpeg(without: Any) -> Iterator[None]:
+    with without("simplejpeg"):
+        yield
 
 
 def _jpeg(kind: str, image: Image.Image, encode: Any) -> bytes:
