@@ -89,7 +89,7 @@ def test_doctor_tells_what_is_there_and_ends_well(capsys):
         assert part in text
     assert main(["doctor", "--no-xla", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert {"cores", "memory", "shm", "disk", "tpu", "xla", "libraries", "decoders", "mounts", "advice"} <= set(report)
+    assert {"cores", "memory", "shm", "disk", "tpu", "xla", "libraries", "mounts", "advice"} <= set(report)
 
 
 #: A terminal's title, a cleared screen, C1's way to begin such a sequence, DEL, a reversal, and a line of its own.

@@ -351,10 +351,8 @@ class _SentRows(NamedTuple):
 
 
 def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:
-    if fields.keys() == {IMAGE}:
-        return (fields[IMAGE], labels) if is_sample is None else (fields[IMAGE], labels, is_sample)
-    batch = {**fields, LABEL: labels}
-    return batch if is_sample is None else {**batch, IS_SAMPLE: is_sample}
+    batch = {**fields, LABEL: labels} | ({} if is_sample is None else {IS_SAMPLE: is_sample})
+    return tuple(batch.values()) if fields.keys() == {IMAGE} else batch
 
 
 def _pad(array: Array, rows: int) -> Array:

@@ -90,10 +90,10 @@ class JaxTable:
             ) from error
 
     def write(self, number: jax.Array, chunk: jax.Array) -> None:
-        self.rows = _write(self.form, self._each, self.rows, number, chunk)
+        self.rows = self.form.written(self.rows, number, chunk, self._each)
 
     def take(self, slots: jax.Array) -> jax.Array:
-        return _take(self.form, self.rows, slots)
+        return self.form.taken(self.rows, slots)
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class TableForm:
     def zeros(self) -> jax.Array:
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
+    @functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1)
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
         if self._row:
@@ -141,8 +142,9 @@ class TableForm:
         def write(own: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(own, new, at[0] * each, 0)
 
-        return self._on_each(write)(rows, number, bits)
+        return jax.lax.with_sharding_constraint(self._on_each(write)(rows, number, bits), self.sharding)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
         """Return the rows with the numbers `slots`, in the shape and dtype of the records.
 
@@ -165,34 +167,22 @@ class TableForm:
         is_own = self.is_local or self.cores == 1
         bits = self._on_each(take_own if is_own else take_any)(rows, slots)
         values = (bits[:, : self._values] if self._row else bits).reshape(-1, *self.shape)
-        return values != 0 if self.dtype == bool else jax.lax.bitcast_convert_type(values, self.dtype)
+        found = values != 0 if self.dtype == bool else jax.lax.bitcast_convert_type(values, self.dtype)
+        return jax.lax.with_sharding_constraint(found, self.sharding)
 
     def _on_each(self, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         if self.cores == 1 or not isinstance(self.sharding, NamedSharding):
             return function
         spec = PartitionSpec(_axes(self.sharding))
-        return _shard_map(function, self.sharding.mesh, spec)
+        layout: Any = {"mesh": self.sharding.mesh, "in_specs": spec, "out_specs": spec}
+        mapped: Callable[..., jax.Array]
+        if hasattr(jax, "shard_map"):
+            mapped = jax.shard_map(function, **layout, check_vma=False)
+        else:
+            from jax.experimental.shard_map import shard_map  # JAX before 0.6
 
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _write(form: TableForm, each: int, rows: jax.Array, number: jax.Array, chunk: jax.Array) -> jax.Array:
-    return jax.lax.with_sharding_constraint(form.written(rows, number, chunk, each), form.sharding)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _take(form: TableForm, rows: jax.Array, slots: jax.Array) -> jax.Array:
-    return jax.lax.with_sharding_constraint(form.taken(rows, slots), form.sharding)
-
-
-def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpec) -> Callable[..., jax.Array]:
-    mapped: Callable[..., jax.Array]
-    if hasattr(jax, "shard_map"):
-        mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    else:
-        from jax.experimental.shard_map import shard_map  # JAX before 0.6
-
-        mapped = shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_rep=False)
-    return mapped
+            mapped = shard_map(function, **layout, check_rep=False)
+        return mapped
 
 
 def _axes(sharding: NamedSharding) -> Sequence[str]:

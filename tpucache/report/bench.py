@@ -118,12 +118,8 @@ def measure_reading(
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 
 
-def _warm_loader(
-    dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
-) -> CachedLoader:
-    loader = CachedLoader(
-        dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory
-    )
+def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish) -> CachedLoader:
+    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish)
     if loader.dataset.reading.planned_bytes:
         for _ in CachedLoader(loader.dataset, batch_size, threads=threads):
             pass  # reads every record into memory

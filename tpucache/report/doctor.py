@@ -69,15 +69,6 @@ _USES: Final = {
     "google-crc32c": "TFRecord sources",
     "protobuf": "TFRecord sources",
 }
-#: The parts of Pillow that decode each format.
-_DECODERS: Final = {
-    "JPEG": "libjpeg_turbo",
-    "PNG": "zlib",
-    "WebP": "webp",
-    "AVIF": "avif",
-    "TIFF": "libtiff",
-    "JPEG 2000": "jpg_2000",
-}
 
 _SEARCH_SECONDS: Final = 5.0  # to search each folder, at most: a mounted drive may be too large
 
@@ -148,7 +139,6 @@ class Diagnosis:
     torch: Mapping[str, Any] | None
     environment: Mapping[str, str]
     libraries: Mapping[str, str]
-    decoders: Mapping[str, str]
     mounts: Sequence[Mount]
 
     @property
@@ -195,7 +185,6 @@ def diagnose(root: Path = Path("/"), environ: Mapping[str, str] | None = None, *
         torch=ask(_ASK_TORCH, environ) if xla and libraries["torch"] else None,
         environment={name: environ[name] for name in _VARIABLES if name in environ},
         libraries=libraries,
-        decoders=_find_decoders(),
         mounts=[mount for folder in folders if (mount := look_into(folder)) is not None],
     )
 
@@ -205,17 +194,6 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _find_decoders() -> dict[str, str]:
-    decoders = dict.fromkeys(_DECODERS, "")
-    with contextlib.suppress(ImportError):
-        from PIL import features
-
-        for kind, part in _DECODERS.items():
-            with contextlib.suppress(ValueError):  # a part that this Pillow does not know
-                decoders[kind] = features.version(part) or ""
-    return decoders
 
 
 def look_into(folder: Path) -> Mount | None:
@@ -386,7 +364,7 @@ def _check_libraries(libraries: Mapping[str, str]) -> _Checks:
 
 
 def _machine_texts(facts: Diagnosis) -> dict[str, str]:
-    cores, memory, tpu, decoders = facts.cores, facts.memory, facts.tpu, facts.decoders
+    cores, memory, tpu = facts.cores, facts.memory, facts.tpu
     quota = "no quota" if cores.quota is None else f"{cores.quota:g} by the container's quota"
     limit = "no limit by a container" if memory.limit is None else f"{size_text(memory.limit)} the container's limit"
     files = "" if tpu is None else ", ".join(tpu.devices) or "no device files"
@@ -401,7 +379,6 @@ def _machine_texts(facts: Diagnosis) -> dict[str, str]:
         "torch": _found_text("torch", facts.libraries.get("torch"), facts.torch),
         "environment": ", ".join(f"{name}={value}" for name, value in facts.environment.items())
         or "no variable that XLA reads is set",
-        "decoders": ", ".join(f"{kind} {version or '(none)'}" for kind, version in decoders.items()),
     }
 
 

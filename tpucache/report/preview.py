@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import bisect
 import functools
-import importlib.util
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -82,15 +81,11 @@ _QUALITY: Final = 85
 
 @functools.cache
 def _font(size: int) -> Font:
-    """Return DejaVu Sans, the system's or matplotlib's, or else Pillow's own font, which has fewer characters."""
-    plots = importlib.util.find_spec("matplotlib")  # it is only found, not imported
-    folder = Path(plots.origin).parent / "mpl-data/fonts/ttf" if plots and plots.origin else Path()
-    for place in (_FONT, str(folder / _FONT)):
-        try:
-            return ImageFont.truetype(place, size)
-        except OSError:
-            continue
-    return ImageFont.load_default(size)
+    """Return the system's DejaVu Sans, or else Pillow's own font, which has fewer characters."""
+    try:
+        return ImageFont.truetype(_FONT, size)
+    except OSError:
+        return ImageFont.load_default(size)
 
 
 def _cut(text: str, font: Font, width: float) -> str:
