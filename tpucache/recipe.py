@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from tpucache.store.codecs.coefficients import CHROMA
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest
-from tpucache.text import between, check_types
+from tpucache.text import DISTINCT, Limit, between, check_types, matching
 
 Mode = Literal["rgb", "grey", "keep"]
 MaskValues = Literal["keep", "scale"]
@@ -34,7 +33,8 @@ EXTENT: Final = ("variants", "max_blocks", "shard_mb")
 #: Settings that do not change records: the extent, and which images are refused.
 _OF_NO_RECORD: Final = (*EXTENT, "max_pixels")
 
-_COLOUR: Final = re.compile("[0-9a-f]{6}")
+_Colour = Annotated[str, matching("[0-9a-f]{6}", "a colour as rrggbb")]
+_COLOURS: Final = Limit(lambda colours: 1 < len(colours) <= 256, "one of 2 to 256 colours")
 
 #: Settings that must be equal in caches that are used together: the form of images, and how images are stored.
 SHARED: Final = (
@@ -138,7 +138,7 @@ class Recipe:
         "scale: the values 0 and 255 or 65535 of black and white masks become 0 and 1; keep: values are classes; "
         "without this option, values are kept, and masks whose values do not look like classes are refused",
     )
-    mask_colours: tuple[str, ...] | None = option(
+    mask_colours: Annotated[tuple[_Colour, ...], _COLOURS, DISTINCT] | None = option(
         None, "a .csv of red, green, blue in the order of the classes: RGB masks become class numbers", metavar="FILE"
     )
 
@@ -182,11 +182,7 @@ class Recipe:
         if self.mode == "keep" and not CODECS[self.codec].holds_any_array:
             self._check("codec", False, f"{' or '.join(ARRAY_CODECS)} for the mode keep")
         if self.mask_colours is not None:
-            colours = tuple(self.mask_colours) if isinstance(self.mask_colours, (list, tuple)) else ()
-            fine = 1 < len(colours) <= 256 and len(set(colours)) == len(colours)
-            fine = fine and all(isinstance(each, str) and _COLOUR.fullmatch(each) for each in colours)
-            self._check("mask_colours", fine, "2 to 256 different colours as rrggbb, or left out")
-            object.__setattr__(self, "mask_colours", colours)
+            object.__setattr__(self, "mask_colours", tuple(self.mask_colours))
 
     @property
     def height(self) -> int:
@@ -245,19 +241,16 @@ class Recipe:
         Raises RecipeError for an option that differs from the cache's setting, and the errors of `load_version`.
         """
         recipe = cls.from_dict(load_version(*split_version(cache)).recipe)
-        before = recipe.to_dict()
-        shared = {name: before.get(name) for name in SHARED}
-        size = options.get("size")
-        asked = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-        asked |= {"size": [size, size]} if isinstance(size, int) else {}
-        changed = {name: value for name, value in asked.items() if shared.get(name, value) != value}
+        kept = {name: getattr(recipe, name) for name in SHARED}
+        chosen = cls(**{**kept, **options, "codec": recipe.codec})
+        before, asked = recipe.to_dict(), {**chosen.to_dict(), "codec": options.get("codec", recipe.codec)}
+        changed = [name for name in SHARED if asked[name] != before[name]]
         if changed:
-            texts = [f"{name} {shared[name]}, not {value}" for name, value in changed.items()]
+            texts = [f"{name} {before[name]}, not {asked[name]}" for name in changed]
             raise RecipeError(
                 f"the records of {cache} have {'; '.join(texts)}: leave out {', '.join(changed)}, or --like"
             )
-        masks = options.get("mask_values") or recipe.mask_values  # if not given, as in the cache
-        return cls(**{**options, **shared, "mask_values": masks})
+        return chosen
 
     def _check(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:

@@ -63,7 +63,7 @@ def test_files_that_are_no_images_by_their_names_are_reported(
     (source / "bee" / "new.psd").write_bytes(b"a photograph")
     command = ["warmup", str(source), cache, "--size", "16", "--jobs", "1"]
     assert main(command) == 0
-    assert "left out 1 '.psd'" in capsys.readouterr().out
+    assert "by their names: .psd 1" in capsys.readouterr().out
     assert "1 .psd" in caplog.text
     assert main(["inspect", cache, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == {".psd": 1}

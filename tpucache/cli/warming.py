@@ -558,12 +558,10 @@ def _lines(found: DryRun) -> list[str]:
     if found.left_out:
         lines.append(f"left out  {sum(found.left_out.values()):,}: {_counts(found.left_out)}")
     lines.append(f"tried     {len(found.tried):,} samples, {len(found.failed):,} cannot be used")
-    lines += [f"  {tried.path!r}: {tried.reason}" for tried in found.failed[:_MOST_NAMED]]
     if found.listed:
         lines.append(f"refused   {len(found.listed):,} samples before anything is built, without --on-error skip")
-        named = {tried.path for tried in found.failed[:_MOST_NAMED]}
-        left = [tried for tried in found.listed if tried.path not in named]
-        lines += [f"  {tried.path!r}: {tried.reason}" for tried in left[:_MOST_NAMED]]
+    reasons = {tried.path: tried.reason for tried in (*found.failed, *found.listed)}
+    lines += [f"  {path!r}: {reason}" for path, reason in [*reasons.items()][:_MOST_NAMED]]
     if found.sizes:
         (least, low), (width, height), (most, high) = found.size_range().values()
         lines.append(

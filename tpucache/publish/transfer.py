@@ -207,12 +207,7 @@ def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
     if (target / name).exists():
         return
     try:
-        size = remote.size(name)
-        data = (
-            b""
-            if size is None or size > most_hashes_bytes(manifest.samples)
-            else b"".join(remote.chunks(name, 0, size))
-        )
+        data = remote.small_file(name, most_hashes_bytes(manifest.samples))
     except StoreError as error:
         _log.info("the hashes of pictures were not fetched: %s", error)
         return

@@ -153,7 +153,7 @@ def test_a_table_of_colours_is_read(heading: str, tmp_path: Path) -> None:
     "given", [(), ("000000",), ("000000", "000000"), ("000000", "red"), "000000", ("000000", "FFFFFF")]
 )
 def test_a_recipe_refuses_what_are_no_colours(given: Any) -> None:
-    with pytest.raises(RecipeError, match="mask_colours is"):
+    with pytest.raises(RecipeError, match="recipe: 'mask_colours"):
         Recipe(mask_colours=given)
 
 

@@ -321,9 +321,9 @@ class Remote:
         except FormatError as error:
             raise FormatError(f"{where}: {error}") from error
 
-    def small_file(self, name: str) -> bytes | None:
+    def small_file(self, name: str, most: int = MAX_MANIFEST_BYTES) -> bytes | None:
         """Return a small file's bytes; None if there is no file, or its size is not stated."""
-        return None if self.size(name) is None else self.read(name, MAX_MANIFEST_BYTES)
+        return None if self.size(name) is None else self.read(name, most)
 
     def chunks(self, name: str, start: int, stop: int) -> Generator[bytes, None, None]:
         at, reached, tries = start, start, Tries(self._patience)
