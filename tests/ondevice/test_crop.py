@@ -12,7 +12,7 @@ from PIL import Image
 
 from tpucache.errors import UsageError
 from tpucache.ondevice import AugmentSettings, decoder, draw
-from tpucache.ondevice.draws import COLUMNS, COLUMNS_REVERSED, CROPPED
+from tpucache.ondevice.draws import COLUMNS_REVERSED, CROPPED
 from tpucache.store.codecs import coefficients, yuv420
 from tpucache.store.codecs.coefficients import layout_of
 from tpucache.store.fields import Field
@@ -94,15 +94,6 @@ def test_products_of_rounded_numbers_change_no_pixel_by_more_than_a_level(
     product = torch.matmul
     monkeypatch.setattr(torch, "matmul", lambda a, b: product(a.bfloat16().float(), b.bfloat16().float()))
     assert (module(batch, draws).int() - expected.int()).abs().max() <= 1
-
-
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"{field.codec} {field.shape}")
-def test_a_crop_of_all_is_the_image_of_that_size(field: Field) -> None:
-    batch, _ = pictures(field, 3)
-    draws = np.zeros((3, COLUMNS), np.float32)
-    draws[:, CROPPED] = (0, field.shape[0], 0, field.shape[1])
-    whole = decoder(SimpleNamespace(manifest=SimpleNamespace(fields=[field])), 32, fit="stretch")(batch)
-    assert (module_of(field, 32)(batch, torch.from_numpy(draws)).int() - whole.int()).abs().max() <= 1
 
 
 def test_a_size_that_cannot_be_made_is_refused() -> None:

@@ -30,7 +30,7 @@ from tpucache.warmup.run import scheduler as growing_scheduler
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 SAMPLES = 70
-SETTINGS = TrainSettings(model="tpucache_tests_linear:linear", epochs=2, batch_size=10, lr=0.01)
+SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=10, lr=0.01)
 QUIET = RunOptions(replay=False)
 
 
@@ -55,15 +55,6 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing_scheduler, "_TASK_SAMPLES", 4)
     monkeypatch.setattr(growing_scheduler, "_MOST_SAMPLES", 4)
     monkeypatch.setattr(growing_scheduler, "_MOST_LATE_SAMPLES", 4)
-
-
-@pytest.fixture(autouse=True)
-def linear_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tpucache_tests_linear.py").write_text(
-        "from torch import nn\n\ndef linear(outputs):\n"
-        "    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, outputs))\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
 
 
 def growing(source: Pictures, cache: Path) -> tuple[CachedDataset, threading.Thread]:

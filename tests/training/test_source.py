@@ -16,20 +16,10 @@ from tpucache.training.pace import Pace
 from tpucache.training.run.report import TrainReport
 from tpucache.training.source import SourceArguments, is_source
 
-QUICK = ["--model", "tpucache_tests_linear:linear", "--epochs", "1", "--backend", "eager"]
-
-
-@pytest.fixture
-def linear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tpucache_tests_linear.py").write_text(
-        "from torch import nn\n\ndef linear(outputs):\n"
-        "    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, outputs))\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+QUICK = ["--model", "tiny_models:tiny", "--epochs", "1", "--backend", "eager"]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("linear")
 def test_a_run_on_a_source_leaves_the_cache_of_warmup_next_to_it(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +47,6 @@ def test_a_run_on_a_source_leaves_the_cache_of_warmup_next_to_it(
     assert "built the cache" not in out
 
 
-@pytest.mark.usefixtures("linear")
 def test_where_several_runs_begin_at_once_all_is_built_first(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
