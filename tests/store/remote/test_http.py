@@ -7,7 +7,6 @@ import gzip
 import itertools
 import socket
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 
@@ -230,41 +229,25 @@ def test_a_connection_that_is_cut_is_an_error_after_what_came(serve: Serve, body
         serve(fixed(head("200 OK", "Content-Length: 200"), body)).read("x", 1000)
 
 
-def dripping(*beginning: bytes) -> Answer:
-    def answer(request: str) -> Iterator[bytes]:
-        yield from beginning
-        for _ in range(2000):  # until nobody reads it any more
-            yield b"x"
-            time.sleep(0.05)
-
-    return answer
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("beginning", [(), (b"HTTP/1.1 200 OK\r\nX: ",), (partial(100, 300, "Content-Length: 200"),)])
-def test_an_answer_that_drips_is_given_up(
-    serve: Serve, beginning: Sequence[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.1)
-    with pytest.raises(TimeoutError):
-        part(serve(dripping(*beginning)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("beginning", [(), (partial(100, 300), DATA[:100])])
-def test_an_answer_that_falls_silent_is_given_up(
-    serve: Serve, beginning: Sequence[bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("drip", [b"x", b""])
+@pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\nX: ", partial(100, 300, "Content-Length: 200") + b"x"])
+def test_an_answer_that_drips_or_falls_silent_is_given_up(
+    serve: Serve, beginning: bytes, drip: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.1)
     is_given_up = threading.Event()
 
-    def silent(request: str) -> Iterator[bytes]:
-        yield from beginning
-        is_given_up.wait(PATIENCE)
+    def answer(request: str) -> Iterator[bytes]:
+        yield beginning
+        for _ in range(2000):  # until nobody reads it any more
+            yield drip
+            if is_given_up.wait(0.05):
+                return
 
     try:
         with pytest.raises(TimeoutError):
-            part(serve(silent))
+            part(serve(answer))
     finally:
         is_given_up.set()
 
