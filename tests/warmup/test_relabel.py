@@ -167,6 +167,8 @@ _REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "a mask": (["path,kind", "*,x"], {"mask_col": "kind"}, "masks .* are for a warmup"),
     "no such column": (["path,kind", "*,x"], {"label_cols": ("breed",)}, "has no column 'breed'"),
     "no table": ([], {}, "has no rows"),
+    "run lengths": (["path,kind", "*,x"], {"rle_cols": ("kind",)}, "leave rle_cols out"),
+    "a separator of numbers": (["path,kind", "*,1"], {"label_sep": "|", "labels": "numbers"}, "leave it out"),
 }
 
 
@@ -182,8 +184,11 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         else:
             lines.append(row)
     path = write(tmp_path / "odd.csv", "".join(rows[:1]), lines)
+    table = {name: value for name, value in options.items() if name != "labels"}
     with pytest.raises(TpucacheError, match=reason):
-        relabel_cache(copy, path, TableOptions(**{"label_cols": ("kind",), **options}))
+        relabel_cache(
+            copy, path, TableOptions(**{"label_cols": ("kind",), **table}), labels=options.get("labels", "auto")
+        )
     assert digests(copy) == before
 
 
@@ -288,16 +293,6 @@ def test_a_column_that_may_be_the_new_labels_or_folds_and_is_not_used_is_told_of
     caplog.clear()
     relabel_cache(copy, table, TableOptions(label_cols=("label",), drop=("fold",)))
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("options", "labels"),
-    [(TableOptions(rle_cols=("kind",)), "auto"), (TableOptions(label_cols=("kind",), label_sep="|"), "numbers")],
-    ids=["runs", "separator"],
-)
-def test_options_without_a_meaning_are_refused(copy: Path, table: Path, options: TableOptions, labels: Any) -> None:
-    with pytest.raises(UsageError, match=r"leave (rle_cols|it) out"):
-        relabel_cache(copy, table, options, labels=labels)
 
 
 def test_the_names_of_columns_of_values_follow_a_relabelling_and_corrections_are_of_these_columns(
