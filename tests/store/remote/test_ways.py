@@ -42,28 +42,6 @@ def batches(dataset: CachedDataset, epochs: int = 1, **options: object) -> list[
     return [(images.numpy().tobytes(), labels.tolist()) for _ in range(epochs) for images, labels in loader]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *thorough(pytest.param({}, id="file")),
-        pytest.param({"shuffle": "block", "window": 32}, id="block"),
-        *thorough(pytest.param({"shuffle": True}, id="full")),
-        pytest.param({"shuffle": True, "rank": 1, "world_size": 3}, id="rank"),
-    ],
-)
-@pytest.mark.parametrize(
-    "kept",
-    [*thorough(pytest.param(None, id="all")), pytest.param(12 << 10, id="some"), *thorough(pytest.param(0, id="none"))],
-)
-def test_batches_of_two_epochs_are_those_of_a_local_copy(
-    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, kept: int | None, options: dict[str, object]
-) -> None:
-    monkeypatch.setattr(fetch, "_LEAST_IN_MEMORY", 2)
-    monkeypatch.setattr(fetch, "_MOST_MEMORY", 0)
-    expected = batches(CachedDataset(cache, "epoch"), 2, **options)
-    assert batches(opened(variant="epoch", cache_bytes=kept), 2, **options) == expected
-
-
 def mixed_batches(dataset: CachedDataset) -> list[object]:
     """Return the images of a loader that reads the dataset twice."""
     loaders = [CachedLoader(dataset, 8, shuffle=shuffle) for shuffle in (True, "block")]
@@ -98,6 +76,17 @@ WAYS: dict[str, Callable[[CachedDataset], object]] = {
 }
 #: One for each function that reads: samples, fields and batches.
 USUAL = ("single", "fields", "full")
+
+
+@pytest.mark.parametrize("way", ["block", "rank", *thorough("file", "full")])
+@pytest.mark.parametrize("kept", [12 << 10, *thorough(None, 0)])
+def test_batches_are_those_of_a_local_copy_however_much_is_kept(
+    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, kept: int | None, way: str
+) -> None:
+    monkeypatch.setattr(fetch, "_LEAST_IN_MEMORY", 2)
+    monkeypatch.setattr(fetch, "_MOST_MEMORY", 0)
+    expected = WAYS[way](CachedDataset(cache, "epoch"))
+    assert WAYS[way](opened(variant="epoch", cache_bytes=kept)) == expected
 
 
 @pytest.mark.slow
