@@ -187,24 +187,22 @@ def test_a_range_test_has_one_size(cache: Path) -> None:
     assert len(_losses(learner, dataset.in_resolution(64), [1e-4] * 12, StopRequest())) == 12
 
 
-def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(cache: Path, tmp_path: Path) -> None:
-    dataset = CachedDataset(cache)
-    settings = replace(GROWING, valid_size=64, grow="32:0.3,256:0.6,64")
-    with pytest.raises(UsageError, match="not 256x256"):
-        train(tmp_path / "run", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
-    assert not (tmp_path / "run" / "last.pt").exists()
-
-
-def test_images_of_other_codecs_are_refused_with_what_to_do(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(
+    cache: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_cache(photos, tmp_path / "raw", Recipe(size=32), jobs=1)
-    run = ["--run", str(tmp_path / "run"), "--backend", "torch", "--size", "16"]
-    assert main(["train", str(tmp_path / "raw"), *run]) == 2
-    message = " ".join(capsys.readouterr().err.split())
-    assert "images of raw have one size, here 32x32 pixels" in message
-    assert "warm up with `--codec dct-lz4`, or with `--size 16`" in message
-    assert not (tmp_path / "run").exists()
+    for place, options, words in (
+        (cache, ["--valid-size", "64", "--grow", "32:0.3,256:0.6,64"], ["not 256x256"]),
+        (
+            tmp_path / "raw",
+            ["--size", "16"],
+            ["images of raw have one size, here 32x32 pixels", "warm up with `--codec dct-lz4`, or with `--size 16`"],
+        ),
+    ):
+        assert main(["train", str(place), "--run", str(tmp_path / "run"), "--backend", "torch", *options]) == 2
+        message = " ".join(capsys.readouterr().err.split())
+        assert all(each in message for each in words)
+        assert not (tmp_path / "run" / "last.pt").exists()
 
 
 def test_the_data_of_a_run_have_the_size_of_its_evaluation(cache: Path) -> None:
