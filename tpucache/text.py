@@ -296,7 +296,7 @@ def _reader(hint: Any, makes: bool) -> _Reader:
     if origin is Annotated:
         # Limits replace the usual limit of integers.
         inner = _read_whole if parts[0] is int else _reader(parts[0], makes)
-        return _limited(inner, [limit for limit in hint.__metadata__ if isinstance(limit, Limit)])
+        return functools.reduce(_limited, (each for each in hint.__metadata__ if isinstance(each, Limit)), inner)
     if dataclasses.is_dataclass(hint):
         return _object_reader(hint, makes)
     if origin is None:
@@ -325,13 +325,13 @@ def _checking(fits: Callable[[Any], bool], what: str) -> _Reader:
     return read
 
 
-def _limited(inner: _Reader, limits: Sequence[Limit]) -> _Reader:
+def _limited(inner: _Reader, limit: Limit) -> _Reader:
+    fits = limit.fits
+
     def read(value: Any) -> Any:
-        found = inner(value)
-        for limit in limits:
-            if not limit.fits(found):
-                raise _MisfitError(f"is {_described(value)}, not {limit.what}")
-        return found
+        if fits(found := inner(value)):
+            return found
+        raise _MisfitError(f"is {_described(value)}, not {limit.what}")
 
     return read
 

@@ -157,7 +157,7 @@ def test_the_environment_says_where_to_look(cache, tmp_path, monkeypatch, capsys
     assert find_cache(SLUG) == place
     assert CachedDataset(f"kaggle:{SLUG}", 1).directory == place
     assert main(["inspect", f"kaggle:ann/{SLUG}"]) == 0
-    assert "150 in 4 classes" in capsys.readouterr().out
+    assert "4 classes: ant 38" in capsys.readouterr().out
     assert main(["inspect", "kaggle:gone"]) == 1
     assert "no cache is called 'kaggle:gone'" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:

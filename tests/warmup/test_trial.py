@@ -97,7 +97,7 @@ def test_labels_are_those_that_a_build_reads(photos: Path, tmp_path: Path, capsy
     assert found.labels == {"asked": "auto", "kind": "numbers", "columns": 1, "least": 0.0, "most": 4.75}
     assert [(tried.path, "cannot be read" in tried.reason) for tried in found.failed] == [("missing.jpg", True)]
     assert run(table, tmp_path / "cache", "--root", str(photos), "--limit", "5") == 0
-    assert "unlabelled; column 'targets' was not used" in capsys.readouterr().out
+    assert "labels    21 classes" in capsys.readouterr().out
 
 
 def test_samples_that_a_build_refuses_before_it_begins_are_all_listed(

@@ -271,6 +271,7 @@ def save_picture(picture: Image.Image, path: str | Path) -> Path:
     return path
 
 
+@calling("Pillow")
 def _encoded(picture: Image.Image, kind: str, **options: int) -> bytes:
     target = io.BytesIO()
     picture.save(target, kind, **options)

@@ -88,8 +88,8 @@ def cached_for_threads(most: int | None) -> Callable[[Callable[Asked, Made]], Th
 def say_no_thread() -> None:
     """Log, once, that no thread can start, so that everything takes longer."""
     _log.warning(
-        "no more threads can be started, because of a limit of processes: what they would do takes longer. Raise the "
-        "limit (`ulimit -u`, or that of the container)"
+        "no more threads can be started, because processes or memory are limited: what they would do takes longer. "
+        "Raise the limit (`ulimit -u`, `ulimit -v`, or that of the container)"
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE
 from PIL import Image
 from thorough import examples
 
@@ -319,6 +320,6 @@ def test_data_that_is_no_example_is_a_sample_error(data: bytes) -> None:
 def test_a_library_that_is_missing_or_crashes_is_reported(tmp_path: Path, change: str, reason: str) -> None:
     path = _write(tmp_path / "a.tfrec", _example({"image": [JPEG]}))
     code = f"import sys; {change}; from tpucache.warmup.sources import open_source as o; o({str(path)!r}).list()"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert "DependencyError" in found.stderr
     assert reason in found.stderr

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tpucache.errors import TrainingError
 from tpucache.runs import HISTORY_NAME
 from tpucache.training.settings import TrainSettings
-from tpucache.training.weights import write_file
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +86,8 @@ def write_history(run: Path, rows: Sequence[Row]) -> None:
     with contextlib.suppress(OSError):  # an unreadable file is written anew
         if path.read_bytes() == data:
             return
+    from tpucache.training.weights import write_file  # imports torch, without which commands are declared
+
     write_file(path, data)
 
 
