@@ -125,7 +125,7 @@ def test_a_user_is_told_in_the_summary_and_by_inspect(tmp_path: Path, capsys: py
     words = ["warmup", str(tmp_path / "images"), str(tmp_path / "cache"), "--size", "20", "--jobs", "1"]
     assert main([*words, "--boxes", str(tmp_path / "boxes.json")]) == 0
     line = "2 in the source, 1 of them out of view in the clean images"
-    assert f"  boxes: {line}\n" in capsys.readouterr().out
+    assert f"boxes        {line}\n" in capsys.readouterr().out
     manifest = Manifest.load(tmp_path / "cache")
     assert f"boxes        {line}" in describe_lines(manifest)
     assert main(["inspect", str(tmp_path / "cache"), "--json"]) == 0
