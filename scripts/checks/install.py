@@ -123,9 +123,10 @@ def check(place: Path, kinds: Sequence[str]) -> None:
 def main() -> None:
     """Run the check as the command line asks."""
     parser = make_parser(__doc__)
-    parser.add_argument("kinds", nargs="*", choices=KINDS, help="which environments (all of them)")
-    options = parser.parse_args()
-    kinds = options.kinds or [*KINDS]
+    parser.add_argument("kinds", nargs="*", help=f"which environments: {', '.join(KINDS)} (all of them)")
+    kinds = parser.parse_args().kinds or [*KINDS]
+    if unknown := set(kinds) - set(KINDS):
+        parser.error(f"there is no environment {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as name:
         try:
             check(Path(name), kinds)
