@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help=f"which environments: {', '.join(KINDS)} (all of them)")
     kinds = parser.parse_args().kinds or [*KINDS]
     if unknown := set(kinds) - set(KINDS):
-        parser.error(f"there is no environment {', '.join(sorted(unknown))}")
+        parser.error(f"there are no environments {unknown}")
     with tempfile.TemporaryDirectory() as name:
         try:
             check(Path(name), kinds)
