@@ -52,7 +52,8 @@ _MOST_MEMORY: Final = 2 << 30  # and at most this many bytes,
 _LEAST_IN_MEMORY: Final = 8  # but at least this many pieces
 
 _ALONE_TIMES: Final = 8  # records are read alone if their pieces are this many times larger,
-_ALONE_SHARE: Final = 16  # at first, and later as long as this is at most 1/16 of all bytes read
+_ALONE_FIRST: Final = 4  # in the first reads, as many as a loader has ahead,
+_ALONE_SHARE: Final = 16  # and later as long as this is at most 1/16 of all bytes read
 
 _LAST_SECONDS: Final = 2.0  # how long the exiting interpreter waits for running requests
 _POLL: Final = 0.02  # seconds after which a waiting reader checks what other processes have fetched
@@ -263,7 +264,7 @@ class Fetcher:
         self._asked: dict[int, _Fetch] = {}  # pieces that readers wait for and no thread fetches yet, in order
         self._begun: dict[int, _Fetch] = {}  # pieces that threads of this process fetch; it has their locks
         self._alone: deque[_Fetch] = deque()  # records that readers wait for and no thread reads yet
-        self._alone_bytes = 0
+        self._alone_reads = self._alone_bytes = 0
         self._plans: list[_Plan] = []  # the newest first
         self._memory: OrderedDict[int, Held] = OrderedDict()
         room = min(_MOST_MEMORY, available_memory() // _MEMORY_SHARE)
@@ -317,13 +318,15 @@ class Fetcher:
     def _read_alone(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> dict[int, Held]:
         """Read records without the rest of their pieces, where waiting for the pieces would take much longer."""
         with self._changed:
-            if self.statistics.needed and self._alone_bytes * _ALONE_SHARE > self.statistics.bytes:
+            is_later = self._alone_reads >= _ALONE_FIRST
+            if is_later and self._alone_bytes * _ALONE_SHARE > self.statistics.bytes:
                 return {}
             is_here = self.local.has(pieces) | np.isin(pieces, [*self._memory])
             asked, lengths = np.flatnonzero(~is_here).tolist(), rows["length"][~is_here].sum()
             if not asked or lengths * _ALONE_TIMES > self._pieces.bytes[np.unique(pieces[~is_here])].sum():
                 return {}
             self.statistics.began = self.statistics.began or time.monotonic()
+            self._alone_reads += 1
             self._alone_bytes += int(lengths)
             own = {int(numbers[at]): _Fetch(-1, self._pieces.record(rows[at : at + 1], numbers[at])) for at in asked}
             self._alone.extend(own.values())
