@@ -43,7 +43,7 @@ def main() -> None:
     tpucache("verify", cache)
     held = tpucache("inspect", cache, "--json")
     read = tpucache("bench", cache, "--json")
-    options = ["--model", "cnn", "--epochs=12", "--valid=0.2", "--augment", "shift=2"]
+    options = ["--model", "cnn", "--epochs=24", "--valid=0.2", "--augment", "shift=2"]
     trained = tpucache("train", cache, "--run", run, "--backend", backend, *options, "--json")
     tpucache("report", run, "-o", page)
 
