@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from tpucache.errors import DependencyError, TpucacheError, UsageError, calling
-from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.memory import Buffer
 from tpucache.native import Array
 from tpucache.runs import check_no_run_file
@@ -31,6 +30,8 @@ from tpucache.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from tpucache.loading.dataset import CachedDataset
 
 SAMPLES: Final = 12
 VARIANTS: Final = 6  # of each sample, at most
@@ -95,6 +96,8 @@ class Records:
 
     def __init__(self, cache: str | Path | CachedDataset) -> None:
         """Raises NotACacheError, FormatError or DamageError for the cache."""
+        from tpucache.loading.dataset import CachedDataset  # imports torch, which texts about a cache do not need
+
         self._dataset = CachedDataset(cache, in_memory=False) if isinstance(cache, (str, Path)) else cache
         self.cache, self.manifest, self.table = self._dataset.cache, self._dataset.manifest, self._dataset.table
         self.directory, self.positions = self._dataset.directory, self._dataset.positions
