@@ -346,6 +346,11 @@ def test_a_settings_file_names_no_code_however_it_is_written(option, data, tmp_p
 
 
 @pytest.mark.slow
-def test_declarations_and_parsers_load_no_torch():
-    code = "import sys; from tpucache.cli import make_parser; make_parser(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE).returncode == 0
+def test_parsers_and_what_describes_a_cache_load_no_torch(cache):
+    code = """
+import sys
+from tpucache.cli import main, make_parser
+make_parser()
+sys.exit(main(["inspect", sys.argv[1]]) or "torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code, cache], check=False, timeout=PATIENCE).returncode == 0

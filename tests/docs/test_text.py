@@ -29,4 +29,4 @@ def test_the_page_about_text_works_word_by_word(tmp_path, monkeypatch, capsys):
     assert float(re.search(r"LSTM: ([\d.]+) right", out)[1]) > 0.9
     before, after = map(float, re.search(r"BERT: loss ([\d.]+) before, ([\d.]+) after", out).groups())
     assert after < before / 2
-    assert "cache/reviews: built in" in out
+    assert "cache/reviews: finished in" in out

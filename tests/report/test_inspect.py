@@ -62,6 +62,13 @@ def test_a_cache_without_images_shows_nothing_about_images(tokens):
     assert lines["fields"] == "input_ids 4 int64 raw"
 
 
+def test_every_class_is_listed_once_where_all_are(tokens):
+    counted = replace(tokens.statistics, class_counts=(7654,) * 10)
+    manifest = replace(tokens, classes=tuple("abcdefghij"), statistics=counted)
+    for lists_classes, listed in ((True, 10), (False, 8)):
+        assert "".join(describe_lines(manifest, lists_classes=lists_classes)).count("7,654") == listed
+
+
 def test_libraries_that_were_not_installed_are_left_out(cache):
     manifest = replace(Manifest.load(cache), created_by={"tpucache": "1.0", "pydicom": "", "pillow": "12.0"})
     assert version_texts(manifest) == {"tpucache": "1.0", "pillow": "12.0"}

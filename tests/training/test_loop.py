@@ -65,19 +65,9 @@ def test_parts_of_a_batch_learn_what_the_whole_batch_does(cache, tmp_path):
     # Without BatchNorm, whose statistics would be those of the parts.
     runs = {}
     for parts in (1, 3):
-        settings = TrainSettings(model="tpucache_tests_linear:linear", epochs=1, batch_size=30, accumulate=parts)
+        settings = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=30, accumulate=parts)
         runs[parts] = train(tmp_path / str(parts), settings, CachedDataset(cache), None, CpuDevice(), QUICK).losses
     assert runs[3] == pytest.approx(runs[1], rel=1e-5)
-
-
-@pytest.fixture(autouse=True)
-def linear_model(tmp_path, monkeypatch):
-    """A model of one layer, importable by name."""
-    (tmp_path / "tpucache_tests_linear.py").write_text(
-        "from torch import nn\n\ndef linear(outputs):\n"
-        "    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, outputs))\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
 
 
 class Killed(BaseException):

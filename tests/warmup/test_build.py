@@ -20,7 +20,6 @@ from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
-from tpucache.store.fields import Field
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
@@ -36,7 +35,6 @@ Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 32
 _CLEAN = Recipe(size=_SIZE)
-_FIELDS = (Field("image", "raw", "|u1", (_SIZE, _SIZE, 3)),)
 _ENGINE: Any = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 
 

@@ -154,7 +154,7 @@ def local_path(text: str) -> Path:
 
 
 def list_path(text: str) -> Path:
-    """Return the path of a list. Standard input, `-`, or a pipe of the shell, `<(…)`, is first read into memory."""
+    """Return a list's path. Standard input, `-`, or a pipe of the shell, `<(…)`, is first read into memory."""
     if text != "-" and not text.startswith("/dev/fd/"):
         return local_path(text)
     copy = Path(f"/proc/self/fd/{os.memfd_create('list')}")

@@ -49,7 +49,7 @@ def inspect(options: argparse.Namespace) -> int:
         show(options, {"versions": versions}, version_lines(versions))
         return 0
     manifest, found = opened.manifest, findings(opened)
-    lines = [*describe_lines(manifest), *(f"look at      {line}" for line in found.lines())]
+    lines = [*describe_lines(manifest, lists_classes=True), *(f"look at      {line}" for line in found.lines())]
     show(options, {**describe(manifest), "findings": found.to_dict()}, lines)
     return 0
 

@@ -115,8 +115,10 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.store.cache import Cache
     from tpucache.store.facts import findings
 
-    took = duration_text(time.monotonic() - began)
-    lines = [f"{shown(str(options.cache))}: built in {took}", *describe_lines(manifest)]
+    lines = [
+        f"{shown(str(options.cache))}: finished in {duration_text(time.monotonic() - began)}",
+        *describe_lines(manifest),
+    ]
     report = describe(manifest)
     if isinstance(options.cache, Path):  # a cache at a URL would have to be downloaded
         opened = Cache.open(options.cache)

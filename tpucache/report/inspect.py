@@ -109,11 +109,11 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def describe_lines(manifest: Manifest) -> list[str]:
+def describe_lines(manifest: Manifest, *, lists_classes: bool = False) -> list[str]:
     """Return what a cache contains and how it was made, as lines of text."""
     lines = [f"{name:<12} {printable(text)}" for name, text in facts_of(manifest).items()]
-    if len(manifest.classes) > _NAMED:  # otherwise the line of labels names them all
-        counted = zip(manifest.classes, manifest.statistics.class_counts, strict=False)
+    if lists_classes:  # but those that the line of labels names
+        counted = zip(manifest.classes[_NAMED:], manifest.statistics.class_counts[_NAMED:], strict=False)
         lines += [f"  {count:>9,}  {printable(name)}" for name, count in counted]
     return [*lines, *(f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped)]
 
@@ -168,8 +168,9 @@ def records_text(manifest: Manifest) -> str:
 def recipe_texts(manifest: Manifest) -> dict[str, str]:
     recipe, defaults = manifest.recipe, Recipe().to_dict()
     is_shown = {"size": _has_images(manifest), "augment": manifest.augmented > 0, "augmentation": False}
-    names = [name for name in recipe if is_shown.get(name, recipe[name] != defaults.get(name))]
-    return {name: _setting_text(recipe[name]) for name in names}
+    return {
+        name: _setting_text(value) for name, value in recipe.items() if is_shown.get(name, value != defaults.get(name))
+    }
 
 
 def _has_images(manifest: Manifest) -> bool:
@@ -406,5 +407,8 @@ def _disk(manifest: Manifest) -> Section:
         for entry in manifest.shards[:_MOST]
     ]
     count = f"{len(manifest.shards):,} shards"
-    note = f"{count} and {len(manifest.tables)} tables, {manifest.total_bytes:,} bytes."
-    return Section("On disk", note, [table(("shard", "records", "size", "SHA-256"), rows, "cnnc", count)])
+    return Section(
+        "On disk",
+        f"{count} and {len(manifest.tables)} tables, {manifest.total_bytes:,} bytes.",
+        [table(("shard", "records", "size", "SHA-256"), rows, "cnnc", count)],
+    )

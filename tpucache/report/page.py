@@ -113,9 +113,9 @@ class Records:
 
     def need_image(self) -> Field:
         if self.image is None:
-            names = ", ".join(self._dataset.names)
             raise UsageError(
-                f"{self.directory} holds no image to show, only the fields {names}: give a cache of images"
+                f"{self.directory} holds no image to show, only the fields {', '.join(self._dataset.names)}: give a "
+                "cache of images"
             )
         return self.image
 

@@ -22,7 +22,7 @@ from tpucache.store.manifest import Manifest
 from tpucache.training.run.report import run_folders
 from tpucache.training.run.saved import SavedRun, load_run
 from tpucache.training.tasks.task import Task
-from tpucache.training.weights import write_file
+from tpucache.training.weights import write_result
 from tpucache.version import __version__
 
 Kind = Literal["onnx", "safetensors"]
@@ -75,7 +75,7 @@ def export_runs(
             data = _onnx(whole, torch.zeros(2, channels, height, width), run)
         else:
             data = _safetensors(model)
-        write_file(path, data)
+        write_result(path, data)
         written.append(path)
         models.append(
             {
@@ -89,7 +89,7 @@ def export_runs(
             }
         )
     card = _card(manifest, saved, kind, models)
-    write_file(folder / CARD_NAME, (json.dumps(card, indent=1) + "\n").encode())
+    write_result(folder / CARD_NAME, (json.dumps(card, indent=1) + "\n").encode())
     return written
 
 

@@ -37,7 +37,7 @@ from tpucache.training.run.files import continued_settings, hold_run
 from tpucache.training.schedule import constant
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
-from tpucache.training.weights import InitialWeights, initial_weights, write_file
+from tpucache.training.weights import InitialWeights, initial_weights, write_result
 
 _LAG: Final = 16  # a loss is read this many steps later, as in a run
 _DECAY: Final = 0.9
@@ -162,7 +162,7 @@ def _write(run: Path, found: RangeTest) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["lr", "loss", "smoothed"])
     writer.writerows(zip(found.rates, found.losses, found.smoothed, strict=True))
-    write_file(run / RANGE_TEST_CSV_NAME, text.getvalue().encode())
+    write_result(run / RANGE_TEST_CSV_NAME, text.getvalue().encode())
     save_range_test(run / RANGE_TEST_NAME, found)
 
 

@@ -39,7 +39,7 @@ from tpucache.training.run.saved import SavedRun, load_run
 from tpucache.training.settings import in_size
 from tpucache.training.tasks.task import Form, Task
 from tpucache.training.user_code import compute_metrics, load_metrics
-from tpucache.training.weights import write_file
+from tpucache.training.weights import write_result
 
 PredictBatch = Callable[[DeviceBatch], torch.Tensor]
 
@@ -375,7 +375,7 @@ def predict(
         for name, path in paths.items():
             file = io.BytesIO()
             np.save(file, found.arrays[name])
-            write_file(path, file.getvalue())
+            write_result(path, file.getvalue())
         variants = [each.variant for each in datasets]
         metrics = {} if found.scores is None else _metrics(predictor, dataset, found.scores)
         return PredictReport(
@@ -598,4 +598,4 @@ def write_table(output: Path, dataset: CachedDataset, labels: Sequence[str], fou
     rows = zip(dataset.numbers.tolist(), dataset.paths, labels, found.texts, found.values, strict=True)
     # str of a float32 is the shortest text that reads back as the same number.
     cells = ([number, *map(to_cell, texts), *map(str, row)] for number, *texts, row in rows)
-    write_file(output, to_csv([[*PREDICTION_COLUMNS, *map(to_heading, found.names)], *cells]))
+    write_result(output, to_csv([[*PREDICTION_COLUMNS, *map(to_heading, found.names)], *cells]))

@@ -35,11 +35,11 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     target = io.BytesIO()
     with calling("torch", TrainingError, f"{path} was not written; the checkpoint before it is kept"):
         torch.save(to_host(dict(content)), target)
-    write_file(Path(path), target.getvalue())
+    write_result(Path(path), target.getvalue())
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file of a run atomically, and make its folder. Raises TrainingError."""
+def write_result(path: Path, data: bytes) -> None:
+    """Write a file atomically, and make its folder. Raises TrainingError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)

@@ -44,10 +44,6 @@ def prices(tmp_path_factory):
     return CachedDataset(folder)
 
 
-def parts_of(dataset):
-    return dataset.select(range(150)), dataset.select(range(150, 200))
-
-
 def learned() -> Regression:
     return Regression(3).learned_from(LABELS)
 

@@ -24,7 +24,6 @@ from tpucache.warmup.sources.source import Item, Listing, Sample
 
 SMALL = Recipe(size=8)
 NAN = float("nan")
-FAULT = "fault"
 
 
 class Stated:

@@ -283,9 +283,6 @@ def test_columns_get_plain_names_all_different(names: list[str]) -> None:
         assert name not in ("number", "path", "label", "source_bytes", "fold")
 
 
-_CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
-
-
 @pytest.mark.parametrize(
     ("header", "options", "labels"),
     [

@@ -8,6 +8,8 @@ not contain, with the same result.
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import logging
 import queue
@@ -42,9 +44,9 @@ from tpucache.training.device.base import Processes
 from tpucache.training.learner import Learner
 from tpucache.training.run.report import read_folds, write_folds
 from tpucache.training.run.saved import VERSION, load_last
-from tpucache.training.run.state import RunState, make_plan, write_history
+from tpucache.training.run.state import Row, RunState, make_plan
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from, undecided
-from tpucache.training.weights import save_checkpoint, write_file
+from tpucache.training.weights import save_checkpoint, write_result
 
 _log = logging.getLogger("tpucache")
 
@@ -136,6 +138,19 @@ def open_run(
     return state, settings, content["learner"]
 
 
+def write_history(run: Path, rows: Sequence[Row]) -> None:
+    text = io.StringIO(newline="")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path, data = run / HISTORY_NAME, text.getvalue().encode()
+    with contextlib.suppress(OSError):  # an unreadable file is written anew
+        if path.read_bytes() == data:
+            return
+    write_result(path, data)
+
+
 def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
     """Raise UsageError for a folder with a run that has other folds, or that must not be resumed."""
     before = read_folds(run)
@@ -190,7 +205,7 @@ def write_info(run: Path, learner: Learner, data: RunData) -> None:
         "training": _describe_data(data.train_set),
         "validation": None if data.valid_set is None else _describe_data(data.valid_set),
     }
-    write_file(run / INFO_NAME, json.dumps(info, indent=1).encode())
+    write_result(run / INFO_NAME, json.dumps(info, indent=1).encode())
 
 
 def snapshot_validation(
@@ -207,7 +222,7 @@ def snapshot_validation(
     }
     if maps:
         arrays |= {"shown": np.array([*maps], np.int64), "maps": np.stack([*maps.values()])}
-    return lambda: write_file(run / VALIDATION_NAME, encode_columns(arrays))
+    return lambda: write_result(run / VALIDATION_NAME, encode_columns(arrays))
 
 
 def _make_folder(run: Path) -> None:

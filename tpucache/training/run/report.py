@@ -22,7 +22,7 @@ from tpucache.training.learner import Learner
 from tpucache.training.pace import Account, Pace
 from tpucache.training.run.saved import read_values
 from tpucache.training.run.state import Row, RunState, StepPlan
-from tpucache.training.weights import write_file
+from tpucache.training.weights import write_result
 
 _LEAST_SHOWN: Final = 0.05  # seconds: shorter parts are not listed
 
@@ -267,7 +267,7 @@ def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_file(path, json.dumps(values, indent=1).encode())
+    write_result(path, json.dumps(values, indent=1).encode())
 
 
 def read_report(run: str | Path) -> TrainReport | None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import io
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tpucache.errors import TrainingError
-from tpucache.runs import HISTORY_NAME
 from tpucache.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -74,21 +69,6 @@ class Losses:
         if len(self.values) > first:
             for watcher in self._watchers:
                 watcher.losses(first, self.values[first:])
-
-
-def write_history(run: Path, rows: Sequence[Row]) -> None:
-    text = io.StringIO(newline="")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path, data = run / HISTORY_NAME, text.getvalue().encode()
-    with contextlib.suppress(OSError):  # an unreadable file is written anew
-        if path.read_bytes() == data:
-            return
-    from tpucache.training.weights import write_file  # imports torch, without which commands are declared
-
-    write_file(path, data)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tpucache.runs import CURVES_NAME
 from tpucache.training.metrics import warn_once
 from tpucache.training.run.state import Row, RunState
 from tpucache.training.schedule import Rates
-from tpucache.training.weights import write_file
+from tpucache.training.weights import write_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ _MOST: Final = 20  # a curve of more points has no markers, which would hide the
 def save_figure(path: Path, paint: Callable[[Figure], None]) -> None:
     picture = try_png(path.name, paint)
     if picture is not None:
-        write_file(path, picture)
+        write_result(path, picture)
 
 
 def try_png(name: str, paint: Callable[[Figure], None]) -> bytes | None:
