@@ -174,9 +174,9 @@ READINGS = {
     "dct-lz4": Reading(325, 2.0, "dct-lz4", finish="device"),
     # Today 350 and 0.5: records are unpacked out of maps, where they are.
     "dct-lz4, mapped": Reading(435, 0.7, "dct-lz4", finish="device"),
-    # Today 333 and 19, 31 or 73: a library decodes record by record. Before it does, the headers of a JPEG are read
+    # Today 330 and 19, 31 or 73: a library decodes record by record. Before it does, the headers of a JPEG are read
     # here, because libraries differ in what they refuse.
-    "jpeg": Reading(333, 91, "jpeg"),
+    "jpeg": Reading(330, 91, "jpeg"),
 }
 
 

@@ -117,16 +117,14 @@ class PartTable(Mapping[str, Part]):
         self._group, self._check, self._parts = group, check, dict(own)
 
     def __getitem__(self, name: str) -> Part:
-        if name not in self._parts:
+        if isinstance(part := self._parts.get(name), str):
+            part = self._parts[name] = cast(Part, load(part))
+        elif part is None:
             found = installed(self._group)[name]
             if found.part is None:
                 found.part = self._load(*found.entries)
-            part: Part = found.part
-            return part
-        own = self._parts[name]
-        if isinstance(own, str):
-            own = self._parts[name] = cast(Part, load(own))
-        return own
+            part = cast(Part, found.part)
+        return part
 
     def __contains__(self, name: object) -> bool:
         return name in self.own or name in installed(self._group)

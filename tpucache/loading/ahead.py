@@ -11,7 +11,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
@@ -74,6 +73,7 @@ class ReadingThreads:
         # Also where this thread's own work is given up, as that of a thread that prepares batches.
         given_up = process.give_up_when, (lambda: stop.is_set() or outer(),)
         self._readers = Threads(threads, "tpucache-read", *given_up)
+        self.submit = self._readers.submit
         self._hints = Threads(threads, "tpucache-hint")
 
     def __enter__(self) -> Self:
@@ -89,9 +89,6 @@ class ReadingThreads:
     def hint(self, work: Callable[[], None]) -> None:
         """Call `work`, which gives the kernel a hint, in another thread: a slow or busy disk may block the hint."""
         self._hints.submit(work)
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        return self._readers.submit(work)
 
     def divide(self, work: Callable[[int, int], None], rows: int) -> None:
         """Call `work(start, stop)` for parts of a batch's rows, in this thread and in idle reading threads."""

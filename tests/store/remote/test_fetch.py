@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -71,16 +74,15 @@ def test_the_first_batch_does_not_wait_for_whole_pieces(cache: Path, server: Ser
     datasets = [CachedDataset(place, cache_dir=tmp_path, in_memory=False) for place in (cache, server.url)]
     own, found = (iter(CachedLoader(dataset, 4, shuffle=True)) for dataset in datasets)
     assert next(found)[1].tolist() == next(own)[1].tolist()
-    assert not server.gate.is_set()
     server.gate.set()
     assert [labels.tolist() for _, labels in found] == [labels.tolist() for _, labels in own]
     datasets[1].close()
+    connected = f"raddr={server.server_address}"
+    assert not [each for each in gc.get_objects() if isinstance(each, socket.socket) and connected in repr(each)]
 
 
 def test_a_loader_that_takes_long_to_say_what_it_reads_stops_nobody(opened: Opened, cache: Path) -> None:
-    dataset = opened()
-    reader, own = dataset.cache.reader, CachedDataset(cache)
-    reached, gate = threading.Event(), threading.Event()
+    dataset, reached, gate = opened(), threading.Event(), threading.Event()
 
     def windows() -> Iterator[np.ndarray]:
         yield np.arange(1)
@@ -88,37 +90,29 @@ def test_a_loader_that_takes_long_to_say_what_it_reads_stops_nobody(opened: Open
         gate.wait(PATIENCE)
 
     owner = set[int]()  # anything that a weak reference can be to
-    reader.expect(owner, [0], windows)
+    dataset.cache.reader.expect(owner, [0], windows)
     try:
         assert reached.wait(PATIENCE)
-        assert dataset[149][0].equal(own[149][0])
-        assert not gate.is_set()
+        assert dataset[149][0].equal(CachedDataset(cache)[149][0])
     finally:
         gate.set()
 
 
 def test_a_reader_that_waits_while_its_cache_is_closed_gets_an_error(opened: Opened, server: Server) -> None:
     dataset, asked, gate = opened(), threading.Event(), threading.Event()
-    errors: list[Exception] = []
 
     def fault(name: str, _: int) -> None:
         if name.endswith(".lmdb"):
             asked.set()
             gate.wait(PATIENCE)
 
-    def read() -> None:
-        try:
-            dataset[0]
-        except StoreError as error:
-            errors.append(error)
-
     server.fault = fault
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        assert asked.wait(PATIENCE)
-        dataset.cache.reader.close()
-        thread.join(PATIENCE)
-    finally:
-        gate.set()
-    assert "waiting for records was given up" in str(errors)
+    with ThreadPoolExecutor() as pool:
+        try:
+            read = pool.submit(dataset.__getitem__, 0)
+            assert asked.wait(PATIENCE)
+            dataset.cache.reader.close()
+            with pytest.raises(StoreError, match="waiting for records was given up"):
+                read.result(PATIENCE)
+        finally:
+            gate.set()

@@ -69,6 +69,8 @@ class Store(Protocol):
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Link:
     """Reads pieces from a URL, and compares each record with its checksum. Threads may share a Link."""
@@ -77,6 +79,7 @@ class Link:
         self._store, self._shards, self._describe, self.url = store, pieces.shards, describe, url
         self._buffers: list[bytearray] = []  # unused memory
         self.statistics = LinkStatistics()
+        self.close = store.close
 
     def read(self, piece: Piece) -> memoryview:
         entry, wrong = self._shards[piece.shard], -1
@@ -119,7 +122,7 @@ class Link:
     def _buffer(self, size: int) -> memoryview:
         with contextlib.suppress(IndexError):  # another thread may have taken the last one
             buffer = self._buffers.pop()
-            if len(buffer) >= size:
+            if size <= len(buffer) <= 2 * size:  # a record alone would hold the memory of a whole piece
                 return memoryview(buffer)[:size]
         return memoryview(bytearray(size))
 
@@ -160,12 +163,12 @@ class LinkStatistics:
             self.bytes += size
             self.requests += 1
             self.latency = min(self.latency, seconds)
-            self._busy += min(seconds, now - self._last) if self._last else seconds
+            self._busy += min(seconds, now - self._last)
             self._last = now
             self._marks.append((now, self.bytes))
             began, before = self._second
             if now - began >= 1.0:
-                if began and now - began < _LONGEST_SECOND:
+                if now - began < _LONGEST_SECOND:
                     self._best = max(self._best, (self.bytes - before) / (now - began))
                 self._second = (now, self.bytes)
 
@@ -186,10 +189,8 @@ class LinkStatistics:
     def use(self, kept: int, total: int) -> NetworkUse:
         with self._lock:
             rate = self.bytes / max(1e-6, self._busy)
-            best = max(self._best, rate)
-            return NetworkUse(
-                self.bytes, self.needed, self.requests, self.failures, rate, best, self.waited, kept, total
-            )
+            counts = self.bytes, self.needed, self.requests, self.failures
+            return NetworkUse(*counts, rate, max(self._best, rate), self.waited, kept, total)
 
 
 class Held(NamedTuple):
@@ -283,9 +284,9 @@ class Fetcher:
         if plan is not None:
             self._read_window(plan)  # the plan must have its first pieces before threads follow it
         with self._changed:
-            others = [each for each in self._plans if not (each.is_of(owner) or each.is_orphaned)]
-            self._plans = others if plan is None else [plan, *others]
+            self._plans = [each for each in self._plans if not (each.is_of(owner) or each.is_orphaned)]
             if plan is not None:
+                self._plans.insert(0, plan)
                 self._start(_LEAST_REQUESTS)
                 self._wake()
 
@@ -312,8 +313,8 @@ class Fetcher:
             if own or alone or found or self._plans:
                 self.statistics.needed += int(rows["length"].sum())
             self._note_read(pieces)
-        held = ((number, found.get(piece)) for number, piece in zip(numbers.tolist(), pieces.tolist(), strict=True))
-        return {number: each for number, each in held if each is not None} | alone
+        places = zip(numbers.tolist(), pieces.tolist(), strict=True)
+        return {number: found[piece] for number, piece in places if piece in found} | alone
 
     def _read_alone(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> dict[int, Held]:
         """Read records without the rest of their pieces, where waiting for the pieces would take much longer."""
@@ -382,6 +383,7 @@ class Fetcher:
         for thread in self._threads:
             if thread is not threading.current_thread():  # a fetcher's own thread may hold the last reference to it
                 thread.join(max(0.0, until - time.monotonic()))
+        self._link.close()
 
     def _start(self, threads: int) -> None:
         while len(self._threads) < threads:
@@ -435,8 +437,8 @@ class Fetcher:
         for plan in self._plans:
             while plan.pieces:
                 piece = plan.pieces[0]
-                is_missing = not (piece in self._asked or piece in self._begun or piece in self._memory)
-                is_missing = is_missing and not self.local.has(np.array([piece])).all()
+                is_expected = piece in self._asked or piece in self._begun or piece in self._memory
+                is_missing = not (is_expected or self.local.has(np.array([piece])).all())
                 if is_missing and not (self.local.make_room(piece) or self._has_room_in_memory()):
                     break
                 plan.pieces.popleft()
@@ -471,13 +473,9 @@ class Fetcher:
     def _fulfil(self, fetch: _Fetch) -> None:
         """Fetch a piece to the disk, or to memory if the disk is full. An error is stored in `fetch`."""
         try:
-            piece = fetch.record or self._pieces[fetch.piece]
+            number, piece = fetch.piece, fetch.record or self._pieces[fetch.piece]
             data = self._link.read(piece)
-            if (
-                fetch.record is None
-                and self.local.make_room(fetch.piece)
-                and self.local.write(fetch.piece, piece, data)
-            ):
+            if not fetch.record and self.local.make_room(number) and self.local.write(number, piece, data):
                 self._link.reuse(data)
             else:
                 fetch.held = Held(piece.start, data)
@@ -488,10 +486,10 @@ class Fetcher:
             if fetch.record is None:
                 self.local.unlock(fetch.piece)
                 del self._begun[fetch.piece]
-            if fetch.record is None and fetch.held is not None:
-                self._memory[fetch.piece] = fetch.held
-                while len(self._memory) > self._most_in_memory:
-                    self._memory.popitem(last=False)
+                if fetch.held is not None:
+                    self._memory[fetch.piece] = fetch.held
+                    while len(self._memory) > self._most_in_memory:
+                        self._memory.popitem(last=False)
             self._changed.notify_all()
             self._start(self.statistics.width)
 

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import http.client
 import io
+import itertools
 import re
 import socket
 import ssl
@@ -80,6 +81,8 @@ class HttpFolder:
         A request fails after `silence` seconds without a byte (None: 60), or if the server sends less than 10 kB/s on
         average.
         """
+        self._idle: defaultdict[Origin, list[_Connection]] = defaultdict(list)
+        self._lock, self._most_idle = ThreadLock(), _MOST_IDLE
         self._block, self._silence = block, silence or _SILENCE_SECONDS
         self._tags: dict[str, str] = {}  # the ETag of each file at its first partial read
         try:
@@ -87,12 +90,9 @@ class HttpFolder:
             self._origin = _origin_of(self._url)
         except ValueError as error:
             raise UsageError(f"{shown(url)} is no URL of a web server: {error}. Give the URL of a folder") from None
-        self._idle: defaultdict[Origin, list[_Connection]] = defaultdict(list)
-        self._lock = ThreadLock()
 
     def __del__(self) -> None:
-        if hasattr(self, "_idle"):
-            self.close()
+        self.close()
 
     def read(self, name: str, most: int) -> bytes | None:
         with self._answer(name, most + 1) as answer:
@@ -142,7 +142,8 @@ class HttpFolder:
 
     def close(self) -> None:
         with self._lock:
-            idle = [connection for connections in self._idle.values() for connection in connections]
+            self._most_idle = 0  # a thread may still read, and give its connection back later
+            idle = [*itertools.chain(*self._idle.values())]
             self._idle.clear()
         for connection in idle:
             connection.close()
@@ -192,13 +193,11 @@ class HttpFolder:
             connection, is_used = self._connection(origin)
             try:
                 return connection, connection.ask(words, headers, asked)
-            except (ConnectionError, http.client.BadStatusLine):
+            except BaseException as error:
                 connection.close()
-                if not is_used:  # the server may have closed an idle connection: then a new one is tried
+                # The server may have closed an idle connection: then a new one is tried.
+                if not (is_used and isinstance(error, ConnectionError | http.client.BadStatusLine)):
                     raise
-            except BaseException:
-                connection.close()
-                raise
 
     def _connection(self, origin: Origin) -> tuple[_Connection, bool]:
         with self._lock:
@@ -209,7 +208,7 @@ class HttpFolder:
     def _give_back(self, connection: _Connection, *, is_whole: bool) -> None:
         with self._lock:
             idle = self._idle[connection.origin]
-            if is_whole and len(idle) < _MOST_IDLE:
+            if is_whole and len(idle) < self._most_idle:
                 idle.append(connection)
                 return
         connection.close()
