@@ -27,7 +27,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.files import check_is_local
 from tpucache.store.format import MANIFEST_NAME
-from tpucache.store.growing import GrowingCache, Prospect, RecordMaker
+from tpucache.store.growing import GrowingCache, Prospect
 from tpucache.warmup.build_options import BuildOptions, options_by_name
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def start_building(source: Any, directory: Path, others: Mapping[str, Any]) -> C
     def open_cache() -> Cache:
         native()  # compile what reading needs while the other process starts; later it would slow the workers down
         prospect = builder.first_answer()
-        return Cache.open(directory) if prospect is None else GrowingCache(directory, prospect, builder)
+        return Cache.open(directory) if prospect is None else GrowingCache(directory, prospect, builder.check)
 
     return open_cache
 
@@ -113,7 +113,7 @@ class BuildProcess:
     def __init__(self, source: Any, directory: Path, others: Mapping[str, Any]) -> None:
         from tpucache.warmup.growing import COMMAND, Request, send_request
 
-        self._directory, self._source, self._others = directory, source, others
+        self._directory = directory
         self._last: object = None  # the last answer: how the build has ended
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -169,12 +169,6 @@ class BuildProcess:
         if isinstance(self._last, BaseException):
             raise self._last
         return True
-
-    def maker(self) -> RecordMaker:
-        """Return a function that builds single records in this process."""
-        from tpucache.warmup.growing import Maker
-
-        return Maker(self._source, self._directory, **self._others)
 
     def _read(self) -> object:
         try:

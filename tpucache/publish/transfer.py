@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,14 +20,12 @@ from tpucache.store.copying import (
     PART_SUFFIX,
     Claim,
     OnProgress,
-    check_descends,
     check_ours,
     check_room,
     claim_folder,
     copy_missing,
     find_missing,
     folder_path,
-    has_same_table,
     hold_folder,
     parse_claim,
     read_claims,
@@ -84,7 +81,8 @@ def fetch_cache(
         files = joined_files(manifest, before)
         try:
             with hold_folder(target, "fetching into"):
-                _check_target(remote, manifest, target, files)
+                names = [path.name for path in target.iterdir()]
+                check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest, files))
                 _fetch_files(remote, manifest, target, on_progress, made, files)
                 _fetch_hashes(remote, manifest, target)
                 _fetch_times(remote, manifest, target)
@@ -152,17 +150,6 @@ def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
         _check_tables(remote, each)
         found.append(each)
     return found
-
-
-def _check_target(remote: Remote, manifest: Manifest, target: Path, files: Sequence[FileEntry]) -> None:
-    """Raise UsageError unless `target` is empty, or has this cache or an earlier state of it."""
-    names = [path.name for path in target.iterdir()]
-    check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest, files))
-    if MANIFEST_NAME in names:
-        existing = Manifest.load(target)
-        if not has_same_table(existing, manifest) and existing.identity not in manifest.parents:
-            with _fetched_table(remote, manifest.table) as folder:
-                check_descends(Cache(target, existing), Cache(folder, manifest), str(target))
 
 
 def _fetch_files(
@@ -239,9 +226,6 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Seque
         is_before = existing.identity in (*manifest.parents, manifest.identity)
         claims.append(Claim.of(FINISHED, existing, joined_files(existing, before) if is_before else None))
     check_ours(remote.shown, names, claims, Claim.of("push", manifest, joined_files(manifest, before)))
-    if existing is not None and not has_same_table(existing, manifest) and existing.identity not in manifest.parents:
-        with _fetched_table(remote, existing.table) as folder:
-            check_descends(Cache(folder, existing), Cache(source, manifest), remote.shown)
     return existing is not None and existing.identity == manifest.identity
 
 
@@ -289,15 +273,6 @@ def _push_files(
 
 def _read_claim(remote: Remote) -> Claim:
     return parse_claim(remote.read(CLAIM_NAME, MAX_CLAIM_BYTES), f"{remote.shown}/{CLAIM_NAME}")
-
-
-@contextmanager
-def _fetched_table(remote: Remote, entry: FileEntry) -> Iterator[str]:
-    """Fetch a table into a temporary folder, which the context returns. Raises DamageError."""
-    with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
-        check_room(Path(folder), entry.bytes)
-        _fetch_file(remote, Path(folder), entry, lambda part: None)
-        yield folder
 
 
 def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:

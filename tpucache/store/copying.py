@@ -21,17 +21,14 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
-
-import numpy as np
 
 from tpucache.errors import DamageError, StoreError, UsageError
 from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache
-from tpucache.store.fields import LABEL
 from tpucache.store.files import (
     append_chunks,
     as_url,
@@ -44,11 +41,10 @@ from tpucache.store.files import (
     rename_durably,
     write_atomically,
 )
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, WORK_NAME, name_behind
+from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, name_behind
 from tpucache.store.history import known_files, refuse_version
 from tpucache.store.lock import flock
 from tpucache.store.manifest import FileEntry, Manifest
-from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
 from tpucache.text import parse_json, shown
 
@@ -64,9 +60,6 @@ MAX_CLAIM_BYTES: Final = 256 << 20
 _FORMAT: Final = "tpucache claim"
 _NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
 _NAMED: Final = 5
-
-#: The columns that relabelling does not change.
-_KEPT: Final = ("number", "path", "source_bytes")
 
 
 def folder_path(place: str | Path) -> Path:
@@ -122,17 +115,19 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
 class Claim:
     """Which cache a folder holds (`command` is FINISHED), or which command fills it with a copy of a cache.
 
-    `files` has the SHA-256 of each of the cache's files by name.
+    `files` has the SHA-256 of each of the cache's files by name. `parents`, the identities of the cache's earlier
+    versions, are not written into the file.
     """
 
     command: str
     identity: str
     files: Mapping[str, str]
+    parents: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
         entries = manifest.files if files is None else files
-        return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries})
+        return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries}, manifest.parents)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Claim | None:
@@ -147,7 +142,8 @@ class Claim:
         return claim if is_ours else None
 
     def to_json(self) -> str:
-        return json.dumps({"format": _FORMAT, "note": _NOTE, **asdict(self)}, indent=1) + "\n"
+        content = {"command": self.command, "identity": self.identity, "files": self.files}
+        return json.dumps({"format": _FORMAT, "note": _NOTE, **content}, indent=1) + "\n"
 
     @property
     def names(self) -> set[str]:
@@ -159,12 +155,7 @@ class Claim:
         return name_behind(name) != name and name_behind(name) in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        if self.identity == other.identity:
-            return True
-        shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
-        tables = {name: digest for name, digest in self.files.items() if TABLE_NAME.fullmatch(name)}
-        kept = all(other.files.get(name, digest) == digest for name, digest in tables.items())
-        return bool(shards) and kept and all(other.files.get(name) == digest for name, digest in shards.items())
+        return self.identity in (other.identity, *other.parents)
 
 
 def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
@@ -237,42 +228,6 @@ def earlier_tables(manifest: Manifest) -> tuple[str, ...]:
     """Return the SHA-256 that the samples table had before each relabelling, the oldest first."""
     found = manifest.source.get("relabelled")
     return tuple(digest for digest in found if isinstance(digest, str)) if isinstance(found, list) else ()
-
-
-def has_same_table(before: Manifest, after: Manifest) -> bool:
-    return before.table == after.table and before.classes == after.classes
-
-
-def check_descends(old: Cache, new: Cache, where: str) -> None:
-    """Raise UsageError unless the cache `new` begins with the samples of `old`: numbers, paths, labels, columns."""
-    before, after = old.manifest, new.manifest
-    if has_same_table(before, after) or before.identity in after.parents:
-        return
-    first, second = old.samples, new.samples
-    count = before.samples
-    names = _KEPT if before.table.sha256 in earlier_tables(after) else tuple(first)
-    kept = count <= after.samples and all(
-        name in second and _values(first, name, before, count) == _values(second, name, after, count)
-        for name in names
-        if name in first
-    )
-    if not kept:
-        raise UsageError(
-            f"{where} holds another cache, whose samples, labels or columns differ: remove that cache first, or use "
-            "another place"
-        )
-
-
-def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> list[Any] | bytes:
-    column = table[name]
-    if not isinstance(column, np.ndarray):
-        return list(column[:count])
-    if name == LABEL and manifest.classes and column.dtype.kind in "iu":
-        classes = dict(enumerate(manifest.classes))
-        return [classes.get(label, label) for label in column[:count].tolist()]
-    if column.dtype.kind == "f":
-        return column[:count].tobytes()  # NaN does not equal NaN, but its bytes do
-    return list(column[:count].tolist())
 
 
 def stage_cache(

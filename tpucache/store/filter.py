@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 import warnings
@@ -18,6 +19,9 @@ from tpucache.store.fields import LABEL
 from tpucache.store.samples import SampleTable, Strings
 
 Mask = npt.NDArray[np.bool_]
+#: For each sample, 1 if a condition is true, -1 if it is false, 0 if a value is missing: so `and` is the minimum, `or`
+#: the maximum, and `not` the negative (Kleene's three-valued logic).
+Truth = npt.NDArray[np.int8]
 
 CLASS: Final = "class"
 
@@ -36,13 +40,6 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 }
 
 
-class _Truth(NamedTuple):
-    """For each sample, whether a condition is true, and whether it is false. Both are False if a value is missing."""
-
-    true: Mask
-    false: Mask
-
-
 class _Values(NamedTuple):
     """One side of a comparison: a column, array (n,), or one constant for all samples; `name` is for messages."""
 
@@ -59,7 +56,7 @@ def matching(
 
     A condition compares columns, numbers and strings by ==, !=, <, <=, >, >= and `in (…, …)`, combined by and, or, not
     and parentheses. `class` is the name of a sample's class. A comparison with a missing value (NaN, "" or the label
-    -1) is neither true nor false, so it does not match, not even with `not` or != (Kleene's three-valued logic).
+    -1) is neither true nor false, so it does not match, not even with `not` or !=.
     """
     if not isinstance(condition, str):
         raise UsageError(f"a condition is a string such as \"age > 60 and site == 'A'\", not {condition!r:.100}")
@@ -67,17 +64,6 @@ def matching(
         return _Condition(condition, table, positions, classes).matches()
     except (RecursionError, MemoryError) as error:
         raise UsageError("the condition is nested too deeply: select samples in several steps") from error
-
-
-def _joined(parts: list[_Truth]) -> _Truth:
-    """Return the conjunction: true where all conditions are true, false where at least one is false."""
-    return _Truth(
-        np.logical_and.reduce([part.true for part in parts]), np.logical_or.reduce([part.false for part in parts])
-    )
-
-
-def _inverse(truth: _Truth) -> _Truth:
-    return _Truth(truth.false, truth.true)
 
 
 class _Condition:
@@ -98,59 +84,53 @@ class _Condition:
                 tree = ast.parse(source, mode="eval").body
         except (SyntaxError, ValueError) as error:
             raise self._error("this is not a condition", (getattr(error, "offset", None) or 1) - 1) from error
-        return self._truth(tree).true
+        return self._truth(tree) > 0
 
-    def _truth(self, node: ast.expr) -> _Truth:
+    def _truth(self, node: ast.expr) -> Truth:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return -self._truth(node.operand)
         if isinstance(node, ast.BoolOp):
             parts = [self._truth(part) for part in node.values]
-            is_and = isinstance(node.op, ast.And)
-            return _joined(parts) if is_and else _inverse(_joined([_inverse(part) for part in parts]))
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return _inverse(self._truth(node.operand))
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            parts = [
-                self._comparison(left, each, right)
-                for left, each, right in zip(sides, node.ops, sides[1:], strict=False)
-            ]
-            return _joined(parts)
-        raise self._refused(node, "a condition is a comparison, such as age > 60")
+        elif isinstance(node, ast.Compare):
+            sides = itertools.pairwise([node.left, *node.comparators])
+            parts = [self._comparison(*pair, each) for pair, each in zip(sides, node.ops, strict=True)]
+        else:
+            raise self._refused(node, "a condition is a comparison, such as age > 60")
+        is_or = isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)
+        joined: Truth = np.max(parts, 0) if is_or else np.min(parts, 0)
+        return joined
 
-    def _comparison(self, left: ast.expr, each: ast.cmpop, right: ast.expr) -> _Truth:
+    def _comparison(self, left: ast.expr, right: ast.expr, each: ast.cmpop) -> Truth:
         if isinstance(each, (ast.In, ast.NotIn)):
             if not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
                 raise self._refused(right, "after `in` comes a list in parentheses, such as ('A', 'B') or ('A',)")
-            parts = [self._compared(left, operator.eq, item) for item in right.elts]
-            nothing = np.zeros(len(self._positions), np.bool_)
-            is_present = ~(nothing | self._values(left).is_missing)
-            true = np.logical_or.reduce([nothing, *(part.true for part in parts)]) & is_present
-            is_in = _Truth(true, is_present & ~true)
-            return is_in if isinstance(each, ast.In) else _inverse(is_in)
+            nothing = self._truths(np.False_, self._values(left).is_missing)  # the list may be empty
+            is_in: Truth = np.max([nothing, *(self._compared(left, operator.eq, item) for item in right.elts)], 0)
+            return is_in if isinstance(each, ast.In) else -is_in
         compare = _COMPARISONS.get(type(each))
         if compare is None:
             raise self._refused(right, "values are compared by ==, !=, <, <=, >, >= or in, not by `is`")
         return self._compared(left, compare, right)
 
-    def _compared(self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr) -> _Truth:
+    def _compared(self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr) -> Truth:
         one, other = self._values(left), self._values(right)
         if one.is_text != other.is_text:
             text, number = (one, other) if one.is_text else (other, one)
             hint = f": use {CLASS} for names" if LABEL in (one.name, other.name) and self._has_classes else ""
             raise self._refused(right, f"{text.name} is text and {number.name} a number{hint}")
-        is_present = ~np.broadcast_to(one.is_missing | other.is_missing, len(self._positions))
-        result = np.broadcast_to(np.asarray(compare(one.values, other.values), np.bool_), len(self._positions))
-        return _Truth(result & is_present, ~result & is_present)
+        return self._truths(compare(one.values, other.values), one.is_missing | other.is_missing)
+
+    def _truths(self, is_true: Any, is_missing: Any) -> Truth:
+        truths = np.where(is_missing, 0, np.where(is_true, 1, -1))
+        return np.broadcast_to(truths, len(self._positions)).astype(np.int8)
 
     def _values(self, node: ast.expr) -> _Values:
         if isinstance(node, ast.Name):
             return self._column(node)
-        constant: Any = None
-        if isinstance(node, ast.Constant):
-            constant = node.value
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-            number = node.operand.value if isinstance(node.operand, ast.Constant) else None
-            if isinstance(number, (int, float)):
-                constant = -number if isinstance(node.op, ast.USub) else number
+        try:
+            constant = ast.literal_eval(node)
+        except (ValueError, TypeError):
+            constant = None
         if not isinstance(constant, (int, float, str)):
             raise self._refused(node, "columns are compared with numbers, strings and other columns")
         if isinstance(constant, int) and abs(constant) > _LARGEST:

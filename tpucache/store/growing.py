@@ -20,23 +20,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import logging
 import os
 import secrets
-import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache import machine, process
-from tpucache.errors import BuildError, FormatError, NoRoomError, StoreError
+from tpucache.errors import BuildError, FormatError, StoreError
 from tpucache.store import lock
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
@@ -59,7 +56,6 @@ MANIFEST_ROW: Final = BUILD_ROW - 1
 _IDENTITY_BYTES: Final = 24
 #: A row of the index, and its number in the index. Rows of a growing cache have this type until the cache is finished.
 _NUMBERED_DTYPE: Final = np.dtype([*INDEX_DTYPE.descr, ("row", "<u8")])
-_FIRST_IN_MEMORY: Final = SPOOL_BIT | (1 << 30)  # files in memory are numbered from here, above all spool files
 LOCK_NAME: Final = "lock"
 FAILURE_NAME: Final = "failure.txt"
 _WANTED: Final = "wanted-"
@@ -71,11 +67,6 @@ _GONE_SECONDS: Final = 2.0  # after a folder was removed, the process that build
 _PATIENCE_SECONDS: Final = 20.0  # readers give up after this time without a builder; another one may come meanwhile
 _READ_ROWS: Final = 1 << 16  # rows of the log per read call
 _LONGEST: Final = 4000  # bytes of a failure message
-
-_log: Final = logging.getLogger("tpucache")
-
-#: A function that takes index row numbers and returns the records in the same order. Threads may call it at once.
-RecordMaker = Callable[[Numbers], Sequence[bytes]]
 
 #: The attributes of a manifest that are known before the build, and those that are known only after it.
 _EARLY: Final = ("samples", "variants", "fields", "classes", "value_names", "mask_names", "recipe", "version")
@@ -159,16 +150,6 @@ class Prospect:
         return is_same and all(manifest.source.get(name) == value for name, value in self.source.items())
 
 
-class Builder(Protocol):
-    """The builder of a growing cache, with the methods that readers of the cache call."""
-
-    def check(self) -> bool: ...
-
-    def maker(self) -> RecordMaker:
-        """Return a function that makes records in this process. Readers call it when the disk is full."""
-        ...
-
-
 class GrowingManifest(Manifest):
     """The manifest of a growing cache. Reading an attribute that is known only after the build waits for the build."""
 
@@ -194,18 +175,18 @@ class GrowingTable(SampleTable):
         return self.__dict__.copy()  # with the columns: no file has them
 
 
-class Arrivals(Arriving):
-    """The index rows of the records that this process has found in the log so far. Threads may share it."""
+class GrowingIndex(RecordIndex, Arriving):
+    """The index of a growing cache: the rows of the records that this process has found in the log so far.
+
+    Reading other rows waits until their records are made. Threads may share it. `check` is None if this process did not
+    start the build; `identities` has that of the finished manifest, if it is known.
+    """
 
     def __init__(
-        self, directory: Path, prospect: Prospect, builder: Builder | None, identities: Sequence[str] = ()
+        self, directory: Path, prospect: Prospect, check: Callable[[], bool] | None, identities: Sequence[str] = ()
     ) -> None:
-        """Store what is known. `builder` is None if this process did not start the build.
-
-        `identities` has that of the finished manifest, if it is known.
-        """
         rows = prospect.samples * len(prospect.variants)
-        self.directory, self._prospect, self._builder = directory, prospect, builder
+        self.directory, self._prospect, self._check_builder = directory, prospect, check
         self._count, self._samples = rows, max(1, prospect.samples)
         self._identities = {*identities}
         self._rows = np.zeros(rows, _NUMBERED_DTYPE)
@@ -222,11 +203,18 @@ class Arrivals(Arriving):
         self._is_own = False  # whether this process started the builder
         self._is_asked = np.zeros(rows, np.bool_)
         self.finished: Cache | None = None
-        self._make: RecordMaker | None = None  # once the disk is full
-        self._made = threading.local()  # for each thread, the file in memory with the records that it read last
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrivals, (self.directory, self._prospect, None, (*self._identities,))
+        return GrowingIndex, (self.directory, self._prospect, None, (*self._identities,))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read_all(self) -> Rows:
+        return self.wait().index.read_all()
+
+    def is_right(self) -> bool:
+        return self.wait().index.is_right()
 
     @property
     def share(self) -> float:
@@ -264,7 +252,7 @@ class Arrivals(Arriving):
     def _refuse(self) -> NoReturn:
         """Raise the error of the builder, or StoreError if it does not come soon."""
         until = time.monotonic() + _GONE_SECONDS
-        while self._builder is not None and self._builder.check() and time.monotonic() < until:
+        while self._check_builder is not None and self._check_builder() and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
         raise self._other()
 
@@ -285,59 +273,17 @@ class Arrivals(Arriving):
             "dataset again"
         )
 
-    def are_here(self, numbers: Numbers) -> bool:
-        """Return whether these records are made, as far as this process has read the log."""
-        return bool(self._is_here[numbers].all())
-
-    def rows(self, numbers: Numbers) -> Rows:
-        """Wait until the records with these index row numbers are made, and return their index rows.
-
-        If the build ended because the disk is full, the missing records are made now, and kept in memory until this
-        thread's next call.
-        """
+    def __getitem__(self, numbers: Numbers) -> Rows:
         while self.finished is None:
             if time.monotonic() - self._seen > _LOOK_SECONDS and self.look():
                 continue
-            if self.are_here(numbers):
+            if self._is_here[numbers].all():
                 rows: Rows = self._rows[numbers]
                 return rows
-            if self._make is not None:
-                return self._make_in_memory(numbers, self._make)
-            if not self.look() and not self.are_here(numbers):
+            if not self.look() and not self._is_here[numbers].all():
                 self.ask(numbers)
-                try:
-                    self._pause()
-                except NoRoomError as error:
-                    self._start_making(error)
+                self._pause()
         return self.finished.index[numbers]
-
-    def _start_making(self, error: NoRoomError) -> None:
-        """From now on, make missing records in this process, because the build ended with `error`, which is logged."""
-        with self._lock:
-            if self._make is None and self._builder is not None:
-                self._make = self._builder.maker()
-                _log.warning("%s Until then, the other records are decoded again each time they are read", error)
-
-    def _make_in_memory(self, numbers: Numbers, make: RecordMaker) -> Rows:
-        rows: Rows = self._rows[numbers]
-        missing = np.flatnonzero(~self._is_here[numbers])
-        records = make(numbers[missing])
-        descriptor = machine.open_memory_file()
-        opened = OpenFile.of(descriptor)
-        data = memoryview(b"".join(records))
-        while data:
-            data = data[os.write(descriptor, data) :]
-        lengths = np.array([len(record) for record in records], np.uint64)
-        rows["length"][missing] = lengths
-        rows["offset"][missing] = np.cumsum(lengths) - lengths
-        rows["crc32"][missing] = [zlib.crc32(record) for record in records]
-        with self._lock:
-            number = next(at for at in itertools.count(_FIRST_IN_MEMORY) if at not in self._files)
-            rows["shard"][missing] = number
-            self._files[number] = opened
-            self._files.pop(getattr(self._made, "last", -1), None)
-        self._made.last = number
-        return rows
 
     def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
         if not self.look():
@@ -345,7 +291,7 @@ class Arrivals(Arriving):
 
     @property
     def is_busy(self) -> bool:
-        return self.finished is None and self._make is None
+        return self.finished is None
 
     def network(self) -> NetworkUse | None:
         return None
@@ -380,8 +326,6 @@ class Arrivals(Arriving):
 
     def name(self, number: int) -> str:
         """Return the path of the file for a value of the column `shard`, relative to the cache's folder."""
-        if number >= _FIRST_IN_MEMORY:
-            return "memory"
         return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._prospect.shards[number]
 
     def _pause(self) -> None:
@@ -390,7 +334,7 @@ class Arrivals(Arriving):
             raise StoreError(f"{self.directory}: waiting for records was given up, because the command was interrupted")
         now = time.monotonic()
         if now - self._checked > _CHECK_SECONDS:
-            self._is_own = self._builder is not None and self._builder.check()
+            self._is_own = self._check_builder is not None and self._check_builder()
             self._checked = now  # not set after an error, so that the next waiting thread gets the error, too
         if not self._is_own and now - self._looked > _LOOK_SECONDS:
             self._looked = now
@@ -453,76 +397,54 @@ class Arrivals(Arriving):
         self._is_here[at] = new["length"] > 0
 
 
-class GrowingIndex(RecordIndex):
-    """The index of a growing cache. Reading index rows waits until their records are made."""
-
-    def __init__(self, arrivals: Arrivals, records: int) -> None:
-        self._arrivals, self._records = arrivals, records
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
-
-    def __len__(self) -> int:
-        return self._records
-
-    def __getitem__(self, numbers: Numbers) -> Rows:
-        return self._arrivals.rows(numbers)
-
-    def read_all(self) -> Rows:
-        return self._arrivals.wait().index.read_all()
-
-    def is_right(self) -> bool:
-        return self._arrivals.wait().index.is_right()
-
-
 class GrowingReader(ShardReader):
     """Reads records of a growing cache, and its shards after the build.
 
     During the build, each record is compared with its checksum when this process reads it for the first time.
     """
 
-    def __init__(self, arrivals: Arrivals) -> None:
-        super().__init__(arrivals.directory, ())
-        self._arrivals = arrivals
+    def __init__(self, index: GrowingIndex) -> None:
+        super().__init__(index.directory, ())
+        self._index = index
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GrowingReader, (self._arrivals,)
+        return GrowingReader, (self._index,)
 
     @property
-    def arriving(self) -> Arrivals | None:
-        return None if self._arrivals.finished is not None else self._arrivals
+    def arriving(self) -> GrowingIndex | None:
+        return None if self._index.finished is not None else self._index
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
         """The shards; none before the cache is finished."""
-        if self._arrivals.finished is not None:
-            self._take_shards(self._arrivals.finished)
+        if self._index.finished is not None:
+            self._take_shards(self._index.finished)
         return self._shards
 
     def file(self, shard: int) -> OpenFile:
-        found = self._arrivals.file(shard)
+        found = self._index.file(shard)
         if found is not None:
             self._distrusted.add(shard)
             return found
-        self._take_shards(self._arrivals.wait())
+        self._take_shards(self._index.wait())
         return super().file(shard)
 
     def path(self, shard: int) -> Path:
-        return self._directory / self._arrivals.name(shard)
+        return self._directory / self._index.name(shard)
 
     def _are_proven(self, rows: Rows, shards: list[int]) -> bool:
         if rows.dtype != _NUMBERED_DTYPE:
             return super()._are_proven(rows, shards)
-        return max(shards, default=0) < _FIRST_IN_MEMORY and bool(self._arrivals.is_proven[rows["row"]].all())
+        return bool(self._index.is_proven[rows["row"]].all())
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
         if rows.dtype != _NUMBERED_DTYPE:
             super()._prove(rows, shards, views)
             return
-        in_memory, is_proven = rows["shard"] >= _FIRST_IN_MEMORY, self._arrivals.is_proven
-        for at in np.flatnonzero(in_memory | ~is_proven[rows["row"]]).tolist():
+        is_proven = self._index.is_proven
+        for at in np.flatnonzero(~is_proven[rows["row"]]).tolist():
             self.check(rows[at], functools.reduce(lambda crc, view: zlib.crc32(view, crc), views[at], 0))
-        is_proven[rows["row"][~in_memory]] = True
+        is_proven[rows["row"]] = True
 
     def _take_shards(self, finished: Cache) -> None:
         if not self._shards:
@@ -535,12 +457,15 @@ class GrowingCache(Cache):
 
     is_growing = may_be_growing = True
 
-    def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
-        """Store what is known of the cache. `builder` is None if this process did not start the build."""
-        self._arrivals = Arrivals(directory, prospect, builder)
+    def __init__(self, directory: Path, prospect: Prospect, check_builder: Callable[[], bool] | None = None) -> None:
+        """Store what is known of the cache.
+
+        `check_builder` raises the error of the builder; None if this process did not start the build. It returns False
+        in a fork of the process that started it.
+        """
+        self._growing_index = GrowingIndex(directory, prospect, check_builder)
         super().__init__(directory, GrowingManifest(prospect, self._finished_manifest))
-        self._growing_index = GrowingIndex(self._arrivals, self.manifest.records)
-        self._growing_reader = GrowingReader(self._arrivals)
+        self._growing_reader = GrowingReader(self._growing_index)
         self._table = GrowingTable(directory, prospect.table)
 
     @property
@@ -557,14 +482,14 @@ class GrowingCache(Cache):
 
     @property
     def is_finished(self) -> bool:
-        return self._arrivals.look()
+        return self._growing_index.look()
 
     @property
     def built(self) -> float:
-        return self._arrivals.share
+        return self._growing_index.share
 
     def wait(self) -> Cache:
-        return self._arrivals.wait()
+        return self._growing_index.wait()
 
     def _finished_manifest(self) -> Manifest:
-        return self._arrivals.wait().manifest
+        return self._growing_index.wait().manifest

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.store.files import KAGGLE, is_url, read_file, refuse_too_many_files, write_atomically
@@ -185,21 +185,13 @@ def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) ->
     write_atomically(directory / TIMES_NAME, to_times({**kept, manifest.identity: now}), aside)
 
 
-class _State(NamedTuple):
-    """What identifies the file `manifest.json`, to notice when another file replaces it."""
-
-    device: int
-    inode: int
-    bytes: int
-    changed: int
-
-
-def _state(directory: Path) -> _State | None:
+def _state(directory: Path) -> tuple[int, ...] | None:
+    """Return what identifies the file `manifest.json`, to notice when another file replaces it."""
     try:
         found = (directory / MANIFEST_NAME).stat()
     except OSError:
         return None
-    return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class OpenVersion:

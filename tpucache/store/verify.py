@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store import pages
@@ -29,8 +29,6 @@ _THREADS: Final = 2
 _NAMED_RECORDS: Final = 5
 #: Larger shards are read twice. It is more than the default size of a shard.
 _MOST_HELD: Final = 144 << 20
-
-Rows = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,6 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
     directory, manifest = cache.directory, cache.manifest
     others, lateness = {entry.sha256: entry.name for entry in manifest.shards}, Lateness(cache.latency)
 
-    def check_index() -> tuple[list[Damage], bool]:
-        damages = _check_file(directory, manifest.index, lateness)
-        has_index = not damages and _has_index(cache, damages)
-        return damages, has_index
-
-    def check_samples() -> tuple[list[Damage], Rows | None]:
-        damages = _check_file(directory, manifest.table, lateness)
-        numbers = None if damages else _sample_numbers(cache, damages)
-        return damages, numbers
-
     def check(position: int, file: WholeFile, files: FilesAhead) -> list[Damage]:
         entry = manifest.shards[position]
         held = io.BytesIO()
@@ -78,11 +66,9 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
             chunks = _kept(chunks, held)
         found = list(_compare(file, entry, chunks, others))
         missing_bytes = bool(found) and "SHA-256" not in found[0].reason
-        (_, has_index), (_, numbers) = index.result(), samples.result()
-        if has_index and numbers is not None and not missing_bytes:
-            keys = numbers[entry.first : entry.first + entry.records]
+        if not (index.result() or samples.result() or missing_bytes):
             whole = held if held.tell() else None
-            found += _check_records(file.path, whole, position, entry, cache.index_of(entry), keys)
+            found += _check_records(file.path, whole, position, cache)
         on_progress(entry)
         return found
 
@@ -93,17 +79,16 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
             return [check(at, file, files) for at, file in zip(share, shards, strict=True)]
 
     with Threads(4 + _THREADS, "tpucache-verify") as threads:
-        index, samples = threads.submit(check_index), threads.submit(check_samples)
+        index = threads.submit(_check_own, cache, manifest.index, lateness)
+        samples = threads.submit(_check_own, cache, manifest.table, lateness)
         times, hashes = threads.submit(_check_times, directory), threads.submit(_check_hashes, cache)
         shares = list(threads.map(check_share, range(_THREADS)))
-    damages, numbers = samples.result()
-    by_table = {manifest.index.name: index.result()[0], manifest.table.name: damages}
-    damages = [damage for entry in manifest.tables for damage in by_table[entry.name]]
+    damages = index.result() + samples.result()
     for position in range(len(manifest.shards)):
         damages += shares[position % _THREADS][position // _THREADS]
     damages += _check_before(directory, manifest)
     damages += times.result()
-    damages += hashes.result() if numbers is not None else []
+    damages += [] if samples.result() else hashes.result()
     return damages
 
 
@@ -129,7 +114,7 @@ def _check_hashes(cache: Cache) -> list[Damage]:
 
 
 def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    digests = {entry.name: entry.sha256 for entry in manifest.files}
+    known = {(entry.name, entry.sha256) for entry in manifest.files}
     for number in range(1, manifest.number):
         try:
             before = load_earlier(directory, manifest, number)
@@ -137,70 +122,26 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
             yield Damage(version_name(number), f"cannot be used: {error}")
             continue
         for entry in before.files:
-            if digests.setdefault(entry.name, entry.sha256) != entry.sha256:
-                yield Damage(version_name(number), f"lists {entry.name} with another SHA-256 than a later version")
-        own = [entry for entry in before.files if entry.name not in {each.name for each in manifest.files}]
-        found = [damage for entry in own for damage in _check_file(directory, entry, Lateness())]
-        if not any(entry in before.tables for entry in own if any(each.name == entry.name for each in found)):
-            cache = Cache(directory, before)
-            _has_index(cache, found)
-            _sample_numbers(cache, found)
-        yield from found
+            if (entry.name, entry.sha256) not in known:
+                yield from _check_own(Cache(directory, before), entry, Lateness())
+        known |= {(entry.name, entry.sha256) for entry in before.files}
 
 
 def is_whole(directory: Path, entry: FileEntry) -> bool:
     return not any(_check_file(directory, entry, Lateness()))
 
 
-def _has_index(cache: Cache, damages: list[Damage]) -> bool:
-    """Read the whole index, and return whether it could be read. If not, add its damage to `damages`."""
-    name = cache.manifest.index.name
-    if any(damage.name == name for damage in damages):
-        return False
+def _check_own(cache: Cache, entry: FileEntry, lateness: Lateness) -> list[Damage]:
+    """Return the damage of a file of a cache, also that of a table's content."""
+    damages = _check_file(cache.directory, entry, lateness)
     try:
-        cache.index.read_all()
+        if not damages and entry == cache.manifest.index:
+            cache.index.read_all()
+        elif not damages and entry == cache.manifest.table:
+            _ = cache.samples.numbers, cache.samples.labels
     except (DamageError, FormatError) as error:
-        damages.append(Damage(name, str(error)))
-        return False
-    return True
-
-
-def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
-    """Return the sample numbers. If the samples table is damaged, return None and add its damage to `damages`."""
-    name = cache.manifest.table.name
-    if any(damage.name == name for damage in damages):
-        return None
-    try:
-        numbers = cache.samples.numbers
-        _ = cache.samples.labels
-    except (DamageError, FormatError) as error:
-        damages.append(Damage(name, str(error)))
-        return None
-    return numbers
-
-
-def _with_deleted(
-    file: BinaryIO,
-    extents: Sequence[pages.Extent],
-    shard: int,
-    entry: ShardEntry,
-    keys: Rows,
-    rows: Rows,
-) -> tuple[Rows, Rows]:
-    every = np.union1d(keys, np.array(entry.deleted, keys.dtype))
-    if len(every) != len(keys) + len(entry.deleted):
-        raise DamageError("has samples that are also listed as deleted")
-    if len(every) != len(extents):
-        raise DamageError(f"has {len(extents):,} records, but {len(every):,} are listed, including deleted ones")
-    whole = np.zeros(len(every), rows.dtype)
-    for number, extent in enumerate(extents):
-        whole[number] = (extent.offset, extent.length, 0, shard)
-    is_gone = np.isin(every, entry.deleted)
-    for number in np.flatnonzero(is_gone).tolist():
-        file.seek(int(whole["offset"][number]))
-        whole["crc32"][number] = zlib.crc32(file.read(int(whole["length"][number])))
-    whole[~is_gone] = rows
-    return every, whole
+        damages = [Damage(entry.name, str(error))]
+    return damages
 
 
 def _kept(chunks: Iterator[bytes], held: io.BytesIO) -> Iterator[bytes]:
@@ -234,34 +175,29 @@ def _compare(file: WholeFile, entry: FileEntry, chunks: Iterator[bytes], others:
             yield Damage(entry.name, f"has another SHA-256 than the manifest says{swapped}")
 
 
-def _check_records(
-    path: Path,
-    whole: BinaryIO | None,
-    shard: int,
-    entry: ShardEntry,
-    rows: Rows,
-    keys: Rows,
-) -> Iterator[Damage]:
+def _check_records(path: Path, whole: BinaryIO | None, shard: int, cache: Cache) -> Iterator[Damage]:
+    entry = cache.manifest.shards[shard]
+    rows, numbers = cache.index_of(entry), np.asarray(cache.samples["number"])
+    keys = numbers[entry.first : entry.first + entry.records]
+    deleted = np.array(entry.deleted, keys.dtype)
+    every = np.union1d(keys, deleted)
+    is_kept = ~np.isin(every, deleted)
+    places = zip(map(encode_key, keys.tolist()), rows["offset"].tolist(), rows["length"].tolist(), strict=True)
     try:
         with whole or open_file(path, CHUNK) as file:  # a large buffer, because the records are read in order
             extents = list(pages.walk(file))
-            if entry.deleted:
-                try:
-                    keys, rows = _with_deleted(file, extents, shard, entry, keys, rows)
-                except DamageError as error:
-                    yield Damage(path.name, str(error))
-                    return
-            places = zip(map(encode_key, keys.tolist()), rows["offset"].tolist(), rows["length"].tolist(), strict=True)
-            if extents != [*places] or np.any(rows["shard"] != shard):
+            has_keys = [extent.key for extent in extents] == [*map(encode_key, every.tolist())]
+            if not has_keys or [*itertools.compress(extents, is_kept)] != [*places] or np.any(rows["shard"] != shard):
                 yield Damage(path.name, "holds other records than the index and the samples table say")
                 return
             broken, digest = [], hashlib.sha256()
-            for key, row in zip(keys, rows, strict=True):
-                file.seek(int(row["offset"]))
-                record = file.read(int(row["length"]))
-                if zlib.crc32(record) != int(row["crc32"]):
-                    broken.append(int(key))
-                digest.update(RECORD_HEAD.pack(int(key), len(record)))
+            checksums = iter(rows["crc32"].tolist())
+            for key, extent, has_row in zip(every.tolist(), extents, is_kept.tolist(), strict=True):
+                file.seek(extent.offset)
+                record = file.read(extent.length)
+                if has_row and zlib.crc32(record) != next(checksums):
+                    broken.append(key)
+                digest.update(RECORD_HEAD.pack(key, len(record)))
                 digest.update(record)
     except (OSError, FormatError) as error:
         refuse_too_many_files(error)

@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -22,13 +22,10 @@ from tpucache.errors import BuildError, TpucacheError
 from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import FAILURE_NAME, Prospect
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.build_options import BuildOptions
-from tpucache.warmup.run.folder import HeldError, check_sizes, compare_plan
-from tpucache.warmup.sources.source import loads_in_threads
+from tpucache.warmup.run.folder import HeldError
 
 if TYPE_CHECKING:
-    from tpucache.recipe import Recipe
-    from tpucache.store.index import Numbers
+    pass
 
 #: The Python code of the new process. Its arguments are the folders of modules, `sys.path`.
 COMMAND: Final = "import sys; sys.path[:] = sys.argv[1:]; from tpucache.warmup.growing import main; main()"
@@ -128,35 +125,6 @@ def build_for_readers(
             raise
         done()
         return manifest
-
-
-class Maker:
-    """Builds single records of a cache in the process that reads it. Threads may share a Maker."""
-
-    def __init__(self, source: Any, cache: Path, recipe: Recipe | None = None, **others: Any) -> None:
-        from tpucache.recipe import Recipe
-        from tpucache.warmup.estimate import meant_recipe
-        from tpucache.warmup.plan import make_encoder, meant_source, plan_build
-        from tpucache.warmup.sources import to_source
-
-        options = BuildOptions(**{each.name: others[each.name] for each in fields(BuildOptions) if each.name in others})
-        source = source() if isinstance(source, functools.partial) else source
-        source, recipe = meant_source(to_source(source), cache, options), meant_recipe(recipe or Recipe(), options)
-        plan = plan_build(source, source.list(), recipe, options)
-        check_sizes(compare_plan(cache / WORK_NAME, plan).resized)
-        self._samples = plan.listing.samples
-        self._variants = sorted(plan.blocks[0].variants)
-        self._encoder = make_encoder(source, recipe, plan)
-        # Augmentation libraries are not thread-safe, and sources may not be.
-        is_safe = loads_in_threads(source) and not recipe.variants
-        self._alone: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if is_safe else threading.Lock()
-
-    def __call__(self, numbers: Numbers) -> list[bytes]:
-        with self._alone:
-            return [self._record(*divmod(number, len(self._samples))) for number in numbers.tolist()]
-
-    def _record(self, place: int, sample: int) -> bytes:
-        return self._encoder.encode(self._samples[sample], [self._variants[place]]).records[0]
 
 
 def _answer(answers: BinaryIO, message: object) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 from tpucache.errors import BuildError, DamageError, FormatError, PublishError, StoreError, UnfinishedError, UsageError
 from tpucache.kaggle import MAX_FILES, check_id
 from tpucache.store.cache import Cache
-from tpucache.store.copying import CLAIM_NAME, FINISHED, MAX_CLAIM_BYTES, Claim, check_ours, parse_claim
+from tpucache.store.copying import CLAIM_NAME, MAX_CLAIM_BYTES, Claim, parse_claim
 from tpucache.store.files import KAGGLE, read_file, write_atomically
 from tpucache.store.format import (
     MANIFEST_NAME,
@@ -147,9 +147,8 @@ class UrlPlace(Place):
             there = self._remote.manifest()[0]
             if there.identity == manifest.identity and CLAIM_NAME not in names:
                 return
-            check_ours(self.shown, [MANIFEST_NAME], [Claim.of(FINISHED, there)], Claim.of(_COMMAND, manifest))
             known |= {entry.name: entry.sha256 for entry in there.files}
-            if manifest.history and there.identity not in (manifest.identity, *manifest.parents):
+            if there.identity not in (manifest.identity, *manifest.parents):
                 raise StoreError(
                     f"{self.shown} has another version now than when this run began: run the same command again"
                 )

@@ -363,7 +363,7 @@ def _spool_number(work: Path, run: str, *, is_followed: bool) -> int:
     if is_followed and getattr(_threads, "run", None) == run:
         return int(_threads.number)
     while True:
-        number = SPOOL_BIT | secrets.randbits(30)  # numbers with the next bit stand for readers' files in memory
+        number = SPOOL_BIT | secrets.randbits(30)
         try:
             (work / spool_name(number)).open("xb").close()
         except FileExistsError:
