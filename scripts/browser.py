@@ -11,15 +11,7 @@ from typing import Any, Final
 from scripts.commands import CommandError
 
 _PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_OPTIONS: Final = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+_OPTIONS: Final = ("--no-sandbox", "--disable-gpu", "--disable-quic")  # beside what playwright gives by itself
 
 
 @contextlib.contextmanager
