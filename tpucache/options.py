@@ -37,13 +37,6 @@ class Option:
     choices: Collection[Any]
     code: str | None
 
-    def names_code(self, value: object) -> bool:
-        """Return whether a value, or one of several, is the user's code, `module:name`."""
-        if self.code is None:
-            return False
-        texts = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
-        return any(":" in text.removeprefix(self.code) for text in texts)
-
     def check(self, value: object) -> None:
         if value is None and self.default is None:
             return

@@ -223,8 +223,7 @@ def package_versions(*groups: str) -> dict[str, str]:
     return dict(sorted((entry.dist.name, entry.dist.version) for entry in entries if entry.dist))
 
 
-#: The commands, by the groups of `--help`. Each has a module, whose function `add` adds the command, and a line of
-#: help.
+#: The commands, by the groups of `--help`. Each has a module, with the command under its name, and a line of help.
 COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "build": {
         "warmup": ("tpucache.cli.warming", "Build a cache, or finish a build that was interrupted."),

@@ -193,9 +193,9 @@ def tell(text: str) -> None:
             sys.stderr.flush()
 
 
-def complain(message: str, status: int) -> int:
+def complain(error: object, status: int) -> int:
     """Print an error as one line; one of several processes of a command writes it to a file instead."""
-    message = " ".join(message.split())
+    message = " ".join(str(error).split())
     if (shared := launched()) is None:
         tell(f"{PROG}: {message}")
         return status

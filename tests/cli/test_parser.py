@@ -59,7 +59,7 @@ def test_all_help_has_every_option(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     parser = PARSER.commands[command]
     _, text, _ = printed([command, "--help"], capsys)
-    if parser.basic is not None:
+    if parser.basic:
         assert f"tpucache {command} --help-all" in text
         _, text, _ = printed([command, "--help-all"], capsys)
         assert {*parser.basic} <= {flag for action in parser.actions for flag in action.option_strings}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from tpucache import process
-from tpucache.cli.parser import CommandParser, Parser, complain, escape_unprintable, flush
+from tpucache.cli.parser import CommandParser, Parser, escape_unprintable, flush
 from tpucache.errors import DependencyError, RecipeError, SourceError, TpucacheError, UnfinishedError, UsageError
 from tpucache.plugins import COMMANDS, load, missing_part, package_of
 from tpucache.process import PROG
@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _main(arguments)
         except UnfinishedError as error:
-            return complain(error, process.STOPPED)
+            return process.complain(error, process.STOPPED)
         except KeyboardInterrupt as stop:
-            return complain(stop if stop.args else process.INTERRUPTED, process.STOPPED)
+            return process.complain(stop if stop.args else process.INTERRUPTED, process.STOPPED)
         except BrokenPipeError:  # the program that read the output has ended: nobody would read a message
             process.forget_output(sys.stdout)
             return process.STOPPED if process.is_interrupted() else 1
@@ -36,41 +36,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explain(error: Exception) -> int:
     """Print an error, or what caused it, and return the exit status; raise an error that nobody expects."""
     if process.is_interrupted():  # a library made this error of the interrupt
-        return complain(process.INTERRUPTED, process.STOPPED)
+        return process.complain(process.INTERRUPTED, process.STOPPED)
     text, is_expected = None, isinstance(error, TpucacheError)
     if not is_expected or isinstance(error, (DependencyError, RecipeError, SourceError)):  # a lack of memory caused it?
         text = process.shortage(error)
     if text is None and not is_expected:
         raise error
-    return complain(text or error, 2 if isinstance(error, UsageError) else 1)
+    return process.complain(text or error, 2 if isinstance(error, UsageError) else 1)
 
 
 def _main(arguments: Sequence[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else [*arguments]
-    try:
-        try:
-            options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
-        except SystemExit:
-            flush()  # if the text of --help cannot be written, raise that error
-            raise
-    except BrokenPipeError:  # somebody has read enough of it
-        process.forget_output(sys.stdout)
-        return 0
+    options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     # Elapsed time counts from the start of the process, or, if another program calls `main`, from that call.
     shared = process.launched()
     options.began = shared["began"] if shared else process.BEGAN if arguments is None else time.monotonic()
     options.arguments = words
-    command: Callable[[argparse.Namespace], int] = options.command
     try:
-        status = command(options)
+        status: int = options.command(options)
     except (TpucacheError, ModuleNotFoundError) as error:
-        name = "" if isinstance(error, TpucacheError) else (error.name or "").partition(".")[0]
         if options.traceback:
             process.tell("".join(traceback.format_exception(error)).rstrip())
-        if name in ("", "tpucache"):
+        missing = "" if isinstance(error, TpucacheError) else (error.name or "").partition(".")[0]
+        if missing in ("", "tpucache"):
             raise
         raise DependencyError(
-            f"{name} is not installed, which `{command.__name__}` needs: `pip install {package_of(name)}`"
+            f"{missing} is not installed, which `{options.command.__name__}` needs: `pip install {package_of(missing)}`"
         ) from error
     flush()
     return status
@@ -83,20 +74,11 @@ def make_parser(only: str | None = None) -> Parser:
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     parser.commands = commands.choices
-    wanted = {module for group in COMMANDS.values() for name, (module, _) in group.items() if only in (None, name)}
     for title, group in COMMANDS.items():
-        already = len(commands._choices_actions)
+        listed: Any = parser.add_argument_group(title)
         for name, (module, text) in group.items():
-            if name in commands.choices:  # its module has added it together with another command
-                continue
             missing = missing_part(module)
-            if missing or module not in wanted:
-                commands.add_parser(name, help=missing or text, missing=missing)
-            else:
-                load(f"{module}:add")(commands)
-        added = commands._choices_actions[already:]
-        for choice in added:
-            choice.help = missing_part(group[choice.dest][0]) or group[choice.dest][1]
-        # These groups only structure the help; the commands have been added above.
-        parser.add_argument_group(title)._group_actions.extend(added)
+            command = None if missing or only not in (None, name) else load(f"{module}:{name}")
+            commands.add_parser(name, help=missing or text, missing=missing, command=command)
+            listed._group_actions.append(commands._choices_actions[-1])  # the line of --help
     return parser

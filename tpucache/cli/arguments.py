@@ -1,4 +1,4 @@
-"""Arguments of the command line: options of dataclasses, and options that several commands share."""
+"""Arguments of the command line: options of dataclasses, and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -11,94 +11,125 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tpucache.cli.parser import CommandParser, KeptSettings
+from tpucache.cli.parser import Argument, CommandParser, KeptSettings
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import Option, options_of
-from tpucache.process import PROG
 
 Settings = TypeVar("Settings")
+Parse = Callable[[str], Any]
 
 
-def add_command(
-    commands: Any,
-    run: Callable[[argparse.Namespace], int],
-    example: str,
-    basic: Collection[str] | None = None,
-) -> argparse.ArgumentParser:
-    """Add a command that calls `run`, with the name and the docstring of `run`.
+def value(
+    flags: str,
+    metavar: str | None,
+    text: str,
+    parse: Parse = str,
+    default: Any = None,
+    code: str | None = None,
+    **others: Any,
+) -> Argument:
+    """Return an argument with a value; `flags` are as in the help, such as "-o, --output"."""
 
-    `basic` are the flags that --help lists.
-    """
-    text = (run.__doc__ or "").strip()
-    command: argparse.ArgumentParser = commands.add_parser(
-        run.__name__,
-        help=text,
-        description=text,
-        epilog=f"example: {PROG} {run.__name__} {example}",
-        basic=basic,
-    )
-    command.set_defaults(command=run)
-    return command
+    def add(target: Any) -> None:
+        action = target.add_argument(
+            *flags.split(", "), metavar=metavar, help=text, type=parse, default=default, **others
+        )
+        action.code = code  # which `CommandParser` asks about values of a settings file
+
+    return add
 
 
-def add_options(
-    group: Any,
+def flag(name: str, text: str, dest: str | None = None, can_be_off: bool = False) -> Argument:
+
+    def add(target: Any) -> None:
+        action = argparse.BooleanOptionalAction if can_be_off else "store_true"
+        target.add_argument(name, action=action, help=text, dest=dest).default = False  # before, 3.11 would show it
+
+    return add
+
+
+def section(title: str, text: str | None, *arguments: Argument) -> Argument:
+    def add(target: argparse.ArgumentParser) -> None:
+        group = target.add_argument_group(title, text)
+        for argument in arguments:
+            argument(group)
+
+    return add
+
+
+def fields_of(
     settings: type,
     only: Container[str] | None = None,
     without: Container[str] = (),
-    parsers: Mapping[str, Callable[[str], Any]] | None = None,
     can_be_off: bool = False,
-) -> None:
-    """Add the options of a dataclass.
+    **parsers: Parse,
+) -> Argument:
+    """Return the options of a dataclass; `parsers` parse texts for which a type is not enough."""
 
-    `parsers` parse an option's text if its type is not enough; `can_be_off` adds --no-NAME.
-    """
-    for each in options_of(settings).values():
-        if (only is None or each.name in only) and each.name not in without:
-            keywords = _keywords(each, (parsers or {}).get(each.name))
-            if can_be_off and bool in each.types:
-                keywords["action"] = argparse.BooleanOptionalAction
-            action = group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
-            if "action" in keywords and action.default is None:  # given before, Python 3.11 would add it to the help
-                action.default = False
-            action.names_code = each.names_code  # which `CommandParser` asks about values of a settings file
+    def add(target: Any) -> None:
+        for each in options_of(settings).values():
+            if (only is None or each.name in only) and each.name not in without:
+                is_flag = bool in each.types
+                argument = flag(each.flag, each.help, each.name, can_be_off) if is_flag else _valued(each, **parsers)
+                argument(target)
+
+    return add
+
+
+def _valued(each: Option, **parsers: Parse) -> Argument:
+    metavar, default, others = each.metavar, each.default, dict[str, Any](dest=each.name)
+    kind = each.types[-1] if each.types else str
+    parse = local_path if kind is Path else kind if each.minimum is None else at_least(each.minimum)
+    if each.choices:
+        metavar, others["choices"] = listed(each.choices), each.choices
+    elif default is MISSING:
+        default, others["required"] = None, True
+    elif isinstance(default, tuple) and each.name not in parsers:
+        default, others["action"] = [*default], "append"
+    return value(each.flag, metavar, each.help, parsers.get(each.name, parse), default, each.code, **others)
+
+
+def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
+    known = options_of(settings)
+    given = {name: value for name, value in vars(options).items() if name in known}
+    return settings(**{**given, **others})
+
+
+def listed(choices: Collection[Any]) -> str:
+    """Return choices as the help shows them: only tpucache's own, if other packages can add some."""
+    return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
 #: Changes of images that have no option of their own: `--augment` sets them.
-_CHANGES: Final = (
-    *("vertical_flip", "shift", "rotate", "tilt", "brightness", "contrast", "saturation", "hue", "blur", "grey"),
-    *("erase", "cutmix", "rand_augment", "trivial_augment", "magnitude", "views"),
-)
+_CHANGES: Final = tuple(name for name in options_of(AugmentSettings) if name not in ("flip", "mixup", "crop", "zoom"))
 
 
-def add_augmentation(group: Any, can_be_off: bool = False) -> None:
-    """Add the options of AugmentSettings, of which `--augment` sets most."""
-    add_options(group, AugmentSettings, without=_CHANGES, can_be_off=can_be_off)
-    group.add_argument(
+def augmentation_options(can_be_off: bool = False) -> tuple[Argument, Argument]:
+    """Return the options of AugmentSettings, of which `--augment` sets most."""
+    return fields_of(AugmentSettings, without=_CHANGES, can_be_off=can_be_off), value(
         "--augment",
-        dest="changes",
-        type=_changes,
-        default={},
-        metavar="NAME=X,NAME",
-        help="further changes: vertical_flip, shift=PIXELS, rotate (by 90 degrees), tilt=DEGREES, brightness=X, "
+        "NAME=X,NAME",
+        "further changes: vertical_flip, shift=PIXELS, rotate (by 90 degrees), tilt=DEGREES, brightness=X, "
         "contrast=X, saturation=X, hue=X, blur=PIXELS, grey=P, erase=P, cutmix=ALPHA, "
         "rand_augment=N, trivial_augment, magnitude=M (of rand_augment), views=N (of each sample, for contrastive "
         "training)",
+        _changes,
+        {},
+        dest="changes",
     )
 
 
 def _changes(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in text.split(","):
-        name, _, value = part.strip().partition("=")
+        name, _, number = part.strip().partition("=")
         if name not in _CHANGES:
             raise UsageError(f"{name!r} is none of {', '.join(_CHANGES)}")
-        kind = options_of(AugmentSettings)[name].types[-1]
         try:
-            found[name] = kind(float(value or 1))
+            found[name] = options_of(AugmentSettings)[name].types[-1](float(number or 1))
         except (ValueError, OverflowError) as error:
-            raise UsageError(f"{name} is a number, not {value!r}") from error
+            raise UsageError(f"{name} is a number, not {number!r}") from error
     return found
 
 
@@ -111,33 +142,6 @@ def with_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
     others = {name: value for name, value in settings.items() if name not in _CHANGES}
     changes = ",".join(f"{name}={float(settings[name])}" for name in _CHANGES if name in settings)
     return {**others, "augment": changes} if changes else others
-
-
-def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
-    known = options_of(settings)
-    given = {name: value for name, value in vars(options).items() if name in known}
-    return settings(**{**given, **others})
-
-
-def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, Any]:
-    if bool in each.types:
-        return {"action": "store_true"}
-    if each.choices:
-        return {"choices": each.choices, "metavar": listed(each.choices), "default": each.default}
-    if each.default is MISSING:
-        return {"required": True, "metavar": each.metavar}
-    if isinstance(each.default, tuple) and parser is None:
-        return {"action": "append", "default": [*each.default], "metavar": each.metavar}
-    kind: Callable[[str], Any] | None = parser
-    if kind is None:
-        parse = local_path if each.types[-1] is Path else each.types[-1]
-        kind = parse if each.minimum is None else at_least(each.minimum)
-    return {"type": kind, "default": each.default, "metavar": each.metavar}
-
-
-def listed(choices: Collection[Any]) -> str:
-    """Return choices as the help shows them: only tpucache's own, if other packages can add some."""
-    return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
 def cache_place(text: str) -> str | Path:
@@ -163,78 +167,6 @@ def list_path(text: str) -> Path:
     except OSError as error:
         raise UsageError(f"{text} cannot be read: {error}") from error
     return copy
-
-
-def add_cache(
-    command: argparse.ArgumentParser,
-    metavar: str = "CACHE",
-    text: str = "the folder of a cache that warmup built, or kaggle:slug for a mounted cache",
-    parse: Callable[[str], Any] | None = None,
-) -> None:
-    command.add_argument("cache", metavar=metavar, type=parse or cache, help=text)
-    add_json(command)
-
-
-def add_cache_or_url(
-    command: argparse.ArgumentParser,
-    metavar: str = "CACHE",
-    text: str = "the folder of a cache that warmup built, kaggle:slug for a mounted cache, or the URL of a cache",
-    *,
-    keeps: bool = False,
-) -> None:
-    add_cache(command, metavar, text, cache_or_url)
-    group = command.add_argument_group("a cache at a URL", "gs://, s3://, https://, http://, hf://")
-    if keeps:
-        group.add_argument(
-            "--cache-dir",
-            type=local_path,
-            metavar="DIR",
-            help="keep downloaded records in this folder; default: $TPUCACHE_DIR, or tpucache in the user's cache "
-            "folder",
-        )
-        group.add_argument(
-            "--cache-gb",
-            type=rate,
-            metavar="N",
-            help="keep at most N GB; default: all records, up to 80%% of the free disk",
-        )
-
-
-def keeping(options: argparse.Namespace) -> dict[str, Any]:
-    """Return --cache-dir and --cache-gb as arguments of CachedDataset; UsageError if --cache-gb has no effect."""
-    from tpucache.store.files import is_url
-
-    most, folder = getattr(options, "cache_gb", None), getattr(options, "cache_dir", None)
-    places = map(str, (options.cache, getattr(options, "valid", None)))
-    if most is not None and folder is None and not any(map(is_url, places)):
-        raise UsageError(
-            f"--cache-gb limits the local copy of a cache at a URL, and {options.cache} is a folder of this machine: "
-            "leave --cache-gb out, or add --cache-dir"
-        )
-    return {"cache_dir": folder, "cache_bytes": None if most is None else int(most * 1e9)}
-
-
-def add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-
-
-def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSettings | None = None) -> None:
-    """Add --config, which `CommandParser` reads: a TOML file, or a folder (`kind`) whose settings `kept` reads."""
-    if isinstance(command, CommandParser):
-        command.kept = kept
-    command.add_argument(
-        "--config",
-        type=local_path,
-        metavar="FILE.toml",
-        help=f"take options from a file{kind and f' or another {kind}'}; lines of a file look like `seed = 1`; "
-        "options on the command line win",
-    )
-
-
-def add_reading(command: argparse.ArgumentParser) -> None:
-    from tpucache.loading.ahead import ReadingOptions
-
-    add_options(command, ReadingOptions)
 
 
 def cache(text: str) -> Path:
@@ -301,3 +233,57 @@ def rate(text: str) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"must be a number above 0, not {text}")
     return value
+
+
+JSON: Final = flag("--json", "print one JSON object instead of text")
+CACHE: Final = value(
+    "cache", "CACHE", "the folder of a cache that warmup built, or kaggle:slug for a mounted cache", cache
+)
+CACHE_OR_URL: Final = value(
+    "cache",
+    "CACHE",
+    "the folder of a cache that warmup built, kaggle:slug for a mounted cache, or the URL of a cache",
+    cache_or_url,
+)
+KEEPING: Final = section(
+    "a cache at a URL",
+    "gs://, s3://, https://, http://, hf://",
+    value(
+        "--cache-dir",
+        "DIR",
+        "keep downloaded records in this folder; default: $TPUCACHE_DIR, or tpucache in the user's cache folder",
+        local_path,
+    ),
+    value("--cache-gb", "N", "keep at most N GB; default: all records, up to 80%% of the free disk", rate),
+)
+
+
+def keeping(options: argparse.Namespace) -> dict[str, Any]:
+    """Return --cache-dir and --cache-gb as arguments of CachedDataset; UsageError if --cache-gb has no effect."""
+    from tpucache.store.files import is_url
+
+    most, folder = getattr(options, "cache_gb", None), getattr(options, "cache_dir", None)
+    places = map(str, (options.cache, getattr(options, "valid", None)))
+    if most is not None and folder is None and not any(map(is_url, places)):
+        raise UsageError(
+            f"--cache-gb limits the local copy of a cache at a URL, and {options.cache} is a folder of this machine: "
+            "leave --cache-gb out, or add --cache-dir"
+        )
+    return {"cache_dir": folder, "cache_bytes": None if most is None else int(most * 1e9)}
+
+
+def config(kind: str, kept: KeptSettings) -> Argument:
+    """Return --config, for a TOML file, or for a folder (`kind`) whose settings `kept` reads."""
+
+    def add(target: CommandParser) -> None:
+        target.kept = kept
+        text = f"take options from a file or another {kind}; lines of a file look like `seed = 1`; options on the "
+        value("--config", "FILE.toml", f"{text}command line win", local_path)(target)
+
+    return add
+
+
+def reading(target: Any) -> None:
+    from tpucache.loading.ahead import ReadingOptions
+
+    fields_of(ReadingOptions)(target)

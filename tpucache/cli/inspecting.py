@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.arguments import (
-    add_augmentation,
-    add_cache_or_url,
-    add_command,
-    add_json,
-    add_reading,
+    CACHE_OR_URL,
+    JSON,
+    KEEPING,
     augmentation,
+    augmentation_options,
     cache,
+    cache_or_url,
+    flag,
     keeping,
     local_path,
     natural,
     positive,
     rate,
+    reading,
+    section,
+    value,
 )
-from tpucache.cli.parser import show
+from tpucache.cli.parser import Argument, command, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.plugins import call
@@ -37,6 +41,18 @@ if TYPE_CHECKING:
     from tpucache.loading.reading.record_reader import InMemory
 
 
+def _picture(path: str, text: str) -> tuple[Argument, Argument]:
+    output = value("-o, --output", "FILE", text, local_path, Path(path))
+    return output, value("--samples", "N", "samples to show, at most", positive, 12)
+
+
+@command(
+    "cache/train --json",
+    CACHE_OR_URL,
+    JSON,
+    KEEPING,
+    flag("--versions", "list the cache's versions: what changed, when, and by which command"),
+)
 def inspect(options: argparse.Namespace) -> int:
     """Show what a cache contains, its size, and how it was made."""
     from tpucache.loading.find import open_cache
@@ -48,12 +64,40 @@ def inspect(options: argparse.Namespace) -> int:
         versions = describe_versions(*opened.versions())
         show(options, {"versions": versions}, version_lines(versions))
         return 0
-    manifest, found = opened.manifest, findings(opened)
-    lines = [*describe_lines(manifest, lists_classes=True), *(f"look at      {line}" for line in found.lines())]
-    show(options, {**describe(manifest), "findings": found.to_dict()}, lines)
+    found = findings(opened)
+    lines = [*describe_lines(opened.manifest, lists_classes=True), *(f"look at      {line}" for line in found.lines())]
+    show(options, {**describe(opened.manifest), "findings": found.to_dict()}, lines)
     return 0
 
 
+@command(
+    "cache/train --device-rate 7500 --against photos/train",
+    CACHE_OR_URL,
+    JSON,
+    KEEPING,
+    value("--batch-size", "B", "images in a batch (256, or all of a smaller cache)", positive),
+    reading,
+    value(
+        "--in-memory",
+        None,
+        "keep each record in memory once it is read; auto: as CachedDataset does without options",
+        default="auto",
+        choices=[*_IN_MEMORY],
+    ),
+    value(
+        "--against",
+        "SOURCE",
+        "also read the same images from the cache's source by a DataLoader; takes about half a minute",
+    ),
+    value("--device-rate", "N", "images/s of an accelerator to simulate", rate),
+    value(
+        "--finish",
+        None,
+        "what decodes yuv420, dct-zstd and dct-lz4: the host or the device; device: batches stay packed",
+        default="host",
+        choices=["host", "device"],
+    ),
+)
 def bench(options: argparse.Namespace) -> int:
     """Measure how fast this machine reads a cache."""
     from tpucache.loading.dataset import CachedDataset
@@ -65,8 +109,6 @@ def bench(options: argparse.Namespace) -> int:
     chosen["batch_size"] = options.batch_size or min(_BENCH_BATCH, len(dataset))
     chosen["on_progress"] = lambda text: note(f"bench: {text}")
     if dataset.network is not None:
-        if options.against is not None:
-            raise UsageError(f"--against is for a cache in a folder: run `{PROG} fetch` first")
         return _bench_network(options, dataset, chosen)
     result = run_bench(dataset, **chosen)
     one, many = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
@@ -84,7 +126,7 @@ def bench(options: argparse.Namespace) -> int:
     if options.against is not None:
         from tpucache.cli.comparing import measure_against
 
-        found = measure_against(options.against, dataset, device_rate=options.device_rate)
+        found = report["against"] = measure_against(options.against, dataset, device_rate=options.device_rate)
         times = result.images_per_second / found["images_per_second"]
         lines += [
             f"against {found['images_per_second']:>10,.0f} images/s by a DataLoader with {found['workers']} workers: "
@@ -93,7 +135,6 @@ def bench(options: argparse.Namespace) -> int:
         ]
         if found["idle"] is not None:
             lines.append(f"idle    {found['idle']:>10.1%} of that accelerator with the DataLoader")
-        report["against"] = found
     show(options, report, lines)
     return 0
 
@@ -101,6 +142,8 @@ def bench(options: argparse.Namespace) -> int:
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: dict[str, Any]) -> int:
     from tpucache.report.bench import bench_network
 
+    if options.against is not None:
+        raise UsageError(f"--against is for a cache in a folder: run `{PROG} fetch` first")
     found = bench_network(dataset, **chosen)
     use = found.network
     lines = [
@@ -119,6 +162,22 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
     return 0
 
 
+@command(
+    "cache/train -o sheet.png --samples 16",
+    CACHE_OR_URL,
+    JSON,
+    KEEPING,
+    *_picture("sheet.png", "the picture to write; the file name's suffix gives the format"),
+    value("--variants", "N", "variants of each sample, at most", positive, 6),
+    value("--seed", "N", "seed of the choice of samples", natural, 0),
+    value("--class", "NAME", "show samples of this class only", dest="class_name"),
+    flag("--batch", "show the first batch as the model receives it in train, with mixed labels"),
+    section("augmentation of a batch", "as in train", *augmentation_options()),
+    basic=(
+        *("--json", "--output", "--samples", "--variants", "--seed", "--class", "--batch"),
+        *("--flip", "--crop", "--mixup", "--augment"),
+    ),
+)
 def preview(options: argparse.Namespace) -> int:
     """Draw a contact sheet: a row for each sample, a column for each variant, with masks, boxes and keypoints."""
     from tpucache.report.preview import preview_batch, preview_cache, save_picture
@@ -132,7 +191,7 @@ def preview(options: argparse.Namespace) -> int:
     elif augment != AugmentSettings():
         raise UsageError("options of augmentation change only a preview of a batch: give --batch, too")
     else:
-        chosen = {"seed": options.seed, "class_name": options.class_name, "variants": options.variants}
+        chosen = {name: getattr(options, name) for name in ("seed", "class_name", "variants")}
         sheet = preview_cache(_opened(options), options.samples, **chosen)
     path = save_picture(sheet, options.output)
     report = {"path": str(path), "width": sheet.width, "height": sheet.height, "bytes": path.stat().st_size}
@@ -140,6 +199,33 @@ def preview(options: argparse.Namespace) -> int:
     return 0
 
 
+@command(
+    "runs/first -o report.html",
+    value(
+        "cache",
+        "CACHE|RUN",
+        "the folder or URL of a cache that warmup built, or the folder of a run that train wrote",
+        cache_or_url,
+    ),
+    JSON,
+    value("--valid", "CACHE", "the cache that the run was validated on, if that cache has moved", cache),
+    section(
+        "findings",
+        "a page of pictures to look through and tick",
+        flag(
+            "--findings",
+            "write the page of pictures that look alike, labels that contradict each other, and extremes instead",
+        ),
+        value("--against", "CACHE", "show the pictures that are also in this cache: leaks", cache),
+        value(
+            "--predictions",
+            "FILE|RUN",
+            "show the samples with the least probable labels, according to out_of_fold.csv or the run that wrote it",
+            local_path,
+        ),
+    ),
+    *_picture("report.html", "the page to write"),
+)
 def report(options: argparse.Namespace) -> int:
     """Write one HTML page about a cache (samples, classes, recipe), its findings, or a run (curves, mistakes)."""
     from tpucache.runs import is_run
@@ -174,6 +260,7 @@ def _opened(options: argparse.Namespace) -> Path | CachedDataset:
     return options.cache if is_local else CachedDataset(options.cache, **kept)
 
 
+@command("--json", JSON, flag("--no-xla", "do not start processes that ask XLA and torch"))
 def doctor(options: argparse.Namespace) -> int:
     """Show this machine's cores, memory, devices, library versions and mounted caches, and what to fix."""
     from tpucache.report.doctor import diagnose
@@ -183,89 +270,3 @@ def doctor(options: argparse.Namespace) -> int:
     found = diagnose(xla=not options.no_xla)
     show(options, found.to_dict(), found.lines())
     return 0
-
-
-def add(commands: Any) -> None:
-    command = add_command(commands, inspect, "cache/train --json")
-    add_cache_or_url(command, keeps=True)
-    command.add_argument(
-        "--versions", action="store_true", help="list the cache's versions: what changed, when, and by which command"
-    )
-    command = add_command(
-        commands,
-        preview,
-        "cache/train -o sheet.png --samples 16",
-        (
-            *("--json", "--output", "--samples", "--variants", "--seed", "--class", "--batch"),
-            *("--flip", "--crop", "--mixup", "--augment"),
-        ),
-    )
-    add_cache_or_url(command, keeps=True)
-    _add_picture(command, Path("sheet.png"), "the picture to write; the file name's suffix gives the format")
-    command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each sample, at most")
-    command.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the choice of samples")
-    command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
-    command.add_argument(
-        "--batch", action="store_true", help="show the first batch as the model receives it in train, with mixed labels"
-    )
-    add_augmentation(command.add_argument_group("augmentation of a batch", "as in train"))
-    command = add_command(commands, report, "runs/first -o report.html")
-    add_cache_or_url(
-        command,
-        "CACHE|RUN",
-        "the folder or URL of a cache that warmup built, or the folder of a run that train wrote",
-    )
-    command.add_argument(
-        "--valid",
-        type=cache,
-        metavar="CACHE",
-        help="the cache that the run was validated on, if that cache has moved",
-    )
-    group = command.add_argument_group("findings", "a page of pictures to look through and tick")
-    group.add_argument(
-        "--findings",
-        action="store_true",
-        help="write the page of pictures that look alike, labels that contradict each other, and extremes instead",
-    )
-    group.add_argument(
-        "--against", type=cache, metavar="CACHE", help="show the pictures that are also in this cache: leaks"
-    )
-    group.add_argument(
-        "--predictions",
-        type=local_path,
-        metavar="FILE|RUN",
-        help="show the samples with the least probable labels, according to out_of_fold.csv or the run that wrote it",
-    )
-    _add_picture(command, Path("report.html"), "the page to write")
-    command = add_command(commands, bench, "cache/train --device-rate 7500 --against photos/train")
-    add_cache_or_url(command, keeps=True)
-    command.add_argument(
-        "--batch-size", type=positive, metavar="B", help="images in a batch (256, or all of a smaller cache)"
-    )
-    add_reading(command)
-    command.add_argument(
-        "--in-memory",
-        choices=[*_IN_MEMORY],
-        default="auto",
-        help="keep each record in memory once it is read; auto: as CachedDataset does without options",
-    )
-    command.add_argument(
-        "--against",
-        metavar="SOURCE",
-        help="also read the same images from the cache's source by a DataLoader; takes about half a minute",
-    )
-    command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
-    command.add_argument(
-        "--finish",
-        choices=["host", "device"],
-        default="host",
-        help="what decodes yuv420, dct-zstd and dct-lz4: the host or the device; device: batches stay packed",
-    )
-    command = add_command(commands, doctor, "--json")
-    add_json(command)
-    command.add_argument("--no-xla", action="store_true", help="do not start processes that ask XLA and torch")
-
-
-def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:
-    command.add_argument("-o", "--output", type=local_path, default=path, metavar="FILE", help=text)
-    command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")

@@ -11,7 +11,8 @@ import logging
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -22,34 +23,54 @@ from tpucache.process import PROG
 from tpucache.progress import above_bars
 from tpucache.text import printable, printable_lines
 
-#: A function that returns the settings in a folder, in the form of a settings file. It may raise TpucacheError.
+#: Adds an argument, or several, to a parser or to a section of its help.
+Argument = Callable[[Any], object]
+#: Returns the settings in a folder, in the form of a settings file. It may raise TpucacheError.
 KeptSettings = Callable[[Path], Mapping[str, Any]]
 
 #: Options that a settings file does not set.
 _NOT_IN_FILES: Final = ("--help", "--help-all", "--config")
 _OPTION: Final = re.compile(r"-[A-Za-z-]\S*")
-_HOLDS_OPTIONS: Final = "--build"
+#: Defaults that the help does not show, as text: 0 equals False.
+_HIDDEN_DEFAULTS: Final = ("None", "False", "", "[]", argparse.SUPPRESS)
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+@dataclass(frozen=True)
+class Command:
+    """A command: a function, and its arguments. If there are `basic` flags, --help lists only these."""
+
+    run: Callable[[argparse.Namespace], int]
+    example: str
+    arguments: Sequence[Argument]
+    basic: Collection[str]
+
+
+def command(
+    example: str, *arguments: Argument, basic: Collection[str] = ()
+) -> Callable[[Callable[[argparse.Namespace], int]], Command]:
+    """Return a decorator that makes a function a Command; --help shows `example`, and the function's docstring."""
+    return lambda run: Command(run, example, arguments, basic)
+
+
+class HelpFormatter(argparse.HelpFormatter):
     """Shows defaults; in a short help, the text of an option up to the first semicolon."""
 
     is_short = False
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_left_out = action.default is False or action.default in (None, "", [])
-        text = action.help if is_left_out else super()._get_help_string(action)
-        if not self.is_short or not action.option_strings or text is None or action.help is None:
-            return text
-        return f"{action.help.partition(';')[0]}{text.removeprefix(action.help)}"
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if self.is_short and action.option_strings:
+            text = text.partition(";")[0]
+        return text if str(action.default) in _HIDDEN_DEFAULTS else f"{text} (default: %(default)s)"
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors have two lines: what is wrong, with passwords in URLs hidden, and where to find help."""
 
-    def __init__(self, **keywords: Any) -> None:
+    def __init__(self, *, basic: Collection[str] = (), **keywords: Any) -> None:
         super().__init__(**keywords, formatter_class=HelpFormatter, add_help=False, allow_abbrev=False)
         self.actions: Final[Sequence[argparse.Action]] = self._actions
+        self.basic: Final = basic
         self.commands: Mapping[str, CommandParser] = {}
         self.add_argument("-h", "--help", action="help", help="show the help")
 
@@ -57,24 +78,29 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {printable(redact(message))}\nsee {self.prog} --help\n")
 
     def format_help(self) -> str:
-        return self._to_help()
+        return self.to_help(is_short=True)
 
-    def _to_help(self, actions: Collection[argparse.Action] | None = None, *ends: str) -> str:
-        """Return a help text of all actions, or a short one of the given actions, with paragraphs `ends`."""
+    def to_help(self, *, is_short: bool) -> str:
         formatter: Any = self._get_formatter()
-        formatter.is_short = actions is not None
+        formatter.is_short = is_short
         formatter.add_usage(f"%(prog)s {' '.join(self._usage_words())}", [], [])
         formatter.add_text(self.description)
         for group in self._action_groups:
-            listed = [each for each in group._group_actions if each.help and (actions is None or each in actions)]
+            listed = [each for each in group._group_actions if each.help and (self._is_basic(each) or not is_short)]
             if listed:
                 formatter.start_section(group.title)
-                formatter.add_text(None if formatter.is_short else group.description)
+                formatter.add_text(None if is_short else group.description)
                 formatter.add_arguments(listed)
                 formatter.end_section()
-        for end in filter(None, (self.epilog, *ends)):
-            formatter.add_text(end)
+        formatter.add_text(self.epilog)
+        if is_short and self.basic:
+            count = sum(bool(each.option_strings) for each in self.actions)
+            formatter.add_text(f"all {count} options: {self.prog} --help-all")
         return str(formatter.format_help())
+
+    def _is_basic(self, action: argparse.Action) -> bool:
+        flags = action.option_strings
+        return not (self.basic and flags) or action.required or not {*flags}.isdisjoint(self.basic)
 
     def _usage_words(self) -> Iterator[str]:
         for action in self.actions:
@@ -103,55 +129,49 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        if file is not None and file is sys.stdout:
-            say(message.rstrip("\n"))  # argparse's own function would ignore a failed write
-        else:
+        if file is None or file is not sys.stdout:
             super()._print_message(message, file)
+            return
+        try:
+            say(message.rstrip("\n"))  # argparse's own function would ignore a failed write
+            flush()
+        except BrokenPipeError:  # somebody has read enough of it
+            process.forget_output(sys.stdout)
 
 
 class CommandParser(Parser):
-    """The parser of one command. --help lists the flags `basic` (None: all); `missing` is why it cannot run."""
+    """The parser of one command. `missing` is why the command cannot run."""
 
-    def __init__(self, *, basic: Collection[str] | None = None, missing: str = "", **keywords: Any) -> None:
-        super().__init__(**keywords)
-        self._missing, self.basic = missing, basic
-        if basic is not None:
-            self.add_argument("--help-all", action=_HelpAll, help="show the help with all options")
+    def __init__(self, *, command: Command | None = None, missing: str = "", **keywords: Any) -> None:
+        super().__init__(**keywords, basic=command.basic if command else ())
+        self._missing = missing
         self.kept: KeptSettings | None = None  # reads a folder's settings, for --config
         self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it sets
-
-    def format_help(self) -> str:
-        if self.basic is None:
-            return self._to_help([each for each in self.actions if "--help" not in each.option_strings])
-        listed = [
-            each
-            for each in self.actions
-            if not each.option_strings or each.required or any(flag in self.basic for flag in each.option_strings)
-        ]
-        count = sum(bool(each.option_strings) for each in self.actions)
-        return self._to_help(listed, f"all {count} options: {self.prog} --help-all")
-
-    def format_help_all(self) -> str:
-        return self._to_help()
+        if self.basic:
+            self.add_argument("--help-all", action="store_true", help="show the help with all options")
+        if command is not None:
+            self.description = (command.run.__doc__ or "").strip()
+            self.epilog = f"example: {self.prog} {command.example}"
+            self.set_defaults(command=command.run)
+            for add in command.arguments:
+                add(self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         if self._missing:
             self.exit(2, f"{self.prog}: {self._missing}\n")
-        words = _joined(sys.argv[1:] if args is None else args)
+        words = [*args]
+        if "--build" in words:  # argparse would read a text such as "--exact" as an option of its own
+            at = words.index("--build")
+            words[at : at + 2] = ["=".join(words[at : at + 2])]
         given = self._given(words)
-        if "config" in given:
-            finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-            finder.add_argument("--config")
-            settings = self._read_settings(finder.parse_known_args(words)[0].config, given)
-            words, given = [*settings, *words], given | self._given(settings)
+        if "help_all" in given:
+            self._print_message(self.to_help(is_short=False), sys.stdout)
+            self.exit()
+        if path := given.get("config"):
+            settings = self._read_settings(path, given)
+            words, given = [*settings, *words], {**given, **self._given(settings)}
         found, unknown = super().parse_known_args(words, namespace)
-        found.explicit = given  # the names of the options that the user gave; a value may equal the default
-        path, flags = self._file
-        for action in self.code_in(found, flags):
-            self.error(
-                f"{path}: {action.dest} = {getattr(found, action.dest)!r} names code, which a file may not do: give "
-                f"{action.option_strings[0]} on the command line"
-            )
+        found.explicit = {*given}  # the names of the options that the user gave; a value may equal the default
         if unknown:
             names = " ".join(str(each.metavar or each.dest) for each in self.actions if not each.option_strings)
             self.error(
@@ -160,30 +180,26 @@ class CommandParser(Parser):
             )
         return found, []
 
-    def code_in(self, found: argparse.Namespace, flags: Container[str]) -> list[Any]:
-        can_name: list[Any] = [each for each in self.actions if hasattr(each, "names_code")]
-        return [
-            each for each in can_name if each.option_strings[0] in flags and each.names_code(getattr(found, each.dest))
-        ]
-
     def error(self, message: str) -> NoReturn:
         path, flags = self._file
         named = re.match(r"argument (--[\w-]+)", message)
         super().error(f"{path}: {message}" if named and named[1] in flags else message)
 
-    def _given(self, words: Sequence[str]) -> frozenset[str]:
-        """Return the names of the options among the words. An unknown option is an error.
+    def _given(self, words: Sequence[str]) -> dict[str, str]:
+        """Return the names of the options among the words, with the text of each. An unknown option is an error.
 
         argparse would first report a required option that is missing.
         """
-        known, found = self._option_string_actions, set()
-        for word in itertools.takewhile(lambda word: word != "--", words):
-            flag = word[:2] if word[:2] in known else word.partition("=")[0]
+        known, found = self._option_string_actions, {}
+        ours = itertools.takewhile(lambda word: word != "--", words)
+        for word, after in itertools.zip_longest(ours, words[1:], fillvalue=""):
+            flag, is_joined, text = word.partition("=")
+            flag = word[:2] if word[:2] in known else flag
             if flag in known:
-                found.add(known[flag].dest)
+                found[known[flag].dest] = text if is_joined else after
             elif _OPTION.fullmatch(word):
                 self.error(f"there is no option {flag}{self._meant(flag)}")
-        return frozenset(found)
+        return found
 
     def _meant(self, flag: str) -> str:
         names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
@@ -206,46 +222,30 @@ class CommandParser(Parser):
         words: dict[str, list[str]] = {}
         for name, value in settings.items():
             flag = f"--{name.replace('_', '-')}"
-            action = self._option_string_actions.get(flag)
+            action: Any = self._option_string_actions.get(flag)
             if action is None or flag in _NOT_IN_FILES:
                 self.error(f"{path}: there is no option {name!r}{self._meant(flag)}")
+            if action.dest in given:
+                continue
             texts = _to_words(flag, action, value)
             if texts is None:
                 self.error(f"{path}: {name} = {reprlib.repr(value)} is not what {flag} takes")
-            if action.dest not in given:
-                words[flag] = texts
+            code = getattr(action, "code", None)
+            if code is not None and any(":" in text.removeprefix(f"{flag}={code}") for text in texts):
+                self.error(
+                    f"{path}: {name} = {value!r} names code, which a file may not do: give {flag} on the command line"
+                )
+            words[flag] = texts
         self._file = path, words
-        return [word for texts in words.values() for word in texts]
-
-
-class _HelpAll(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **keywords)
-
-    def __call__(self, parser: Any, *_: Any) -> None:
-        parser._print_message(parser.format_help_all(), sys.stdout)
-        parser.exit()
-
-
-def _joined(words: Iterable[str]) -> list[str]:
-    """Join --build and its text with "=": argparse would read a text such as "--exact" as an option of its own."""
-    joined: list[str] = []
-    for word in words:
-        if joined and joined[-1] == _HOLDS_OPTIONS:
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
+        return [text for texts in words.values() for text in texts]
 
 
 def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | None:
     """Return a value of a settings file as words, or None if the option does not accept it."""
-    if action.nargs == 0:
-        if not isinstance(value, bool):
-            return None
-        return [flag] if value else [off for off in action.option_strings if off == f"--no-{flag[2:]}"]
     values = value if isinstance(value, (list, tuple)) else [value]
-    if not all(isinstance(each, (str, int, float)) and not isinstance(each, bool) for each in values):
+    if action.nargs == 0 and isinstance(value, bool):
+        return [flag] if value else [off for off in action.option_strings if off == f"--no-{flag[2:]}"]
+    if action.nargs == 0 or any(type(each) not in (str, int, float) for each in values):
         return None
     texts = [str(each) for each in values]
     return [f"{flag}={text}" for text in (texts if isinstance(action, argparse._AppendAction) else [",".join(texts)])]
@@ -291,10 +291,6 @@ def say_now(line: str) -> None:
 
 def note(line: str) -> None:
     process.tell(f"{PROG}: {line}")
-
-
-def complain(error: object, status: int) -> int:
-    return process.complain(str(error), status)
 
 
 @contextlib.contextmanager

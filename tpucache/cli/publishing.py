@@ -7,17 +7,10 @@ import dataclasses
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tpucache.cli.arguments import (
-    add_cache,
-    add_command,
-    add_json,
-    add_options,
-    from_options,
-    local_path,
-)
-from tpucache.cli.parser import say, show
+from tpucache.cli.arguments import CACHE, JSON, fields_of, flag, from_options, local_path, value
+from tpucache.cli.parser import command, say, show
 from tpucache.errors import UsageError
 from tpucache.process import tell
 from tpucache.progress import Progress
@@ -27,6 +20,13 @@ if TYPE_CHECKING:
     from tpucache.store.manifest import Manifest
 
 
+@command(
+    'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run',
+    CACHE,
+    JSON,
+    fields_of(Metadata),
+    fields_of(PublishOptions, without=["patience"]),
+)
 def publish(options: argparse.Namespace) -> int:
     """Publish a cache as a Kaggle Dataset."""
     from tpucache.publish.publish import prepare, send
@@ -99,6 +99,12 @@ def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings:
     return True
 
 
+@command(
+    "gs://bucket/train cache/train",
+    value("url", "URL", "gs://, s3://, hf:// or https:// of a cache's folder, or a path"),
+    value("directory", "DIR", "the folder to write, new or empty; run again to continue"),
+    JSON,
+)
 def fetch(options: argparse.Namespace) -> int:
     """Copy a cache from a URL into a folder."""
     from tpucache.publish.transfer import fetch_cache
@@ -109,6 +115,13 @@ def fetch(options: argparse.Namespace) -> int:
     return 0
 
 
+@command(
+    "cache/train gs://bucket/train",
+    CACHE,
+    JSON,
+    value("url", "URL", "gs://, s3:// or hf:// of a folder, or a path; no other files may be in the folder"),
+    flag("--hashes", "also send the hashes of all pictures, by which `compare` finds copies"),
+)
 def push(options: argparse.Namespace) -> int:
     """Copy a cache to a URL."""
     from tpucache.publish.transfer import push_cache
@@ -120,6 +133,12 @@ def push(options: argparse.Namespace) -> int:
     return 0
 
 
+@command(
+    "--json",
+    JSON,
+    value("--cache-dir", "DIR", "the --cache-dir or cache= with which the caches were read", local_path),
+    value("--clear", "NAME|all", "remove what has this URL, name or folder, or all; a cache can be built again"),
+)
 def cached(options: argparse.Namespace) -> int:
     """List or remove the kept caches: copies of caches at URLs, and what ImageFolder, cached and from_hf have built."""
     from tpucache.adopt.kept import clear_folder, list_folders
@@ -164,34 +183,3 @@ def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> N
     }
     line = f"{place}: {manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, all checked"
     show(options, report, [line])
-
-
-def add(commands: Any) -> None:
-    command = add_command(
-        commands, publish, 'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run'
-    )
-    add_cache(command)
-    add_options(command, Metadata)
-    add_options(command, PublishOptions, without=["patience"])
-    command = add_command(commands, fetch, "gs://bucket/train cache/train")
-    command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
-    command.add_argument("directory", metavar="DIR", help="the folder to write, new or empty; run again to continue")
-    add_json(command)
-    command = add_command(commands, push, "cache/train gs://bucket/train")
-    add_cache(command)
-    command.add_argument(
-        "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path; no other files may be in the folder"
-    )
-    command.add_argument(
-        "--hashes", action="store_true", help="also send the hashes of all pictures, by which `compare` finds copies"
-    )
-    command = add_command(commands, cached, "--json")
-    add_json(command)
-    command.add_argument(
-        "--cache-dir", type=local_path, metavar="DIR", help="the --cache-dir or cache= with which the caches were read"
-    )
-    command.add_argument(
-        "--clear",
-        metavar="NAME|all",
-        help="remove what has this URL, name or folder, or all; a cache can be built again",
-    )

@@ -5,21 +5,22 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from tpucache import process
 from tpucache.cli.arguments import (
-    add_cache,
-    add_command,
-    add_config,
-    add_json,
-    add_options,
+    CACHE,
+    JSON,
     cache,
     cache_place,
     colours,
+    config,
+    fields_of,
+    flag,
     from_options,
     list_path,
     local_path,
@@ -27,16 +28,18 @@ from tpucache.cli.arguments import (
     natural,
     positive,
     seconds,
+    section,
     size,
+    value,
 )
-from tpucache.cli.parser import CommandParser, complain, show
+from tpucache.cli.parser import Argument, CommandParser, command, show
 from tpucache.errors import UsageError
 from tpucache.options import options_of
 from tpucache.plugins import call
-from tpucache.process import PROG, tell
+from tpucache.process import PROG
 from tpucache.progress import Progress
 from tpucache.recipe import SHARED, Recipe
-from tpucache.text import duration_text, size_text
+from tpucache.text import duration_text, seconds_text, shown, size_text
 from tpucache.warmup.build_options import (
     BoxOptions,
     BuildOptions,
@@ -48,63 +51,119 @@ from tpucache.warmup.build_options import (
 from tpucache.warmup.sources.columns import TableOptions
 
 if TYPE_CHECKING:
-    from tpucache.cli.comparing import CodecFigures, Listed
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
+    from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.sources import Source
-    from tpucache.warmup.trial import DryRun
 
-#: The options of warmup that --help lists.
-_BASIC: Final = (
-    *("--size", "--fit", "--variants", "--augment", "--codec", "--quality", "--limit", "--dry-run", "--config"),
-    *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
+#: Options of a table that relabel lacks: it changes no masks, and finds no files.
+_OF_FILES: Final = ("root", "mask_col", "rle_cols", "rle_class_col", "rle_order", "rle_relative")
+
+
+def _kept_settings(cache: Path) -> dict[str, Any]:
+    """Return a cache's recipe and --labels as options of warmup."""
+    from tpucache.store.manifest import Manifest
+
+    manifest = Manifest.load(cache)
+    recipe, usual = Recipe.from_dict(manifest.recipe), Recipe().to_dict()
+    kept = {name: value for name, value in recipe.to_dict().items() if value != usual.get(name)}
+    if "mask_colours" in kept:
+        raise UsageError(
+            "the cache's mask colours came from a file that the cache does not name: leave --config out, give "
+            "that file as --mask-colours, and give the other settings as options"
+        )
+    kept.pop("max_blocks", None)  # not an option: warmup computes it
+    labels = manifest.source.get("labels", {}).get("asked", "auto")
+    return {**kept, "size": f"{recipe.height}x{recipe.width}", "labels": labels}
+
+
+def _table(without: Sequence[str] = ()) -> Argument:
+    return section(
+        "a .csv",
+        "what columns mean; all other columns are kept with the samples",
+        fields_of(TableOptions, without=without),
+    )
+
+
+def _content(workers: Argument, without: Sequence[str] = ()) -> list[Argument]:
+    """Return the options that decide what a cache holds, and `workers`."""
+    return [
+        fields_of(Recipe, size=size, mask_colours=colours),
+        value("--like", "CACHE", "use the size, fit, codec, quality, colours and classes of this cache", cache),
+        fields_of(BoxOptions),
+        fields_of(SelectionOptions),
+        config("CACHE", _kept_settings),
+        workers,
+        fields_of(BuildOptions, without=without, time_limit=seconds, classes=names),
+        _table(),
+    ]
+
+
+@command(
+    "photos/train cache/train --size 224 --variants 2",
+    value(
+        "source",
+        "SOURCE",
+        "a folder of images, flat or with a subfolder for each class; a pattern such as 'photos/*.jpg'; a .csv; "
+        ".zip, .tar, .parquet, .tfrec; a folder of save_to_disk; module:callable; a URL (gs://, s3://, hf://)",
+    ),
+    value(
+        "cache",
+        "CACHE",
+        "the folder to write, or a URL (gs://, s3://, hf://) or kaggle:owner/slug, to which each finished shard "
+        "is sent; run again to resume",
+        cache_place,
+    ),
+    value("--local", "FOLDER", "with a URL or kaggle:…: the local folder of the build", local_path),
+    value(
+        "--keep-local",
+        None,
+        "with a URL or kaggle:…: whether a shard stays on this machine after it was sent; no: the cache may be "
+        "larger than the disk (yes)",
+        default="yes",
+        choices=("yes", "no"),
+    ),
+    flag(
+        "--dry-run",
+        "write no cache: build a few samples, compare codecs by size, time and speed, and show the command to use",
+    ),
+    JSON,
+    *_content(fields_of(WorkerOptions)),
+    basic=(
+        *("--size", "--fit", "--variants", "--augment", "--codec", "--quality", "--limit", "--dry-run", "--config"),
+        *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
+    ),
 )
-#: Options that only warmup has, not the commands that read a cache while it is built.
-_WARMUP_ONLY: Final = ("time_limit", "target", "retry")
-#: Options of a table that describe masks. relabel changes no masks, and lacks them.
-_NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_order": None, "rle_relative": False}
-
-_MOST_NAMED: Final = 5
-
-
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish a build that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.text import shown
     from tpucache.warmup.build import build_cache
-    from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run.executors import Executor
     from tpucache.warmup.run.folder import check_source
 
     began = time.monotonic()
     recipe, chosen = wanted(options)
-    executor = Executor(options.backend, options.jobs, options.scheduler)
-    if isinstance(options.cache, Path):
-        check_source(options.source, options.cache)
+    place, executor = options.cache, Executor(options.backend, options.jobs, options.scheduler)
+    if isinstance(place, Path):
+        check_source(options.source, place)
+    source = selected_source(options)
     if options.dry_run:
-        return run_dry(options, selected_source(options), recipe, chosen)
+        from tpucache.cli.comparing import run_dry
 
-    def announce(expected: Estimate) -> None:
-        from tpucache.text import seconds_text
-
-        tell(
-            f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
-            f"free), about {seconds_text(max(0.1, expected.process_seconds))} of one core's work"
-        )
-
+        return run_dry(options, source, recipe, chosen)
     try:
         with Progress(None, "warmup") as progress:
             manifest = build_cache(
-                selected_source(options),
-                options.cache,
+                source,
+                place,
                 recipe,
                 **vars(chosen),
                 engine=executor,
                 on_progress=progress.show_build,
-                announce=announce,
+                announce=_announce,
                 local=options.local,
                 keep_local=options.keep_local == "yes",
-                companions=_companions(options.cache),
+                companions=None if isinstance(place, Path) else _companions(place),
             )
     except SampleError as error:
         if options.on_error == "skip":
@@ -116,12 +175,12 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.store.facts import findings
 
     lines = [
-        f"{shown(str(options.cache))}: finished in {duration_text(time.monotonic() - began)}",
+        f"{shown(str(place))}: finished in {duration_text(time.monotonic() - began)}",
         *describe_lines(manifest),
     ]
     report = describe(manifest)
-    if isinstance(options.cache, Path):  # a cache at a URL would have to be downloaded
-        opened = Cache.open(options.cache)
+    if isinstance(place, Path):  # a cache at a URL would have to be downloaded
+        opened = Cache.open(place)
         if options.truncate:
             lengths: Any = opened.samples.get("length", [])
             cut = sum(length > options.pad for length in lengths)
@@ -133,17 +192,24 @@ def warmup(options: argparse.Namespace) -> int:
     return 0
 
 
-def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] | None:
-    """Return a function that makes the files to upload with a cache to Kaggle; None elsewhere."""
-    from tpucache.store.files import KAGGLE, is_kaggle
+def _announce(expected: Estimate) -> None:
+    process.tell(
+        f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
+        f"free), about {seconds_text(max(0.1, expected.process_seconds))} of one core's work"
+    )
 
-    if not is_kaggle(place):
+
+def _companions(place: str) -> Any:
+    """Return a function that makes the files to upload with a cache to Kaggle; None elsewhere."""
+    from tpucache.store.files import KAGGLE
+
+    if not place.startswith(KAGGLE):
         return None
     from tpucache.publish.bundle import companions
     from tpucache.report.page import check_jinja
 
     check_jinja()  # fail now: the card is made only at the end, perhaps hours later
-    return partial(companions, str(place).removeprefix(KAGGLE))
+    return partial(companions, place.removeprefix(KAGGLE))
 
 
 def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
@@ -153,10 +219,10 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
     build = from_options(BuildOptions, options, jobs=options.jobs)
     if options.like is None:
         return from_options(Recipe, options), build
-    given = options.explicit
-    chosen = {name: getattr(options, name) for name in options_of(Recipe) if name in given or name not in SHARED}
+    own = {name for name in options_of(Recipe) if name in options.explicit or name not in SHARED}
     labels, classes = labels_like(options.like, options.labels, options.classes, options.label_cols)
-    return Recipe.like(options.like, **chosen), replace(build, labels=labels, classes=classes)
+    recipe = Recipe.like(options.like, **{name: getattr(options, name) for name in own})
+    return recipe, replace(build, labels=labels, classes=classes)
 
 
 def selected_source(options: argparse.Namespace) -> Source:
@@ -165,18 +231,86 @@ def selected_source(options: argparse.Namespace) -> Source:
 
     check_separator(options.labels, options.label_sep)
     source = _opened(options.source, options)
-    source = like_source(source, options.like) if getattr(options, "like", None) else source
+    source = source if options.like is None else like_source(source, options.like)
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
 
 
+def _opened(source: str, options: argparse.Namespace) -> Source:
+    from tpucache.warmup.sources import box_source, open_source
+
+    opened = open_source(source, from_options(TableOptions, options))
+    return opened if options.boxes is None else box_source(opened, options.boxes)
+
+
+class _BuildParser(CommandParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(
+            f"--build: {message}. It takes the options of `{PROG} warmup --help-all` that decide what a cache holds. "
+            f"To use other options, run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
+        )
+
+
+def parse_build(text: str | None) -> argparse.Namespace:
+    parser = _BuildParser(prog=f"{PROG} --build")
+    for add in _content(fields_of(WorkerOptions, only=["jobs"]), without=("time_limit", "target", "retry")):
+        add(parser)
+    try:
+        words = shlex.split(text or "")
+    except ValueError as error:
+        parser.error(str(error).lower())
+    return parser.parse_args(words)
+
+
+def _table_or_folds(command: CommandParser) -> None:
+    """Add the argument TABLE, and the options of folds. With --make-folds, TABLE is optional."""
+    table = command.add_argument(
+        "table", metavar="TABLE", type=list_path, help="a .csv with a row for each sample of the cache; -: from a pipe"
+    )
+
+    def folds(text: str) -> int:
+        table.required = False  # argparse does not find an argument after options that is optional from the start
+        return positive(text)
+
+    section(
+        "folds",
+        "for train --folds, instead of the folds of a table",
+        value("--make-folds", "N", "divide the samples into N folds; no table is needed then", folds),
+        value(
+            "--groups",
+            "duplicates|COLUMN",
+            "keep in one fold: pictures that look alike, or samples with the same value in a column",
+        ),
+        value(
+            "--stratify",
+            "COLUMN|label|none",
+            "give each fold equal shares of the values in COLUMN, or of each class",
+            default="label",
+        ),
+        value("--seed", "N", "seed of the folds", natural, 0),
+    )(command)
+
+
+@command(
+    "cache/train labels.csv --label-col breed --fold-col fold",
+    CACHE,
+    JSON,
+    _table_or_folds,
+    flag("--corrections", "the table has some of the samples; the rest keep their labels"),
+    fields_of(SourceOptions, only=["labels", "classes", "missing_label"], classes=names),
+    fields_of(SoftOptions),
+    _table(without=_OF_FILES),
+    basic=(
+        *("--json", "--corrections", "--make-folds", "--groups", "--stratify", "--labels", "--classes"),
+        *("--soft-labels", "--path-col", "--label-col", "--fold-col"),
+    ),
+)
 def relabel(options: argparse.Namespace) -> int:
     """Give a finished cache the labels, folds and columns of a .csv, or new folds. No record is changed."""
     from tpucache.report.inspect import describe, label_text
     from tpucache.warmup.relabel import relabel_cache
 
     began = time.monotonic()
-    table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
-    soft = from_options(SoftOptions, options)
+    table, soft = from_options(TableOptions, options), from_options(SoftOptions, options)
     of_table = table != TableOptions() or options.corrections or options.classes is not None or soft.soft_labels
     if options.table is None and of_table:
         raise UsageError("the options for a table need a .csv: give a .csv after the cache, too")
@@ -201,6 +335,19 @@ def relabel(options: argparse.Namespace) -> int:
     return 0
 
 
+@command(
+    "cache/train --where \"fold == 3 and class == 'blurred'\"",
+    CACHE,
+    JSON,
+    value("--where", "EXPR", "delete samples that meet this condition on columns, as in CachedDataset.where"),
+    value(
+        "--paths",
+        "FILE",
+        "delete samples with these paths: one path in each line, also from a pipe (-), or the column `path` of a .csv",
+        list_path,
+    ),
+    flag("--undo", "bring back the samples that the newest version deleted"),
+)
 def delete(options: argparse.Namespace) -> int:
     """Delete samples: make a version of a cache without them. Or undo the last deletion."""
     from tpucache.report.inspect import describe
@@ -225,6 +372,7 @@ def delete(options: argparse.Namespace) -> int:
     return 0
 
 
+@command("cache/train", CACHE, JSON)
 def compact(options: argparse.Namespace) -> int:
     """Write a cache anew, without deleted samples and earlier versions."""
     from tpucache.report.inspect import describe
@@ -233,35 +381,52 @@ def compact(options: argparse.Namespace) -> int:
     from tpucache.warmup.versions import compact_cache
 
     refuse_version(options.cache)
-    before = Manifest.load(options.cache)
-    size = sum(entry.bytes for entry in version_files(options.cache, before))
+    before = sum(entry.bytes for entry in version_files(options.cache, Manifest.load(options.cache)))
     manifest = compact_cache(options.cache)
-    lines = [
+    line = (
         f"{options.cache}: {manifest.samples:,} samples in one version, {size_text(manifest.total_bytes)}, "
-        f"{size_text(size)} before",
-    ]
-    show(options, {**describe(manifest), "bytes_before": size}, lines)
+        f"{size_text(before)} before"
+    )
+    show(options, {**describe(manifest), "bytes_before": before}, [line])
     return 0
 
 
+@command(
+    "cache/train",
+    CACHE,
+    JSON,
+    value("--repair", "SOURCE", "build damaged shards again, from the cache's source"),
+    value(
+        "--augment",
+        "module:name",
+        "with --repair: allow calling this code, your own augmentation that the cache's manifest names",
+    ),
+    value(
+        "--build",
+        "OPTIONS",
+        "with --repair: the options of warmup that say where SOURCE has images and masks, such as "
+        "'--path-col file --suffix .jpg'",
+    ),
+    fields_of(WorkerOptions, only=["jobs"]),
+)
 def verify(options: argparse.Namespace) -> int:
     """Compare every byte of a cache with its manifest; with --repair, build damaged shards again."""
     from tpucache.store.cache import Cache
     from tpucache.store.verify import verify_cache
 
-    if options.repair is None:
-        if options.augment is not None or options.build is not None:
-            raise UsageError("--augment and --build are for a repair: give --repair SOURCE, too")
+    if options.repair is not None:
+        manifest, damages = _repair(options)
+    elif options.augment is not None or options.build is not None:
+        raise UsageError("--augment and --build are for a repair: give --repair SOURCE, too")
+    else:
         manifest = Cache.open(options.cache).manifest
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
             damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
-    else:
-        manifest, damages = _repair(options)
-    names = sorted({damage.name for damage in damages})
-    repaired = names if options.repair is not None else []
+    damaged = sorted({damage.name for damage in damages})
+    repaired = damaged if options.repair is not None else []
     files = len(manifest.shards) + len(manifest.tables)
     report = {
-        "ok": names == repaired,
+        "ok": damaged == repaired,
         "files": files,
         "records": manifest.records,
         "bytes": manifest.total_bytes,
@@ -269,22 +434,14 @@ def verify(options: argparse.Namespace) -> int:
         "repaired": repaired,
     }
     lines = [f"{damage.name} {damage.reason}" for damage in damages] + [f"{name} is repaired" for name in repaired]
-    if names == repaired:
+    if report["ok"]:
         lines.append(f"{options.cache}: {manifest.records:,} records in {files} files, all sound")
     show(options, report, lines)
-    if names != repaired:
-        return complain(
-            f"{options.cache} is damaged: {', '.join(names)}. Run verify with --repair SOURCE, or copy the cache anew",
-            1,
-        )
-    return 0
-
-
-def _opened(source: str, options: argparse.Namespace) -> Source:
-    from tpucache.warmup.sources import box_source, open_source
-
-    opened = open_source(source, from_options(TableOptions, options))
-    return opened if options.boxes is None else box_source(opened, options.boxes)
+    if report["ok"]:
+        return 0
+    return process.complain(
+        f"{options.cache} is damaged: {', '.join(damaged)}. Run verify with --repair SOURCE, or copy the cache anew", 1
+    )
 
 
 def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
@@ -294,7 +451,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
     whole = sum(entry.bytes for entry in manifest.shards)
     with Progress(None, "repair") as building, Progress(whole, "verify", "bytes") as verifying:
         damages = repair_cache(
-            _opened(options.repair, parse_build(options.build)[0]),
+            _opened(options.repair, parse_build(options.build)),
             options.cache,
             jobs=options.jobs,
             augment=options.augment,
@@ -302,280 +459,3 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
             on_verified=lambda entry: verifying.advance(entry.bytes),
         )
     return manifest, damages
-
-
-class _InsteadOfTable(argparse.Action):
-    """Stores a value, and makes the argument TABLE optional.
-
-    TABLE is required otherwise: argparse does not find an optional positional argument after options.
-    """
-
-    def __init__(self, *given: Any, table: argparse.Action, **keywords: Any) -> None:
-        super().__init__(*given, **keywords)
-        self._table = table
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
-        setattr(namespace, self.dest, values)
-        self._table.required = False
-
-
-def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None:
-    group = command.add_argument_group("folds", "for train --folds, instead of the folds of a table")
-    group.add_argument(
-        "--make-folds",
-        action=_InsteadOfTable,
-        table=table,
-        type=positive,
-        metavar="N",
-        help="divide the samples into N folds; no table is needed then",
-    )
-    group.add_argument(
-        "--groups",
-        metavar="duplicates|COLUMN",
-        help="keep in one fold: pictures that look alike, or samples with the same value in a column",
-    )
-    group.add_argument(
-        "--stratify",
-        metavar="COLUMN|label|none",
-        default="label",
-        help="give each fold equal shares of the values in COLUMN, or of each class",
-    )
-    group.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the folds")
-
-
-def add(commands: Any) -> None:
-    command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2", _BASIC)
-    command.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a folder of images, flat or with a subfolder for each class; a pattern such as 'photos/*.jpg'; a .csv; "
-        ".zip, .tar, .parquet, .tfrec; a folder of save_to_disk; module:callable; a URL (gs://, s3://, hf://)",
-    )
-    command.add_argument(
-        "cache",
-        metavar="CACHE",
-        type=cache_place,
-        help="the folder to write, or a URL (gs://, s3://, hf://) or kaggle:owner/slug, to which each finished shard "
-        "is sent; run again to resume",
-    )
-    command.add_argument(
-        "--local", type=local_path, metavar="FOLDER", help="with a URL or kaggle:…: the local folder of the build"
-    )
-    command.add_argument(
-        "--keep-local",
-        choices=("yes", "no"),
-        default="yes",
-        help="with a URL or kaggle:…: whether a shard stays on this machine after it was sent; no: the cache may be "
-        "larger than the disk (yes)",
-    )
-    command.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="write no cache: build a few samples, compare codecs by size, time and speed, and show the command to use",
-    )
-    add_json(command)
-    _add_build(command)
-    command = add_command(
-        commands,
-        relabel,
-        "cache/train labels.csv --label-col breed --fold-col fold",
-        (
-            *("--json", "--corrections", "--make-folds", "--groups", "--stratify", "--labels", "--classes"),
-            *("--soft-labels", "--path-col", "--label-col", "--fold-col"),
-        ),
-    )
-    add_cache(command)
-    table = command.add_argument(
-        "table", metavar="TABLE", type=list_path, help="a .csv with a row for each sample of the cache; -: from a pipe"
-    )
-    command.add_argument(
-        "--corrections", action="store_true", help="the table has some of the samples; the rest keep their labels"
-    )
-    _add_folds(command, table)
-    add_options(command, SourceOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
-    add_options(command, SoftOptions)
-    add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
-    command = add_command(commands, delete, "cache/train --where \"fold == 3 and class == 'blurred'\"")
-    add_cache(command)
-    command.add_argument(
-        "--where", metavar="EXPR", help="delete samples that meet this condition on columns, as in CachedDataset.where"
-    )
-    command.add_argument(
-        "--paths",
-        type=list_path,
-        metavar="FILE",
-        help="delete samples with these paths: one path in each line, also from a pipe (-), or the column `path` of a "
-        ".csv",
-    )
-    command.add_argument("--undo", action="store_true", help="bring back the samples that the newest version deleted")
-    command = add_command(commands, compact, "cache/train")
-    add_cache(command)
-    command = add_command(commands, verify, "cache/train")
-    add_cache(command)
-    command.add_argument("--repair", metavar="SOURCE", help="build damaged shards again, from the cache's source")
-    command.add_argument(
-        "--augment",
-        metavar="module:name",
-        help="with --repair: allow calling this code, your own augmentation that the cache's manifest names",
-    )
-    command.add_argument(
-        "--build",
-        metavar="OPTIONS",
-        help="with --repair: the options of warmup that say where SOURCE has images and masks, such as "
-        "'--path-col file --suffix .jpg'",
-    )
-    add_options(command, WorkerOptions, only=["jobs"])
-
-
-def _add_build(command: argparse.ArgumentParser, content_alone: bool = False) -> None:
-    add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
-    command.add_argument(
-        "--like",
-        type=cache,
-        metavar="CACHE",
-        help="use the size, fit, codec, quality, colours and classes of this cache",
-    )
-    add_options(command, BoxOptions)
-    add_options(command, SelectionOptions)
-    add_config(command, "CACHE", _kept_settings)
-    add_options(command, WorkerOptions, only=["jobs"] if content_alone else None)
-    without = _WARMUP_ONLY if content_alone else ()
-    add_options(command, BuildOptions, without=without, parsers={"time_limit": seconds, "classes": names})
-    add_table(command)
-
-
-def _kept_settings(cache: Path) -> dict[str, Any]:
-    """Return a cache's recipe and --labels as options of warmup."""
-    from tpucache.store.manifest import Manifest
-
-    manifest = Manifest.load(cache)
-    recipe, usual = Recipe.from_dict(manifest.recipe), Recipe().to_dict()
-    kept = {name: value for name, value in recipe.to_dict().items() if value != usual.get(name)}
-    if "mask_colours" in kept:
-        raise UsageError(
-            "the cache's mask colours came from a file that the cache does not name: leave --config out, give "
-            "that file as --mask-colours, and give the other settings as options"
-        )
-    kept.pop("max_blocks", None)  # not an option: warmup computes it
-    kept["size"] = f"{recipe.height}x{recipe.width}"
-    labels = manifest.source.get("labels", {}).get("asked", "auto")
-    return {**kept, **({} if labels == "auto" else {"labels": labels})}
-
-
-class _BuildParser(CommandParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(
-            f"--build: {message}. It takes the options of `{PROG} warmup --help-all` that decide what a cache holds. "
-            f"To use other options, run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
-        )
-
-
-def parse_build(text: str | None) -> tuple[argparse.Namespace, bool]:
-    """Return the options in a text, and whether they name code."""
-    parser = _BuildParser(prog=f"{PROG} --build")
-    _add_build(parser, content_alone=True)
-    try:
-        words = shlex.split(text or "")
-    except ValueError as error:
-        parser.error(str(error).lower())
-    found = parser.parse_args(words)
-    return found, bool(parser.code_in(found, parser._option_string_actions))
-
-
-def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    table = command.add_argument_group("a .csv", "what columns mean; all other columns are kept with the samples")
-    add_options(table, TableOptions, without=without)
-
-
-def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen: BuildOptions) -> int:
-    from tpucache.cli.comparing import Listed
-    from tpucache.store.history import refuse_version
-    from tpucache.warmup.run.upload import local_folder
-    from tpucache.warmup.trial import dry_run
-
-    refuse_version(options.cache)
-    place = options.cache
-    folder = place if isinstance(place, Path) else options.local or local_folder(place)
-    listed = Listed(source, source.list())
-    found = dry_run(listed, folder, recipe, **vars(chosen))
-    compared, lines = _compared(options, listed, found, recipe, chosen)
-    show(options, {**found.to_dict(), **compared}, [*_lines(found), *lines])
-    return 0
-
-
-def _compared(
-    options: argparse.Namespace, listed: Listed, found: DryRun, recipe: Recipe, chosen: BuildOptions
-) -> tuple[dict[str, Any], list[str]]:
-    from importlib.util import find_spec
-
-    from tpucache.cli.comparing import compare_codecs, recommended
-    from tpucache.store.codecs import IMAGE_CODECS
-
-    if not found.sizes or not found.estimate.records or chosen.retry or find_spec("torch") is None:
-        return {}, []
-    is_chosen = "codec" in options.explicit
-    rows, left_out = compare_codecs(listed, found, recipe, chosen, [recipe.codec] if is_chosen else IMAGE_CODECS.own)
-    best = recommended(rows)
-    command = None if best is None else _command(options, best.codec)
-    report = {
-        "codecs": [{**row._asdict(), "recommended": row is best} for row in rows],
-        "left_out_codecs": left_out,
-        "command": command,
-    }
-    lines = [*_codec_table(rows, best), *(f"left out  {codec}: {reason}" for codec, reason in left_out.items())]
-    if any(not row.fits for row in rows):
-        lines.append("!         larger than the free disk, or than the 20 GB of --target kaggle")
-    lines.append(
-        f"command   {command}" if command else "command   none: no cache fits; give a smaller --size, or --limit"
-    )
-    return report, lines
-
-
-def _codec_table(rows: Sequence[CodecFigures], best: CodecFigures | None) -> Iterator[str]:
-    table = [("", "codec", "GB", "min", "sent", "images/s", "from", "PSNR")]
-    for row in rows:
-        figures = f"{row.bytes / 1e9:,.3f}", f"{row.seconds / 60:,.1f}", f"{row.batch_bytes_per_image / 1000:,.0f}"
-        read = f"{row.images_per_second:,.0f}", "RAM" if row.reading == "keep" else "files"
-        mark = "*" if row is best else "" if row.fits else "!"
-        table.append((mark, row.codec, *figures, *read, "exact" if row.psnr is None else f"{row.psnr:.1f}"))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for mark, codec, *cells in table:
-        aligned = (cell.rjust(width) for cell, width in zip(cells, widths[2:], strict=True))
-        yield "  ".join([f"{mark:1}{codec:{widths[1]}}", *aligned])
-
-
-def _command(options: argparse.Namespace, codec: str) -> str:
-    words = [word for word in options.arguments if word not in ("--dry-run", "--json")]
-    return f"{PROG} {shlex.join(words if 'codec' in options.explicit else [*words, '--codec', codec])}"
-
-
-def _lines(found: DryRun) -> list[str]:
-    from tpucache.report.inspect import describe_labels
-
-    expected = found.estimate
-    lines = [
-        f"samples   {found.samples:,}: {_counts(found.files)}",
-        f"labels    {describe_labels(found.labels, found.classes, found.class_counts)}",
-    ]
-    if found.left_out:
-        lines.append(f"left out  {sum(found.left_out.values()):,}: {_counts(found.left_out)}")
-    lines.append(f"tried     {len(found.tried):,} samples, {len(found.failed):,} cannot be used")
-    if found.listed:
-        lines.append(f"refused   {len(found.listed):,} samples before anything is built, without --on-error skip")
-    reasons = {tried.path: tried.reason for tried in (*found.failed, *found.listed)}
-    lines += [f"  {path!r}: {reason}" for path, reason in [*reasons.items()][:_MOST_NAMED]]
-    if found.sizes:
-        (least, low), (width, height), (most, high) = found.size_range().values()
-        lines.append(
-            f"images    {least:,} to {most:,} wide, {low:,} to {high:,} high, median {width}x{height}; "
-            f"{_counts(found.kinds)}"
-        )
-    lines.append(
-        f"estimate  {expected.records:,} records, {size_text(expected.bytes)} and {size_text(expected.spooled)} of "
-        f"working space ({size_text(expected.free)} are free), {duration_text(found.seconds)}"
-    )
-    return lines
-
-
-def _counts(counted: Any) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counted.items())

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.cli.arguments import add_command, add_json, cache_or_url, local_path, natural, positive
-from tpucache.cli.parser import note, show
+from tpucache.cli.arguments import JSON, cache_or_url, local_path, natural, positive, value
+from tpucache.cli.parser import command, note, show
 from tpucache.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,24 @@ _DUPLICATES: Final = "duplicates"
 _SHOWN: Final = 20
 
 
+@command(
+    "cache/train cache/test",
+    value(
+        "caches",
+        "CACHE",
+        "folders of caches that warmup built, kaggle:slug for mounted caches, or URLs of caches",
+        cache_or_url,
+        nargs="+",
+    ),
+    JSON,
+    value(
+        "--threshold",
+        "BITS",
+        "pictures whose hashes differ in at most this many of 256 bits look alike",
+        natural,
+        48,
+    ),
+)
 def compare(options: argparse.Namespace) -> int:
     """Find pictures that are in several caches.
 
@@ -166,6 +184,18 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     return manifest, report, lines
 
 
+@command(
+    "runs/folds --top 50 -o suspects.csv",
+    value(
+        "run",
+        "RUN|TABLE",
+        "the folder of a run of all folds, or a .csv with predictions for samples that the model has not seen",
+        local_path,
+    ),
+    value("--top", "N", "samples to list, at most", positive, 50),
+    value("-o, --output", "FILE", "also write the samples to a .csv, for corrections", local_path),
+    JSON,
+)
 def suspects(options: argparse.Namespace) -> int:
     """List the samples whose labels are least probable to models that have not seen them. Some labels may be right."""
     from tpucache.insight.labels import read_predictions, suspects_table
@@ -192,35 +222,3 @@ def suspects(options: argparse.Namespace) -> int:
     ]
     show(options, {"ranked": len(found), "suspects": rows}, lines or ["no sample has a label"])
     return 0
-
-
-def add(commands: Any) -> None:
-    """Add the commands `compare` and `suspects` to the command line."""
-    command = add_command(commands, compare, "cache/train cache/test")
-    command.add_argument(
-        "caches",
-        metavar="CACHE",
-        nargs="+",
-        type=cache_or_url,
-        help="folders of caches that warmup built, kaggle:slug for mounted caches, or URLs of caches",
-    )
-    add_json(command)
-    command.add_argument(
-        "--threshold",
-        type=natural,
-        default=48,
-        metavar="BITS",
-        help="pictures whose hashes differ in at most this many of 256 bits look alike",
-    )
-    command = add_command(commands, suspects, "runs/folds --top 50 -o suspects.csv")
-    command.add_argument(
-        "run",
-        metavar="RUN|TABLE",
-        type=local_path,
-        help="the folder of a run of all folds, or a .csv with predictions for samples that the model has not seen",
-    )
-    command.add_argument("--top", type=positive, default=50, metavar="N", help="samples to list, at most")
-    command.add_argument(
-        "-o", "--output", type=local_path, metavar="FILE", help="also write the samples to a .csv, for corrections"
-    )
-    add_json(command)

@@ -13,23 +13,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tpucache import process, progress
 from tpucache.cli.arguments import (
-    add_augmentation,
-    add_cache_or_url,
-    add_command,
-    add_config,
-    add_options,
-    add_reading,
+    CACHE_OR_URL,
+    JSON,
+    KEEPING,
     at_least,
     augmentation,
+    augmentation_options,
+    cache_or_url,
+    config,
+    fields_of,
+    flag,
     from_options,
     keeping,
     listed,
     local_path,
     positive,
+    reading,
     seconds,
+    section,
+    value,
     with_changes,
 )
-from tpucache.cli.parser import note, say_now, show
+from tpucache.cli.parser import command, note, say_now, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import options_of
@@ -40,7 +45,7 @@ from tpucache.text import size_text
 from tpucache.training.options import PredictOptions, RunOptions
 from tpucache.training.pace import Account
 from tpucache.training.settings import AUTO, TrainSettings
-from tpucache.training.source import SourceArguments, add_source, is_source, refuse
+from tpucache.training.source import SOURCE, SourceArguments, is_source, refuse
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -50,28 +55,23 @@ if TYPE_CHECKING:
     from tpucache.training.run.report import FoldsReport, TrainReport
 
 
-def add_device(command: argparse.ArgumentParser) -> None:
+def device_options(target: Any) -> None:
     from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES, backend_of
 
-    command.add_argument(
-        "--backend",
-        type=backend_of,
-        choices=BACKENDS.names("auto"),
-        metavar=listed(BACKENDS.names("auto")),
-        default="auto",
-        help=BACKENDS_HELP,
-    )
-    command.add_argument("--device", choices=DEVICES, default="auto", help="device of the backend torch")
-    command.add_argument(
-        "--compile", action="store_true", help="compile the model by torch.compile; for the backend torch"
-    )
-    command.add_argument("--cores", type=positive, metavar="N", help="number of cores: 1, or all, which is the default")
-    command.add_argument(
-        "--processes",
-        type=positive,
-        metavar="N",
-        help="use N processes of this host: one for each GPU, or several on a CPU; for the backend torch",
-    )
+    names = BACKENDS.names("auto")
+    for add in (
+        value("--backend", listed(names), BACKENDS_HELP, backend_of, "auto", choices=names),
+        value("--device", None, "device of the backend torch", default="auto", choices=DEVICES),
+        flag("--compile", "compile the model by torch.compile; for the backend torch"),
+        value("--cores", "N", "number of cores: 1, or all, which is the default", positive),
+        value(
+            "--processes",
+            "N",
+            "use N processes of this host: one for each GPU, or several on a CPU; for the backend torch",
+            positive,
+        ),
+    ):
+        add(target)
 
 
 def choose_backend(label: str, options: argparse.Namespace) -> str:
@@ -114,6 +114,44 @@ def launched(options: argparse.Namespace) -> bool:
     return True
 
 
+def variants(text: str) -> str | list[int]:
+    return text if text == "all" else [int(number) for number in text.split(",")]
+
+
+@command(
+    "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all",
+    value(
+        "runs",
+        "RUN",
+        "folders of runs, whose predictions are averaged; a run of folds counts as all of its folds",
+        local_path,
+        nargs="+",
+    ),
+    CACHE_OR_URL,
+    JSON,
+    value("-o, --output", "FILE", "the CSV to write", local_path, required=True),
+    value("--variants", "0,1,2|all", "variants of each sample to predict and average", variants, "0"),
+    value("--fold", "N", "predict only the samples of this fold"),
+    fields_of(PredictOptions),
+    value(
+        "--export",
+        None,
+        "also write the models for other programs, with a description of preprocessing, to a folder next to the CSV "
+        "(out_models for out.csv)",
+        choices=("onnx", "safetensors"),
+    ),
+    value(
+        "--trust",
+        "module:name",
+        "a run may call this code of yours, which it names as its model or evaluation step; may be given several times",
+        default=[],
+        action="append",
+    ),
+    device_options,
+    value("--batch-size", "B", "samples in one batch, on all cores together", positive),
+    reading,
+    basic=("--json", "--variants", "--fold", "--flip-tta", "--export", "--batch-size"),
+)
 def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run or of several.
 
@@ -171,63 +209,85 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def variants(text: str) -> str | list[int]:
-    return text if text == "all" else [int(number) for number in text.split(",")]
-
-
-def _add_predict(commands: Any) -> None:
-    command = add_command(
-        commands,
-        predict,
-        "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all",
-        ("--json", "--variants", "--fold", "--flip-tta", "--export", "--batch-size"),
-    )
-    command.add_argument(
-        "runs",
-        metavar="RUN",
-        type=local_path,
-        nargs="+",
-        help="folders of runs, whose predictions are averaged; a run of folds counts as all of its folds",
-    )
-    add_cache_or_url(command)
-    command.add_argument("-o", "--output", metavar="FILE", type=local_path, required=True, help="the CSV to write")
-    command.add_argument(
-        "--variants",
-        metavar="0,1,2|all",
-        type=variants,
-        default="0",
-        help="variants of each sample to predict and average",
-    )
-    command.add_argument("--fold", metavar="N", help="predict only the samples of this fold")
-    add_options(command, PredictOptions)
-    command.add_argument(
-        "--export",
-        choices=("onnx", "safetensors"),
-        help="also write the models for other programs, with a description of preprocessing, to a folder next to the "
-        "CSV (out_models for out.csv)",
-    )
-    command.add_argument(
-        "--trust",
-        metavar="module:name",
-        action="append",
-        default=[],
-        help="a run may call this code of yours, which it names as its model or evaluation step; may be given several "
-        "times",
-    )
-    add_device(command)
-    command.add_argument("--batch-size", type=positive, metavar="B", help="samples in one batch, on all cores together")
-    add_reading(command)
-
-
-#: The options of train that --help lists.
-_BASIC: Final = (
-    *("--valid", "--folds", "--resume", "--time-limit", "--config", "--model", "--weights"),
-    *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup"),
-)
 FIND: Final = "find"
 _EXPORTED: Final = "export"  # the folder in a run
 
 
+def rate(text: str) -> float | str:
+    return text if text == FIND else float(text)
+
+
+def epochs(text: str) -> int | str:
+    return text if text == AUTO else at_least(1)(text)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError as error:
+        raise UsageError(f"separate numbers by commas, such as 120,110,100, not {text!r}") from error
+
+
+def _kept_settings(run: Path) -> dict[str, Any]:
+    from tpucache.store.files import read_file
+    from tpucache.training.settings import settings_from, unusual_settings
+
+    try:
+        settings = settings_from(json.loads(read_file(run / INFO_NAME))["settings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the folder has no {INFO_NAME} with settings: give the folder of one run") from error
+    options = {**options_of(TrainSettings), **options_of(AugmentSettings)}
+    return with_changes({name: value for name, value in unusual_settings(settings).items() if name in options})
+
+
+@command(
+    "photos/train --run runs/first --valid 0.2",
+    value(
+        "cache",
+        "CACHE",
+        "a cache: its folder, kaggle:slug or URL; or a SOURCE as warmup takes it, whose cache the first epoch builds",
+        cache_or_url,
+    ),
+    JSON,
+    KEEPING,
+    value(
+        "--run, --run-dir",  # torchrun takes --run for its own option
+        "RUN",
+        "the folder that the run writes to",
+        local_path,
+        required=True,
+    ),
+    value(
+        "--valid",
+        "CACHE|FRACTION|fold=N",
+        "what to validate on after each epoch: another cache, a fraction of this one, or one of its folds",
+    ),
+    value(
+        "--export",
+        None,
+        f"when the run has ended, write its best weights for other programs to RUN/{_EXPORTED}, with a description of "
+        "preprocessing",
+        choices=("onnx", "safetensors"),
+    ),
+    flag("--folds", "train one run in RUN for each fold of the cache"),
+    config("RUN", _kept_settings),
+    device_options,
+    fields_of(RunOptions, time_limit=seconds),
+    section(
+        "model, task and optimisation",
+        None,
+        fields_of(
+            TrainSettings, without=["threads"], can_be_off=True, epochs=epochs, lr=rate, mean=numbers, std=numbers
+        ),
+    ),
+    section("augmentation", "computed on the device, anew for each batch", *augmentation_options(can_be_off=True)),
+    SOURCE,
+    reading,
+    basic=(
+        *("--valid", "--folds", "--resume", "--time-limit", "--config", "--model", "--weights"),
+        *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup"),
+    ),
+)
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache, or on a source."""
     from tpucache.errors import UnfinishedError
@@ -404,21 +464,6 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
             )
 
 
-def rate(text: str) -> float | str:
-    return text if text == FIND else float(text)
-
-
-def epochs(text: str) -> int | str:
-    return text if text == AUTO else at_least(1)(text)
-
-
-def numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(map(float, text.split(",")))
-    except ValueError as error:
-        raise UsageError(f"separate numbers by commas, such as 120,110,100, not {text!r}") from error
-
-
 def _split(data: CachedDataset, options: argparse.Namespace) -> tuple[CachedDataset, CachedDataset | None]:
     from tpucache.loading.columns import fold_split, stratified_split
     from tpucache.loading.dataset import CachedDataset
@@ -439,66 +484,3 @@ def _split(data: CachedDataset, options: argparse.Namespace) -> tuple[CachedData
         return augmented, CachedDataset(valid, **kept)
     split = stratified_split(data.labels.numpy(), fraction, options.seed)
     return augmented.select(split.train), data.select(split.valid)
-
-
-def _kept_settings(run: Path) -> dict[str, Any]:
-    from tpucache.store.files import read_file
-    from tpucache.training.settings import settings_from, unusual_settings
-
-    try:
-        settings = settings_from(json.loads(read_file(run / INFO_NAME))["settings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"the folder has no {INFO_NAME} with settings: give the folder of one run") from error
-    options = {**options_of(TrainSettings), **options_of(AugmentSettings)}
-    return with_changes({name: value for name, value in unusual_settings(settings).items() if name in options})
-
-
-def _add_train(commands: Any) -> None:
-    command = add_command(commands, train, "photos/train --run runs/first --valid 0.2", _BASIC)
-    add_cache_or_url(
-        command,
-        "CACHE",
-        "a cache: its folder, kaggle:slug or URL; or a SOURCE as warmup takes it, whose cache the first epoch builds",
-        keeps=True,
-    )
-    command.add_argument(
-        "--run",
-        "--run-dir",  # torchrun takes --run for its own option
-        dest="run",
-        type=local_path,
-        required=True,
-        metavar="RUN",
-        help="the folder that the run writes to",
-    )
-    command.add_argument(
-        "--valid",
-        metavar="CACHE|FRACTION|fold=N",
-        help="what to validate on after each epoch: another cache, a fraction of this one, or one of its folds",
-    )
-    command.add_argument(
-        "--export",
-        choices=("onnx", "safetensors"),
-        help=f"when the run has ended, write its best weights for other programs to RUN/{_EXPORTED}, with a "
-        "description of preprocessing",
-    )
-    command.add_argument("--folds", action="store_true", help="train one run in RUN for each fold of the cache")
-    add_config(command, "RUN", _kept_settings)
-    add_device(command)
-    add_options(command, RunOptions, parsers={"time_limit": seconds})
-    group = command.add_argument_group("model, task and optimisation")
-    add_options(
-        group,
-        TrainSettings,
-        without=["threads"],
-        parsers={"epochs": epochs, "lr": rate, "mean": numbers, "std": numbers},
-        can_be_off=True,
-    )
-    group = command.add_argument_group("augmentation", "computed on the device, anew for each batch")
-    add_augmentation(group, can_be_off=True)
-    add_source(command)
-    add_reading(command)
-
-
-def add(commands: Any) -> None:
-    _add_train(commands)
-    _add_predict(commands)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.cli.arguments import local_path
+from tpucache.cli.arguments import local_path, section, value
 from tpucache.errors import NotACacheError, SourceError, UsageError
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME
 
@@ -25,29 +24,23 @@ _CACHE_FILES: Final = (MANIFEST_NAME, INDEX_NAME, SAMPLES_NAME, WORK_NAME)
 _WITHOUT_EFFECT: Final = ("jobs", "on_error", "build", "config")
 
 
-def add_source(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group(
-        "a SOURCE in place of a cache", "as for warmup; the command builds a cache of the source while it reads"
-    )
-    group.add_argument(
+SOURCE: Final = section(
+    "a SOURCE in place of a cache",
+    "as for warmup; the command builds a cache of the source while it reads",
+    value(
         "--cache",
+        "DIR",
+        "the folder for the cache of a SOURCE; default: a folder next to RUN",
+        local_path,
         dest="cache_of_source",
-        type=local_path,
-        metavar="DIR",
-        help="the folder for the cache of a SOURCE; default: a folder next to RUN",
-    )
-    build: Any = group.add_argument(
+    ),
+    value(
         "--build",
-        metavar="OPTIONS",
-        help="options of warmup for the cache of a SOURCE, such as '--variants 2' or '--config FILE.toml'",
-    )
-    build.names_code = _names_code
-
-
-def _names_code(text: str | None) -> bool:
-    from tpucache.cli.warming import parse_build
-
-    return text is not None and parse_build(text)[1]
+        "OPTIONS",
+        "options of warmup for the cache of a SOURCE, such as '--variants 2' or '--config FILE.toml'",
+        code="",
+    ),
+)
 
 
 def is_source(place: str | Path) -> bool:
@@ -68,7 +61,7 @@ class SourceArguments:
     def __init__(self, source: Path, text: str | None, size: Any = None) -> None:
         from tpucache.cli.warming import parse_build, wanted
 
-        options, _ = parse_build(text)
+        options = parse_build(text)
         self.names_size = "size" in options.explicit
         if size is not None and not self.names_size:
             options.size = size
@@ -105,6 +98,6 @@ class SourceArguments:
 
 
 def refuse(given: Mapping[str, Any], why: str) -> None:
-    for name, value in given.items():
-        if value is not None:
+    for name, each in given.items():
+        if each is not None:
             raise UsageError(f"{name} is {why}: leave {name} out")
