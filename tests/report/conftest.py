@@ -222,7 +222,7 @@ def hostile() -> str:
 #: Every tag of a page, and the attributes that could load something.
 _TAGS = {
     "html", "head", "meta", "title", "style", "body", "article", "section", "header", "footer", "div", "span",
-    "h1", "h2", "p", "b", "i", "dl", "dt", "dd", "code", "pre", "figure", "figcaption", "img", "details",
+    "h1", "h2", "p", "b", "i", "g", "dl", "dt", "dd", "code", "pre", "figure", "figcaption", "img", "details",
     "summary", "svg", "polyline", "table", "thead", "tbody", "tr", "th", "td", "input", "label",
 }  # fmt: skip
 _LOADING = {"src", "href", "action", "data", "poster", "srcset", "background", "formaction"}

@@ -82,7 +82,7 @@ def test_findings_of_other_samples_and_of_no_images_are_refused(copies, copies_c
         table = write_predictions(tmp_path / f"{name}.csv", dataset, np.full((len(dataset), 2), 0.5), ("ant", "bee"))
         with pytest.raises(UsageError, match="give predictions for the samples of this cache"):
             report_findings(copies, predictions=table)
-    with pytest.raises(UsageError, match="no image to show, only the fields tokens"):
+    with pytest.raises(UsageError, match="no images to hash, only the fields tokens"):
         report_findings(tokens)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from patience import PATIENCE
-from PIL import Image
+from PIL import Image, ImageColor
 
 from tpucache import CachedDataset, NotACacheError, TpucacheError, UsageError, preview_cache
 from tpucache.cli import main
@@ -18,10 +18,12 @@ from tpucache.loading.order import full_order
 from tpucache.ondevice.draws import SHARE, draw
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.recipe import Recipe
-from tpucache.report.page import Records, Shown, describe_label
-from tpucache.report.preview import PALETTE, augmented_batch, draw_record, draw_sheet, preview_batch, save_picture
+from tpucache.report.page import Shown, choose, describe_label, read_record
+from tpucache.report.preview import PALETTE as NAMED
+from tpucache.report.preview import augmented_batch, draw_record, draw_sheet, preview_batch, save_picture
 from tpucache.warmup import build_cache
 
+PALETTE = [ImageColor.getrgb(name) for name in NAMED]
 GREY = np.full((40, 40, 3), 128, np.uint8)
 
 
@@ -85,37 +87,35 @@ def test_fields_of_another_shape_are_not_drawn():
 
 
 def test_records_are_those_of_the_position_and_the_variant(plain):
-    records, dataset = Records(plain), CachedDataset(plain, variant=2)
+    whole, dataset = CachedDataset(plain), CachedDataset(plain, variant=2)
     for position in (0, 7, 11):
-        image, label = dataset[position]
-        assert np.array_equal(records.read(position, 2)["image"], image.permute(1, 2, 0).numpy())
-        assert records.label(position) == label.item()
+        image, _ = dataset[position]
+        assert np.array_equal(read_record(whole, position, 2)["image"], image.permute(1, 2, 0).numpy())
 
 
 def test_every_class_is_shown_before_one_is_shown_twice_and_the_seed_decides(plain_cache, tmp_path):
     labels = np.array([0] * 15 + [1, 2, 3, 3, 1])
-    records = Records(plain_cache(tmp_path / "cache", samples=20, variants=1, labels=labels))
+    records = CachedDataset(plain_cache(tmp_path / "cache", samples=20, variants=1, labels=labels))
     for seed in range(5):
-        chosen = records.choose(6, seed)
-        assert chosen == sorted(set(chosen)) == records.choose(6, seed)
+        chosen = choose(records, 6, seed)
+        assert chosen == sorted(set(chosen)) == choose(records, 6, seed)
         assert all(count in (1, 2) for count in np.bincount(labels[chosen], minlength=4))
-    assert len({tuple(records.choose(6, seed)) for seed in range(9)}) > 1
-    assert records.choose(100) == list(range(20))
+    assert len({tuple(choose(records, 6, seed)) for seed in range(9)}) > 1
+    assert choose(records, 100) == list(range(20))
 
 
 def test_samples_are_those_of_one_class_or_of_a_dataset(plain, drawn, hostile):
-    assert Records(plain).choose(9, class_name=hostile) == [1, 5, 9]
-    assert Records(drawn).choose(9, class_name="ant") == [0, 2, 4]  # several classes a sample
-    assert Records(CachedDataset(plain, indices=[7, 3, 3])).choose(9) == [3, 7]
+    assert choose(CachedDataset(plain), 9, class_name=hostile) == [1, 5, 9]
+    assert choose(CachedDataset(drawn), 9, class_name="ant") == [0, 2, 4]  # several classes a sample
+    assert choose(CachedDataset(plain, indices=[7, 3, 3]), 9) == [3, 7]
 
 
 @pytest.mark.parametrize(
     ("label", "text"),
     [
-        (None, "unlabelled"),
         (np.array(1), "bee"),
         (np.array(7), "7"),
-        (np.array(-1), "-1"),
+        (np.array(-1), "unlabelled"),
         (np.array(1.5), "1.5"),
         (np.array([1.0, 0, 1], np.float32), "ant, cat"),
         (np.array([0, 0.25, 0], np.float32), "bee 0.25"),
@@ -139,15 +139,17 @@ def contains(sheet, picture):
 
 
 def test_every_variant_of_every_chosen_sample_is_on_the_sheet(plain, hostile):
-    sheet, records = preview_cache(plain, 3, side=60), Records(plain)
+    sheet, records = preview_cache(plain, 3, side=60), CachedDataset(plain)
     assert sheet.tobytes() == preview_cache(plain, 3, side=60).tobytes() != preview_cache(plain, 3, seed=1).tobytes()
-    for position in records.choose(3):
+    for position in choose(records, 3):
         for variant in (0, 1, 2):
-            assert contains(sheet, draw_record(records.read(position, variant), records.manifest.classes, 60))
-    hidden = next(position for position in range(12) if position not in records.choose(3))
-    assert not contains(sheet, draw_record(records.read(hidden, 0), (), 60))
+            assert contains(sheet, draw_record(read_record(records, position, variant), records.manifest.classes, 60))
+    hidden = next(position for position in range(12) if position not in choose(records, 3))
+    assert not contains(sheet, draw_record(read_record(records, hidden, 0), (), 60))
     assert preview_cache(plain, 1, variants=2, side=300).width < preview_cache(plain, 1, side=300).width
-    assert contains(preview_cache(plain, 50, class_name=hostile, side=50), draw_record(records.read(5, 0), (), 50))
+    assert contains(
+        preview_cache(plain, 50, class_name=hostile, side=50), draw_record(read_record(records, 5, 0), (), 50)
+    )
 
 
 def test_no_text_of_a_sheet_goes_beyond_its_column():
@@ -165,10 +167,14 @@ def test_unlabelled_samples_and_values_are_shown_too(labels, plain_cache, tmp_pa
 def test_what_cannot_be_shown_is_refused(tokens, plain, drawn, tmp_path):
     for call, error, words in (
         (lambda: preview_cache(tokens), UsageError, "holds no image to show, only the fields tokens"),
-        (lambda: preview_batch(tokens), UsageError, "holds no image to show"),
+        (lambda: preview_batch(CachedDataset(tokens), AugmentSettings()), UsageError, "holds no image to show"),
         (lambda: preview_cache(plain, 0), UsageError, "no sample of"),
-        (lambda: preview_batch(plain, samples=0), UsageError, "no sample of"),
-        (lambda: preview_batch(drawn, AugmentSettings(flip=True)), UsageError, "moves pixels and masks, not boxes"),
+        (lambda: preview_batch(CachedDataset(plain), AugmentSettings(), 0), UsageError, "batch_size"),
+        (
+            lambda: preview_batch(CachedDataset(drawn), AugmentSettings(flip=True)),
+            UsageError,
+            "moves pixels and masks, not boxes",
+        ),
         (
             lambda: preview_cache(plain, class_name="ants"),
             UsageError,
@@ -224,29 +230,36 @@ def deep(tmp_path_factory):
 
 def test_without_augmentation_the_images_of_the_first_batch_are_shown(deep):
     batch = CachedDataset(deep)[full_order(6, 3, 0)[:4]]
-    fields, labels = augmented_batch(batch, AugmentSettings(), 3)
+    fields = augmented_batch(batch, AugmentSettings(), 3)
     for row in range(4):
         image, label = batch[row]
         np.testing.assert_allclose(fields["image"][row], image.permute(1, 2, 0).numpy(), atol=1)
-        assert labels[row] == label
+        assert fields["label"][row] == label
     shown = draw_record({"image": fields["image"][2]}, (), 192)
-    assert contains(preview_batch(deep, samples=4, seed=3), shown)
+    assert contains(preview_batch(CachedDataset(deep), AugmentSettings(), 4, seed=3), shown)
 
 
 def test_mixed_labels_have_their_shares(deep):
     settings = AugmentSettings(mixup=1.0)
     batch = CachedDataset(deep)
-    _, labels = augmented_batch(batch, settings, 0)
+    labels = augmented_batch(batch, settings, 0)["label"]
     shares, own = draw(settings, 0, 0, 6)[:, SHARE], np.eye(2)[batch.labels]
     assert np.allclose(labels, shares[:, None] * own + (1 - shares[:, None]) * np.roll(own, 1, 0), atol=1e-6)
 
 
 def test_a_batch_shows_all_that_is_drawn(drawn):
-    assert {*augmented_batch(CachedDataset(drawn), AugmentSettings(), 0)[0]} == {"image", "mask", "boxes", "keypoints"}
+    assert {*augmented_batch(CachedDataset(drawn), AugmentSettings(), 0)} == {
+        "label",
+        "image",
+        "mask",
+        "boxes",
+        "keypoints",
+    }
 
 
 def test_each_view_of_a_sample_is_shown_as_it_is_drawn(deep):
-    fields, labels = augmented_batch(CachedDataset(deep), AugmentSettings(crop=True, zoom=0.5, tilt=10, views=2), 0)
+    fields = augmented_batch(CachedDataset(deep), AugmentSettings(crop=True, zoom=0.5, tilt=10, views=2), 0)
+    labels = fields["label"]
     assert len(fields["image"]) == 12
     assert torch.equal(torch.tensor(labels[0::2]), torch.tensor(labels[1::2]))
     assert len({image.tobytes() for image in fields["image"]}) == 12

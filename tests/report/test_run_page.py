@@ -95,7 +95,7 @@ def test_the_rate_of_each_step_is_drawn_and_that_of_epochs_where_no_other_is_kno
     assert "<span>0.1</span>" in report_run(run).html  # one value, of an epoch
     summary = json.loads((run / "report.json").read_text())
     (run / "report.json").write_text(json.dumps({**summary, "learning_rates": [0.1, 0.3, 0.2]}))
-    assert 'points="0.0,147.0 320.0,3.0 640.0,75.0"' in report_run(run).html
+    assert 'points="0.0000,0.0000 0.5000,1.0000 1.0000,0.5000 "' in report_run(run).html
 
 
 def test_seconds_have_no_hundredths(dataset, write_run, tmp_path, parse):

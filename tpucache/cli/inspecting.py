@@ -180,13 +180,13 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
 )
 def preview(options: argparse.Namespace) -> int:
     """Draw a contact sheet: a row for each sample, a column for each variant, with masks, boxes and keypoints."""
+    from tpucache.report.page import to_dataset
     from tpucache.report.preview import preview_batch, preview_cache, save_picture
 
     augment = augmentation(options)
     if options.batch:
-        shown = _opened(options)
-        if not isinstance(shown, Path) and shown.manifest.augmented:
-            shown = shown.in_variant("epoch")  # as train does
+        shown = to_dataset(_opened(options))
+        shown = shown.in_variant("epoch") if shown.manifest.augmented else shown  # as train does
         sheet = preview_batch(shown, augment, options.samples, seed=options.seed)
     elif augment != AugmentSettings():
         raise UsageError("options of augmentation change only a preview of a batch: give --batch, too")

@@ -13,7 +13,19 @@ from tpucache.errors import UsageError
 from tpucache.insight.copies import THRESHOLD, Pairs, confirm_copies, pairs
 from tpucache.insight.hashing import hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects, suspects_table
-from tpucache.report.page import Figure, Page, Part, Picture, Records, Section, class_name, make_page, pictures
+from tpucache.report.page import (
+    Block,
+    Figure,
+    Page,
+    Part,
+    Picture,
+    Section,
+    class_name,
+    make_page,
+    name_of,
+    read_record,
+    to_dataset,
+)
 from tpucache.report.preview import make_picture
 from tpucache.store.facts import IMAGE_TEXTS, findings
 from tpucache.store.fields import IMAGE
@@ -80,7 +92,7 @@ def report_findings(
         f"Pictures are alike where their hashes of {BITS} bits differ by at most {threshold}. {blank:,} images with "
         "next to no contrast are left out."
     )
-    part = Part(own.records.name, text, found, [kind.section() for kind in kinds])
+    part = Part(name_of(own.dataset), text, found, [kind.section() for kind in kinds])
     return make_page("findings in", [part], own.table(kinds))
 
 
@@ -89,13 +101,11 @@ class _Set:
 
     def __init__(self, cache: str | Path | CachedDataset, on_progress: Callable[[str, int, int], None]) -> None:
         """Raises UsageError if the cache has no images."""
-        self.records = records = Records(cache)
-        records.need_image()
-        self.dataset = records.cache if isinstance(cache, (str, Path)) else cache
-        table, self.positions, self.classes = records.table, records.positions, records.manifest.classes
+        self.dataset = dataset = to_dataset(cache)
+        table, self.positions, self.classes = dataset.table, dataset.positions, dataset.classes
         self.numbers, self.paths = table.numbers[self.positions], [table.paths[at] for at in self.positions.tolist()]
         self.labels = None if table.labels is None else np.asarray(table.labels)[self.positions]
-        self.hashes = hashes(self.dataset, on_progress=partial(on_progress, f"hash {records.name}"))
+        self.hashes = hashes(dataset, on_progress=partial(on_progress, f"hash {name_of(dataset)}"))
 
     def label(self, at: int) -> str:
         """Return a sample's label as text for `relabel`; "" if the sample has no label."""
@@ -110,7 +120,7 @@ class _Set:
         return ",".join(map(str, values))
 
     def picture(self, at: int) -> Picture:
-        fields = self.records.read(int(self.positions[at]), self.records.manifest.variants[0])
+        fields = read_record(self.dataset, int(self.positions[at]), self.dataset.manifest.variants[0])
         return make_picture({IMAGE: fields[IMAGE]}, (), self.paths[at], self.label(at) or "unlabelled")
 
     def table(self, kinds: Sequence[_Kind]) -> bytes | None:
@@ -151,8 +161,7 @@ class _Kind(NamedTuple):
         for finding in shown:
             own = [(each.picture(at), each.paths[at]) for each, at, _ in finding.samples]
             figures.append(Figure([picture for picture, _ in own], [finding.text], [path for _, path in own]))
-        width = 170 * max(len(figure.pictures) for figure in figures)
-        return Section(self.title, f"{self.note}{more}", [pictures(figures, width, 72)])
+        return Section(self.title, f"{self.note}{more}", [Block("pictures", figures)])
 
 
 def _alike(title: str, note: str, own: _Set, other: _Set, alike: Pairs) -> _Kind:
@@ -178,7 +187,7 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
     for number, path in samples:
         if (number, path) not in places:
             raise UsageError(
-                f"{table.path} has the sample {number} with the path {path!r:.200}, which {own.records.directory} "
+                f"{table.path} has the sample {number} with the path {path!r:.200}, which {own.dataset.directory} "
                 "lacks: give predictions for the samples of this cache"
             )
     findings = []
@@ -195,7 +204,7 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
 
 def _extremes(own: _Set) -> _Kind:
     """Return what `findings` lists of the cache: a few images of each problem, and at the ends of each scale."""
-    listed = findings(own.records.cache)
+    listed = findings(own.dataset.cache)
     found = {**{IMAGE_TEXTS[name]: at for name, at in listed.images.items()}, **listed.extremes}
     shown = [
         _Finding(text, [(own, at, own.label(at))])

@@ -6,7 +6,6 @@ import base64
 import bisect
 import functools
 import io
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,10 +19,14 @@ from tpucache.report.page import (
     SAMPLES,
     VARIANTS,
     Picture,
-    Records,
     Shown,
+    choose,
     class_name,
     describe_label,
+    image_field,
+    name_of,
+    show,
+    to_dataset,
     variant_name,
     write_file,
 )
@@ -31,7 +34,7 @@ from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK
 from tpucache.text import printable
 
 try:
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageColor, ImageDraw, ImageFilter, ImageFont
 except ImportError as error:
     raise DependencyError(f"pictures are drawn by Pillow: {error}. `pip install 'pillow>=10.1'`") from error
 
@@ -39,35 +42,28 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.ondevice.settings import AugmentSettings
 
-Colour = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 #: Colours of mask values, box classes and keypoints, in turn. They differ from one another, and from skin, leaves, sky.
-PALETTE: Final[tuple[Colour, ...]] = (
-    (255, 77, 46),
-    (0, 196, 180),
-    (255, 196, 0),
-    (104, 92, 255),
-    (236, 72, 196),
-    (124, 214, 40),
-    (0, 164, 255),
-    (255, 136, 164),
-)
-_OVERLAY: Final = 0.4  # the opacity of a mask's colour
+PALETTE: Final = ("#ff4d2e", "#00c4b4", "#ffc400", "#685cff", "#ec48c4", "#7cd628", "#00a4ff", "#ff88a4")
+_OVERLAY: Final = 102  # the opacity of a mask's colour, of 255
 _PIXELATED: Final = 3.0  # from this scale on, pixels are shown as squares
 _PERCENTILES: Final = (1, 99)  # not the extremes: a few extreme pixels would turn all others black
 _FONT: Final = "DejaVuSans.ttf"
-_INK: Final = (20, 20, 22)
-_WHITE: Final = (255, 255, 255)
+_INK: Final = "#141416"
+_WHITE: Final = "#ffffff"
 _LETTERS: Final = 11  # the size of texts over a picture
+_QUALITY: Final = 85
 
 #: Colours and distances of a sheet, in pixels.
-_PAPER: Final = (250, 250, 250)
-_DIM: Final = (108, 113, 121)
-_MARGIN: Final = 36
-_GAP: Final = 4  # between the pictures of a sample
-_GUTTER: Final = 32  # between samples
+_PAPER: Final = "#fafafa"
+_DIM: Final = "#6c7179"
+_MARGIN: Final = 36  # that on the right is a gap and a gutter
+_GAP: Final = 4  # after each picture of a sample
+_GUTTER: Final = 32  # after each sample
 _SMALL_TEXT: Final = 12
+_TOP: Final = 104  # the height of the sheet's heading, with its margin
+_HEADING: Final = 39  # the height of a sample's heading
 _MIN_WIDTH: Final = 380  # room for the heading
 _WIDTH: Final = 1200  # samples are placed side by side up to this width
 
@@ -75,8 +71,6 @@ _WIDTH: Final = 1200  # samples are placed side by side up to this width
 _DENSE: Final = 2
 _PLAIN_SIDE: Final = 128 * _DENSE
 _DRAWN_SIDE: Final = 176 * _DENSE  # larger, so that text drawn over the picture can be read
-_SMALL: Final = 64  # images with sides up to this many pixels are shown as squares
-_QUALITY: Final = 85
 
 
 @functools.cache
@@ -92,27 +86,22 @@ def _cut(text: str, font: Font, width: float) -> str:
     """Return a text on one line, without its middle if it is wider than `width`."""
     text = printable(text)
 
-    def part(removed: int) -> str:
-        kept = len(text) - removed
-        return f"{text[: kept - kept // 2]}\u2026{text[len(text) - kept // 2 :]}"
+    def part(kept: int) -> str:
+        return text if kept == len(text) else f"{text[: kept - kept // 2]}\u2026{text[len(text) - kept // 2 :]}"
 
-    if font.getlength(text) <= width:
-        return text
-    return part(bisect.bisect_left(range(len(text)), -width, key=lambda removed: -font.getlength(part(removed))))
+    return part(bisect.bisect(range(len(text) + 1), width, key=lambda kept: font.getlength(part(kept))) - 1)
 
 
 def _displayable(pixels: Array) -> npt.NDArray[np.uint8]:
-    """Return an image (height, width, channels) of any dtype as uint8 (height, width, 1 or 3).
+    """Return an image (height, width, channels) of any dtype as uint8 (height, width, 3).
 
     Of two channels the first is shown, and of more than three the first three. Values other than 8 bits are scaled: the
     1st percentile becomes black, and the 99th white.
     """
-    shown = pixels[..., : 3 if pixels.shape[2] >= 3 else 1]
-    if shown.dtype == np.uint8:
-        return shown
-    low, high = np.percentile(shown, _PERCENTILES)
-    scaled = (shown.astype(np.float64) - low) / max(float(high - low), np.finfo(np.float64).tiny)
-    return np.asarray(np.rint(scaled.clip(0, 1) * 255), np.uint8)
+    shown = pixels[..., [0, 1, 2] if pixels.shape[2] >= 3 else [0, 0, 0]]
+    if shown.dtype != np.uint8:
+        shown = np.interp(shown, np.percentile(shown, _PERCENTILES), (0, 255)).round()
+    return shown.astype(np.uint8)
 
 
 @calling("Pillow")
@@ -123,49 +112,48 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, 
     left, top, right, bottom, class, and `keypoints` (n, 3) x, y, visible. Fields of other shapes are not drawn: data
     sets may use these names for other data.
     """
-    pixels = _displayable(fields[IMAGE])
-    height, width, channels = pixels.shape
+    height, width = fields[IMAGE].shape[:2]
     scale = side / max(height, width)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    image = Image.fromarray(pixels[..., 0] if channels == 1 else pixels).convert("RGB")
-    image = image.resize(size, Image.Resampling.NEAREST if scale >= _PIXELATED else Image.Resampling.LANCZOS)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    way = Image.Resampling.NEAREST if scale >= _PIXELATED else Image.Resampling.LANCZOS
+    image = Image.fromarray(_displayable(fields[IMAGE])).resize(size, way)
     mask = fields.get(MASK)
-    if mask is not None and mask.shape == (height, width, 1) and mask.dtype.kind == "u":
-        image = _with_mask(image, mask[..., 0])
-    draw, ratio = ImageDraw.Draw(image), np.array([size[0] / width, size[1] / height])
-    for _, box in _rows(fields, BOXES, 5):
-        begin, end, number = box[:2] * ratio, box[2:4] * ratio - 1, int(box[4])
-        if (box[2:4] > box[:2]).all():
-            corners = *begin.round().tolist(), *np.maximum(begin, end).round().tolist()
-            draw.rectangle(corners, outline=PALETTE[number % len(PALETTE)], width=2 * dense)
-            has_room = begin[1] > 1.5 * _LETTERS * dense
-            _write_over(image, begin.tolist(), class_name(number, classes), "ls" if has_room else "lt", dense)
+    if mask is not None and mask.shape == (height, width, 1) and mask.dtype == np.uint8:
+        _paint_mask(image, mask[..., 0])
+    draw, ratio = ImageDraw.Draw(image), (size[0] / width, size[1] / height)
+    for left, top, right, bottom, number in _rows(fields, BOXES, [*ratio, *ratio, 1]):
+        if right > left and bottom > top:
+            corners = [round(at) for at in (left, top, max(left, right - 1), max(top, bottom - 1))]
+            draw.rectangle(corners, outline=PALETTE[int(number) % len(PALETTE)], width=2 * dense)
+            anchor = "ls" if top > 1.5 * _LETTERS * dense else "lt"
+            _write_over(image, (left, top), class_name(int(number), classes), anchor, dense)
     radius = 3 * dense
-    for number, point in _rows(fields, KEYPOINTS, 3):
-        if point[2] > 0:
-            x, y = (point[:2] * ratio).tolist()
+    for number, (x, y, visible) in enumerate(_rows(fields, KEYPOINTS, [*ratio, 1])):
+        if visible > 0:
             draw.circle((x, y), radius, PALETTE[number % len(PALETTE)], _WHITE)
             _write_over(image, (x + radius + 2, y), str(number), "lm", dense)
     return image
 
 
-def _rows(fields: Mapping[str, Array], name: str, columns: int) -> list[tuple[int, Array]]:
-    found = fields.get(name)
-    if found is None or found.dtype.kind != "f" or found.shape[1:] != (columns,):
+def _rows(fields: Mapping[str, Array], name: str, scales: Sequence[float]) -> list[list[float]]:
+    """Return a field's rows, scaled; those with values that are not finite are zeros."""
+    rows = fields.get(name, np.empty(0))
+    if rows.dtype.kind != "f" or rows.shape[1:] != (len(scales),):
         return []
-    return [(number, row) for number, row in enumerate(found) if np.isfinite(row).all()]
+    scaled: list[list[float]] = np.where(np.isfinite(rows).all(1, keepdims=True), rows * scales, 0).tolist()
+    return scaled
 
 
-def _with_mask(image: Image.Image, mask: Array) -> Image.Image:
-    large = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST)).astype(np.int64)
-    colours = np.array(PALETTE, np.float32)[(large - 1) % len(PALETTE)]
-    is_edge = np.any([np.roll(large, by, axis) != large for by in (1, -1) for axis in (0, 1)], axis=0)
-    cover = (np.where(is_edge, 1.0, _OVERLAY) * (large > 0))[..., None]
-    mixed = np.asarray(image, np.float32) * (1 - cover) + colours * cover
-    return Image.fromarray(mixed.round().astype(np.uint8))
+def _paint_mask(image: Image.Image, mask: Array) -> None:
+    large = Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST)
+    values, edges = np.asarray(large), np.asarray(large.filter(ImageFilter.FIND_EDGES))
+    opacity = np.where(edges > 0, 255, _OVERLAY) * (values > 0)
+    colours = np.array([ImageColor.getrgb(colour) for colour in PALETTE], np.uint8)
+    painted = Image.fromarray(colours[(values - 1) % len(PALETTE)])
+    image.paste(painted, mask=Image.fromarray(opacity.astype(np.uint8)))
 
 
-def _write_over(image: Image.Image, at: Sequence[float], text: str, anchor: str, dense: int) -> None:
+def _write_over(image: Image.Image, at: tuple[float, float], text: str, anchor: str, dense: int) -> None:
     """Write a text so that it can be read over any picture; it begins further left if it would reach beyond it."""
     font = _font(_LETTERS * dense)
     text = _cut(text, font, image.width - 2)
@@ -176,48 +164,36 @@ def _write_over(image: Image.Image, at: Sequence[float], text: str, anchor: str,
 @calling("Pillow")
 def make_picture(fields: Mapping[str, Array], classes: Sequence[str], text: str, head: str = "") -> Picture:
     """Return a picture for a page: a record's image with its other fields drawn over it."""
-    longest = max(fields[IMAGE].shape[:2])
-    is_small = len(fields) == 1 and longest <= _SMALL
-    side = longest if is_small else _PLAIN_SIDE if len(fields) == 1 else _DRAWN_SIDE
-    kind, options = ("png", {}) if is_small else ("jpeg", {"quality": _QUALITY})
-    drawn = draw_record(fields, classes, side, _DENSE)
-    data = base64.b64encode(_encoded(drawn, kind, **options)).decode()
-    return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text, head, is_small)
+    drawn = draw_record(fields, classes, _PLAIN_SIDE if len(fields) == 1 else _DRAWN_SIDE, _DENSE)
+    data = base64.b64encode(_encoded(drawn, "jpeg")).decode()
+    return Picture(f"data:image/jpeg;base64,{data}", drawn.width, drawn.height, text, head)
 
 
 @calling("Pillow")
 def draw_sheet(title: str, line: str, samples: Sequence[Shown], classes: Sequence[str], side: int) -> Image.Image:
     """Return a sheet of samples, the records of each side by side under its label and path."""
-    tiles = []
-    for sample in samples:
-        strip = _side_by_side([draw_record(fields, classes, side) for fields in sample.records], _GAP)
-        tiles.append(_below(sample.label, sample.path, strip, 15))
-    fitting = (_WIDTH + _GUTTER) // (tiles[0].width + _GUTTER)
-    even = max(3, math.ceil(math.sqrt(len(tiles)))) if len(samples[0].records) == 1 else len(tiles)
-    return _below(title, line, _side_by_side(tiles, _GUTTER, max(1, min(fitting, even))), 26, _MARGIN)
+    if not samples:
+        raise UsageError(f"no sample of {title} is chosen: ask for at least one sample, or another class")
+    strips = [[draw_record(fields, classes, side) for fields in sample.records] for sample in samples]
+    width, height = strips[0][0].size
+    across, down = len(strips[0]) * (width + _GAP) + _GUTTER, _HEADING + height + _GUTTER
+    columns = min(len(samples), max(1, _WIDTH // across))
+    size = _MARGIN + max(_MIN_WIDTH, columns * across), _TOP + -(-len(samples) // columns) * down
+    sheet = Image.new("RGB", size, _PAPER)
+    _write(sheet, (_MARGIN, _MARGIN), 26, title, line, size[0] - 2 * _MARGIN)
+    for number, (sample, strip) in enumerate(zip(samples, strips, strict=True)):
+        x, y = _MARGIN + number % columns * across, _TOP + number // columns * down
+        _write(sheet, (x, y), 15, sample.label, sample.path, across - _MARGIN)
+        for at, picture in enumerate(strip):
+            sheet.paste(picture, (x + at * (width + _GAP), y + _HEADING))
+    return sheet
 
 
-def _side_by_side(images: Sequence[Image.Image], gap: int, columns: int = 1 << 20) -> Image.Image:
-    width, height = (side + gap for side in images[0].size)
-    columns = min(columns, len(images))
-    laid = Image.new("RGB", (columns * width - gap, math.ceil(len(images) / columns) * height - gap), _PAPER)
-    for number, image in enumerate(images):
-        laid.paste(image, (number % columns * width, number // columns * height))
-    return laid
-
-
-def _below(title: str, line: str, image: Image.Image, size: int, margin: int = 0) -> Image.Image:
-    top = margin + size + 2 * _SMALL_TEXT + margin // 2
-    width = max(image.width, _MIN_WIDTH if margin else 0)
-    whole = Image.new("RGB", (width + 2 * margin, top + image.height + margin), _PAPER)
-    for text, letters, place, colour in (
-        (title, size, margin + size, _INK),
-        (line, _SMALL_TEXT, margin + size + 3 * _SMALL_TEXT // 2, _DIM),
-    ):
+def _write(sheet: Image.Image, at: tuple[int, int], size: int, title: str, line: str, width: int) -> None:
+    below = size + 3 * _SMALL_TEXT // 2
+    for text, letters, down, colour in ((title, size, size, _INK), (line, _SMALL_TEXT, below, _DIM)):
         font = _font(letters)
-        ImageDraw.Draw(whole).text((margin, place), _cut(text, font, width), colour, font, "ls")
-    whole.paste(image, (margin, top))
-    return whole
+        ImageDraw.Draw(sheet).text((at[0], at[1] + down), _cut(text, font, width), colour, font, "ls")
 
 
 def preview_cache(
@@ -238,11 +214,8 @@ def preview_cache(
     Raises UsageError when there is nothing to show, NotACacheError, FormatError or DamageError for the cache, and
     DependencyError without Pillow or the records' decoder.
     """
-    records = Records(cache)
-    image, manifest = records.need_image(), records.manifest
-    chosen = records.choose(samples, seed, class_name)
-    if not chosen:
-        raise UsageError(f"no sample of {records.directory} is chosen: ask for at least one sample, or another class")
+    dataset = to_dataset(cache)
+    image, manifest = image_field(dataset), dataset.manifest
     shown = manifest.variants[: max(1, variants)]
     parts = [f"{manifest.samples:,} samples"]
     if manifest.classes:
@@ -250,12 +223,13 @@ def preview_cache(
     parts.append(f"{image.shape[1]}x{image.shape[0]}, {image.codec}")
     if len(manifest.variants) > 1:
         parts.append(f"{len(shown)} of {len(manifest.variants):,} variants: {', '.join(map(variant_name, shown))}")
-    sampled = [records.show(position, shown) for position in chosen]
-    return draw_sheet(records.name, "  \u00b7  ".join(parts), sampled, manifest.classes, side)
+    chosen = [show(dataset, position, shown) for position in choose(dataset, samples, seed, class_name)]
+    return draw_sheet(name_of(dataset), "  \u00b7  ".join(parts), chosen, manifest.classes, side)
 
 
 def contact_sheet(cache: str | Path) -> bytes | None:
-    return None if Records(cache).image is None else _encoded(preview_cache(cache, side=128), "png")
+    dataset = to_dataset(cache)
+    return _encoded(preview_cache(dataset, side=128), "png") if IMAGE in dataset.names else None
 
 
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
@@ -272,9 +246,9 @@ def save_picture(picture: Image.Image, path: str | Path) -> Path:
 
 
 @calling("Pillow")
-def _encoded(picture: Image.Image, kind: str, **options: int) -> bytes:
+def _encoded(picture: Image.Image, kind: str) -> bytes:
     target = io.BytesIO()
-    picture.save(target, kind, **options)
+    picture.save(target, kind, quality=_QUALITY)
     return target.getvalue()
 
 
@@ -282,60 +256,44 @@ def _encoded(picture: Image.Image, kind: str, **options: int) -> bytes:
 
 
 def preview_batch(
-    cache: str | Path | CachedDataset,
-    augment: AugmentSettings | None = None,
-    samples: int = SAMPLES,
-    *,
-    seed: int = 0,
-    side: int = 192,
+    dataset: CachedDataset, settings: AugmentSettings, samples: int = SAMPLES, *, seed: int = 0, side: int = 192
 ) -> Image.Image:
     """Return a sheet with the images of the first batch that training with the seed `seed` reads.
 
-    Its images are augmented as on the device, and shown without normalisation, under the labels after augmentation. If
-    `cache` is a path, and the cache has augmented variants, the batch shows these. Raises UsageError when there is
-    nothing to show, and for augmentations that a CachedLoader refuses for this cache.
+    Its images are augmented as on the device, and shown without normalisation, under the labels after augmentation.
+    Raises UsageError when there is nothing to show, and for augmentations that a CachedLoader refuses for this cache.
     """
-    from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.order import full_order
-    from tpucache.ondevice.settings import AugmentSettings
 
-    if isinstance(cache, (str, Path)):
-        cache = CachedDataset(cache)
-        cache = cache.in_variant("epoch") if cache.manifest.augmented else cache
-    records, settings = Records(cache), augment or AugmentSettings()
-    records.need_image()
-    batch = cache[full_order(len(cache), seed, 0)[:samples]]
-    if not len(batch):
-        raise UsageError(f"no sample of {cache.directory} is chosen: ask for at least one sample")
-    fields, labels = augmented_batch(batch, settings, seed)
+    image_field(dataset)
+    batch = dataset[full_order(len(dataset), seed, 0)[:samples]]
+    fields = augmented_batch(batch, settings, seed)
+    labels = fields.pop(LABEL)
+    paths = np.repeat(batch.paths, settings.views)
     shown = [
         Shown(
-            describe_label(None if labels is None else labels[row], cache.classes),
-            path,
-            [{name: array[row] for name, array in fields.items()}],
+            describe_label(labels[row], dataset.classes), path, [{name: array[row] for name, array in fields.items()}]
         )
-        for row, path in enumerate(path for path in batch.paths for _ in range(settings.views))
+        for row, path in enumerate(paths.tolist())
     ]
-    chosen = [f"{name} {value:g}" for name, value in vars(settings).items() if value != getattr(AugmentSettings, name)]
+    chosen = [f"{name} {value:g}" for name, value in vars(settings).items() if value != getattr(type(settings), name)]
     line = f"a batch of {len(batch)}, {', '.join(chosen) if chosen else 'not augmented'}"
-    return draw_sheet(records.name, line, shown, cache.classes, side)
+    return draw_sheet(name_of(dataset), line, shown, dataset.classes, side)
 
 
-def augmented_batch(
-    batch: CachedDataset, settings: AugmentSettings, seed: int
-) -> tuple[dict[str, Array], Array | None]:
-    """Return a batch's augmented fields by name, and its labels, rows of shares if images are mixed; None without.
+def augmented_batch(batch: CachedDataset, settings: AugmentSettings, seed: int) -> dict[str, Array]:
+    """Return a batch's augmented fields and labels by name. Labels are rows of shares if images are mixed.
 
-    Images are (batch, height, width, channels), in their dtype.
+    Images are (batch, height, width, channels), uint8 or else floats.
     """
     from tpucache.loading.loader import CachedLoader
+    from tpucache.ondevice.augment import scale_and_shift
 
     given = next(iter(CachedLoader(batch, len(batch), seed=seed, augment=settings)))
     named: Any = given if isinstance(given, Mapping) else dict(zip((IMAGE, LABEL), given, strict=True))
     fields: dict[str, Array] = {name: tensor.numpy() for name, tensor in named.items()}
-    labels, statistics = fields.pop(LABEL), batch.manifest.statistics
-    dtype = np.dtype(batch.manifest.fields[batch.names.index(IMAGE)].dtype)
-    pixels = fields[IMAGE].transpose(0, 2, 3, 1) * [each or 1.0 for each in statistics.std] + statistics.mean
-    if dtype.kind != "f":
-        pixels = np.rint(pixels).clip(np.iinfo(dtype).min, np.iinfo(dtype).max).astype(dtype)
-    return {**fields, IMAGE: pixels}, None if batch.table.labels is None else labels
+    scale, shift = scale_and_shift(batch.manifest.statistics.mean, batch.manifest.statistics.std)
+    fields[IMAGE] = (fields[IMAGE].transpose(0, 2, 3, 1) - shift) / scale
+    if image_field(batch).dtype == "|u1":
+        fields[IMAGE] = np.rint(fields[IMAGE]).clip(0, 255).astype(np.uint8)
+    return fields

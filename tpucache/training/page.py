@@ -26,15 +26,13 @@ from tpucache.report.page import (
     Line,
     Page,
     Part,
-    Records,
     Section,
     bars,
     chart,
     class_name,
-    facts,
     make_page,
     matrix,
-    pictures,
+    read_record,
     table,
 )
 from tpucache.runs import (
@@ -47,7 +45,7 @@ from tpucache.runs import (
     fold_folder,
     is_run,
 )
-from tpucache.store.fields import MASK
+from tpucache.store.fields import IMAGE, MASK
 from tpucache.store.files import check_stored, is_url, open_file, open_text, read_file
 from tpucache.store.history import split_version
 from tpucache.text import LARGEST, parse_object, seconds_text
@@ -60,7 +58,6 @@ _HUES: Final = {"training": 260, "validation": 50, "rate": 150}
 _POINTS: Final = 600  # points in a curve of single steps, at most
 _LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
 _MATRIX: Final = 30  # classes of a confusion matrix, at most: a larger one cannot be read
-_ROWS: Final = 1000
 _PAIRS: Final = 20
 _COLUMNS: Final = 6  # values of a sample in a caption, at most
 _NAMED: Final = 4  # classes of a mask in a caption, at most
@@ -241,8 +238,8 @@ def _part(run: _Run, samples: int, cache: str | Path | None) -> Part:
         *_mistakes(run),
         *_seconds(summary),
         *_pace(summary),
-        Section("Settings", "Those that are not shown are off.", [facts(_settings(run))]),
-        Section("Data", "", [facts(_data(run))]),
+        Section("Settings", "Those that are not shown are off.", [Block("facts", _settings(run))]),
+        Section("Data", "", [Block("facts", _data(run))]),
     ]
     return Part(run.folder.resolve().name, _state(summary, best), [*figures, *_time(summary)], sections)
 
@@ -292,13 +289,12 @@ def _thinned(values: Sequence[float]) -> list[tuple[float, float]]:
 
 def _seconds(summary: Mapping[str, Any]) -> list[Section]:
     parts = {str(name): float(spent) for name, spent in (summary.get("seconds") or {}).items()}
-    pairs = [(name.replace("_", " "), spent) for name, spent in parts.items() if spent > 0]
-    if not pairs:
+    spent = {name.replace("_", " "): seconds for name, seconds in parts.items() if seconds > 0}
+    if not spent:
         return []
-    pairs.sort(key=lambda pair: -pair[1])
     wall = float(summary.get("wall_seconds", 0.0)) or sum(parts.values())
     note = f"{seconds_text(wall)} in all, summed over the times that the run was resumed."
-    return [Section("Time", note, [bars(pairs, pairs[0][1], wall, seconds_text)])]
+    return [Section("Time", note, [bars(spent, wall, seconds_text)])]
 
 
 def _pace(summary: Mapping[str, Any]) -> list[Section]:
@@ -319,7 +315,7 @@ def _pace(summary: Mapping[str, Any]) -> list[Section]:
         "received": f"{pace['received_bytes'] / 1e6:,.0f} MB",
     }
     note = "After the warm-up. The replay takes the same steps on data that are already on the device."
-    return [Section("Idle time", note, [facts(pairs.items())])]
+    return [Section("Idle time", note, [Block("facts", pairs.items())])]
 
 
 def _settings(run: _Run) -> Iterator[tuple[str, str]]:
@@ -348,19 +344,18 @@ def _worst(run: _Run, count: int, cache: str | Path | None) -> Section:
     if not chosen:
         return Section(title, "No sample is wrong.")
     try:
-        records = _open_records(run, cache)
-        if records.image is None:
+        dataset = _open_dataset(run, cache)
+        if IMAGE not in dataset.names:
             return Section(title, "The records have no images.")
-        figures = [_figure(run, records, row) for row in chosen]
+        figures = [_figure(run, dataset, row) for row in chosen]
         colours = _mask_colours(run) if "maps" in arrays else ()
     except TpucacheError as error:
         return Section(title, f"The pictures are left out: {error}")
-    width, side = (320, 150) if len(records.manifest.fields) > 1 else (160, 72)
     note = f"{len(chosen):,} of {len(arrays['errors']):,}, the most wrong first."
-    return Section(title, note, [pictures(figures, width, side, colours)])
+    return Section(title, note, [Block("legend", colours), Block("pictures", figures)])
 
 
-def _open_records(run: _Run, cache: str | Path | None) -> Records:
+def _open_dataset(run: _Run, cache: str | Path | None) -> CachedDataset:
     described = run.info["validation"]
     place = cache or described["cache"]
     if not is_url(place) and not (folder := locate(split_version(place)[0])).exists():
@@ -378,7 +373,7 @@ def _open_records(run: _Run, cache: str | Path | None) -> Records:
                 f"{whole.place} has other records or labels than the cache that the run was validated on. Give "
                 "that cache by --valid"
             )
-        return Records(dataset)
+        return dataset
 
 
 def _find_worst(run: _Run, count: int) -> list[int]:
@@ -392,12 +387,12 @@ def _find_worst(run: _Run, count: int) -> list[int]:
     return list(map(int, order[:count]))
 
 
-def _figure(run: _Run, records: Records, row: int) -> Figure:
+def _figure(run: _Run, dataset: CachedDataset, row: int) -> Figure:
     from tpucache.report.preview import make_picture
 
     arrays, classes = run.arrays, run.classes
     position = int(arrays["positions"][row])
-    fields, path = records.read(position, run.info["validation"]["variant"]), records.table.paths[position]
+    fields, path = read_record(dataset, position, run.info["validation"]["variant"]), dataset.table.paths[position]
     if "maps" not in arrays:
         texts, corner = _compared(run, row)
         shown = [make_picture(fields, classes, ", ".join(texts))]
@@ -444,8 +439,7 @@ def _mask_colours(run: _Run) -> list[tuple[str, str]]:
 
     outputs = max(int(run.info.get("outputs", 0)), len(run.classes))
     return [
-        (_mask_class(number, run.classes), f"rgb{colour}")
-        for number, colour in enumerate(PALETTE[: max(0, outputs - 1)], 1)
+        (_mask_class(number, run.classes), colour) for number, colour in enumerate(PALETTE[: max(0, outputs - 1)], 1)
     ]
 
 
@@ -498,6 +492,6 @@ def _by_class(run: _Run, unit: str, right: Array, total: Array, found: Array, la
             f"{total[at]:,.0f}",
             *(f"{part[at] / whole[at]:.3f}" if whole[at] else "\u2013" for part, whole in figures.values()),
         )
-        for at in range(min(len(total), _ROWS))
+        for at in range(len(total))
     ]
     return table(("class", unit, *figures), rows, "tn" + "n" * len(figures))
