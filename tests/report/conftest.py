@@ -18,7 +18,7 @@ from scripts.commands import CommandError
 from tpucache.store.codecs import encode
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.manifest import Skipped, Statistics
-from tpucache.store.samples import Column, Strings
+from tpucache.store.samples import Strings
 
 Array = npt.NDArray[Any]
 
@@ -27,8 +27,8 @@ HOSTILE = "<script>alert('x')</script>\"'&\n\udcff\u202e"
 CLASSES = ("ant", HOSTILE, "a class with a name that is far too long to fit under any picture of any sheet" * 3, "日本")
 
 
-def image_field(codec: str = "raw", side: int = 20, channels: int = 3) -> Field:
-    return Field("image", codec, "|u1", (side, side + 4, channels))
+def image_field(side: int = 20) -> Field:
+    return Field("image", "raw", "|u1", (side, side + 4, 3))
 
 
 def write_cache(
@@ -40,23 +40,21 @@ def write_cache(
     classes: Sequence[str] = (),
     paths: Sequence[str] | None = None,
     skipped: Sequence[tuple[str, str]] = (),
-    recipe: Mapping[str, Any] | None = None,
     source_bytes: Sequence[int] | None = None,
+    **facts: Any,
 ) -> Path:
     """Write a whole cache: `variants[v][i]` are the fields of sample i by name."""
     directory.mkdir(parents=True)
     samples, layout = len(variants[0]), RecordLayout(tuple(fields))
-    columns: dict[str, Column] = {
-        "path": Strings.pack(paths or [f"folder/{number:04d}.png" for number in range(samples)])
+    found = {
+        "path": Strings.pack(paths or [f"folder/{number:04d}.png" for number in range(samples)]),
+        "source_bytes": None if source_bytes is None else np.array(source_bytes, np.uint64),
+        "label": labels,
     }
-    if source_bytes is not None:
-        columns["source_bytes"] = np.array(source_bytes, np.uint64)
     counts: Array = np.zeros(0, np.int64)
-    if labels is not None:
-        columns["label"] = labels
-        if classes:
-            marks = labels > 0 if labels.ndim == 2 else labels[:, None] == np.arange(len(classes))
-            counts = marks.sum(axis=0)
+    if labels is not None and classes:
+        counts = (labels > 0 if labels.ndim == 2 else labels[:, None] == np.arange(len(classes))).sum(axis=0)
+    default = {"recipe": {"size": [20, 24], "augmentation": {"transform": HOSTILE}}}
     written.write_cache(
         directory,
         fields,
@@ -65,43 +63,41 @@ def write_cache(
             for each in variants
         ],
         block=samples,
-        columns=columns,
+        columns={name: column for name, column in found.items() if column is not None},
         classes=tuple(classes),
         skipped=tuple(Skipped(number, path, reason) for number, (path, reason) in enumerate(skipped)),
         statistics=Statistics((10.0, 20.0, 30.0), (1.0, 2.0, 3.0), class_counts=tuple(counts.tolist())),
-        recipe=recipe or {"size": [20, 24], "augmentation": {"transform": HOSTILE}},
         created_by={"tpucache": "0", "numpy": HOSTILE},
+        **{**default, **facts},
     )
     return directory
 
 
-def smooth(number: int, field: Field) -> Array:
-    """Return an image that JPEG changes little."""
+def patches(seed: int, field: Field) -> Array:
+    """Return an image that looks like no other: squares of 2 pixels of random colours."""
     height, width, channels = field.shape
-    y, x = np.mgrid[:height, :width]
-    planes = [100 + 60 * np.sin((x + number * 3) / 9 + channel) + 40 * np.cos(y / 7) for channel in range(channels)]
-    return np.stack(planes, -1).astype(np.uint8)
+    colours = np.random.default_rng(seed).integers(0, 256, (height // 2 + 1, width // 2 + 1, channels), np.uint8)
+    return np.repeat(np.repeat(colours, 2, 0), 2, 1)[:height, :width]
 
 
-def plain_cache(directory: Path, *, codec: str = "raw", samples: int = 12, variants: int = 3, **more: Any) -> Path:
+def plain_cache(directory: Path, *, samples: int = 12, variants: int = 3, **more: Any) -> Path:
     """Write a cache of nothing but images, in the classes of CLASSES in turn unless `labels` say otherwise."""
-    field = image_field(codec)
-    records = [[{"image": smooth(17 * v + i, field)} for i in range(samples)] for v in range(variants)]
+    field = image_field()
+    records = [[{"image": patches(samples * v + i, field)} for i in range(samples)] for v in range(variants)]
     known = {"labels": np.arange(samples) % len(CLASSES), "classes": CLASSES}
     return write_cache(directory, [field], records, **{**known, **more})
 
 
-def drawn_cache(directory: Path, codec: str = "raw", samples: int = 6) -> Path:
+def drawn_cache(directory: Path, samples: int = 6) -> Path:
     """Write a cache of images with masks, boxes and keypoints, several classes a sample, two variants."""
-    image = image_field(codec, 40)
-    mask = Field("mask", "png" if codec == "jpeg" else codec, "|u1", (40, 44, 1))
+    image, mask = image_field(40), Field("mask", "raw", "|u1", (40, 44, 1))
     fields = [image, mask, Field("boxes", "raw", "<f4", (3, 5)), Field("keypoints", "raw", "<f4", (2, 3))]
-    record: dict[str, Array] = {"mask": np.zeros((40, 44, 1), np.uint8)}
+    record: dict[str, Array] = {"mask": np.zeros(mask.shape, np.uint8)}
     record["mask"][8:20, 8:20] = 1
     record["mask"][30:36, 30:40] = 255
     record["boxes"] = np.array([[4, 4, 24, 24, 1], [20, 20, 43, 39, 3], [-1] * 5], np.float32)
     record["keypoints"] = np.array([[10, 10, 1], [30, 30, 0]], np.float32)
-    records = [{**record, "image": smooth(number, image)} for number in range(samples)]
+    records = [{**record, "image": patches(number, image)} for number in range(samples)]
     labels = (np.arange(samples)[:, None] % np.array([2, 3, 5, 7]) == 0).astype(np.float32)
     paths = [f"{HOSTILE}/{'deep/' * 40}{number}.png" for number in range(samples)]
     return write_cache(directory, fields, [records, records], labels=labels, classes=CLASSES, paths=paths)
@@ -127,20 +123,13 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_cache(tmp_path_factory.mktemp("caches") / "tokens", [field], [records], recipe={"size": [1, 1]})
 
 
-def patches(seed: int, field: Field) -> Array:
-    """Return an image that looks like no other: squares of 2 pixels of random colours."""
-    height, width, channels = field.shape
-    colours = np.random.default_rng(seed).integers(0, 256, (height // 2 + 1, width // 2 + 1, channels), np.uint8)
-    return np.repeat(np.repeat(colours, 2, 0), 2, 1)[:height, :width]
-
-
 def copies_cache(directory: Path, samples: int = 10, *, blank: int | None = None, equal: int = 1, **more: Any) -> Path:
     """Write a cache of images that are all different, but for the last two and the first so many `equal` ones.
 
     The `blank` one has no contrast. The last two are a brighter copy of the first one with another label, and the
     second one's mirror image with the same label.
     """
-    field = image_field(side=40)
+    field = image_field(40)
     images = [patches(number, field) for number in range(samples - 2)]
     images += [images[0] // 10 * 8 + 30, images[1][:, ::-1]]
     images[1:equal] = [images[0]] * (equal - 1)

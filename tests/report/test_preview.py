@@ -159,9 +159,8 @@ def test_no_text_of_a_sheet_goes_beyond_its_column():
     assert (pixels[120:, 36 + 40 : 36 + 72] == 250).all()  # between two samples
 
 
-@pytest.mark.parametrize("labels", [None, np.linspace(-1, 1, 24, dtype=np.float32).reshape(12, 2)])
-def test_unlabelled_samples_and_values_are_shown_too(labels, plain_cache, tmp_path):
-    assert preview_cache(plain_cache(tmp_path / "cache", labels=labels, classes=(), variants=1), 5).width > 300
+def test_unlabelled_samples_are_shown_too(plain_cache, tmp_path):
+    assert preview_cache(plain_cache(tmp_path / "cache", labels=None, classes=(), variants=1), 5).width > 300
 
 
 def test_what_cannot_be_shown_is_refused(tokens, plain, drawn, tmp_path):

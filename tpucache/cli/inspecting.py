@@ -180,12 +180,11 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
 )
 def preview(options: argparse.Namespace) -> int:
     """Draw a contact sheet: a row for each sample, a column for each variant, with masks, boxes and keypoints."""
-    from tpucache.report.page import to_dataset
     from tpucache.report.preview import preview_batch, preview_cache, save_picture
 
     augment = augmentation(options)
     if options.batch:
-        shown = to_dataset(_opened(options))
+        shown = _opened(options)
         shown = shown.in_variant("epoch") if shown.manifest.augmented else shown  # as train does
         sheet = preview_batch(shown, augment, options.samples, seed=options.seed)
     elif augment != AugmentSettings():
@@ -252,12 +251,10 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _opened(options: argparse.Namespace) -> Path | CachedDataset:
+def _opened(options: argparse.Namespace) -> CachedDataset:
     from tpucache.loading.dataset import CachedDataset
 
-    kept = keeping(options)
-    is_local = isinstance(options.cache, Path) and kept["cache_dir"] is None
-    return options.cache if is_local else CachedDataset(options.cache, **kept)
+    return CachedDataset(options.cache, in_memory=False, **keeping(options))
 
 
 @command("--json", JSON, flag("--no-xla", "do not start processes that ask XLA and torch"))

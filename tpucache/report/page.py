@@ -171,10 +171,10 @@ def class_name(number: int, classes: Sequence[str]) -> str:
 
 
 class Block(NamedTuple):
-    """What the template shows of `content` as a block of this kind; on a click on `folded` if that is a text.
+    """What the template shows of `content`; on a click on `folded` if that is a text.
 
-    The content of "facts" is pairs of texts, that of "code" lines, of "pictures" figures, and of "legend" pairs of a
-    name and a colour. Functions below make other blocks.
+    "facts" are pairs of texts, "code" lines, "pictures" figures, and a "legend" pairs of a name and a colour.
+    Functions below make other blocks.
     """
 
     kind: str
