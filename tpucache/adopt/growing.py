@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
@@ -76,41 +76,29 @@ def open_or_build(
     directory = Path(cache).absolute()
     others: dict[str, Any] = {"recipe": recipe, **vars(options)}
     in_memory = others.pop("in_memory")
-    started = None
+    started: BuildProcess | None = None
     if (directory / MANIFEST_NAME).exists():
         from tpucache.warmup.build import build_cache
 
         build_cache(source, directory, **others)
     else:
-        started = start_building(source, directory, others)
+        started = BuildProcess(source, directory, others)
     # Importing this imports torch, which takes a second or two: the other process builds meanwhile.
     from tpucache.loading.dataset import CachedDataset
 
-    dataset = CachedDataset(directory if started is None else started(), in_memory=in_memory)
+    dataset = CachedDataset(directory if started is None else started.open(), in_memory=in_memory)
     dataset.cache.may_be_growing = True
     return dataset
-
-
-def start_building(source: Any, directory: Path, others: Mapping[str, Any]) -> Callable[[], Cache]:
-    """Start a process that builds the cache of a source; return a function that opens the cache once it can be read.
-
-    The function raises the errors of `build_cache`. `source` is the first argument of `build_cache`, or a
-    `functools.partial` that makes this argument; `others` are the other arguments by name.
-    """
-    builder = BuildProcess(source, directory, others)
-
-    def open_cache() -> Cache:
-        native()  # compile what reading needs while the other process starts; later it would slow the workers down
-        prospect = builder.first_answer()
-        return Cache.open(directory) if prospect is None else GrowingCache(directory, prospect, builder.check)
-
-    return open_cache
 
 
 class BuildProcess:
     """A process that builds a cache. The process ends when this object is garbage collected."""
 
     def __init__(self, source: Any, directory: Path, others: Mapping[str, Any]) -> None:
+        """Start the process. `source` and `others` are the arguments of `build_cache`.
+
+        `source` may also be a `functools.partial` that makes this argument.
+        """
         from tpucache.warmup.growing import COMMAND, Request, send_request
 
         self._directory = directory
@@ -138,7 +126,7 @@ class BuildProcess:
         try:
             send_request(requests, Request(source, str(directory), others), is_large=_is_large(source))
         except BrokenPipeError:
-            pass  # the process has ended: `first_answer` returns its error
+            pass  # the process has ended: `open` raises its error
         except BaseException:
             self._end()
             raise
@@ -146,18 +134,16 @@ class BuildProcess:
     def __reduce__(self) -> Any:
         return type(None), ()  # unpickled copies are None, because only the process that started the build may use it
 
-    def first_answer(self) -> Prospect | None:
-        """Wait until the source is listed, and return the parts of the manifest that are known then.
-
-        Returns None if the cache is finished: it was finished before, or it cannot be read while it is built.
-        """
+    def open(self) -> Cache:
+        """Open the cache once it can be read. Raises the errors of `build_cache`."""
+        native()  # compile what reading needs while the other process starts; later it would slow the workers down
         answer = self._read()
         if isinstance(answer, Prospect):
-            return answer
-        self._last = answer
+            return GrowingCache(self._directory, answer, self.check)
+        self._last = answer  # it was finished before, or it cannot be read while it is built
         self._process.wait()
         self.check()
-        return None
+        return Cache.open(self._directory)
 
     def check(self) -> bool:
         """Return whether the calling process is the one that started the build; a forked copy of it is not."""

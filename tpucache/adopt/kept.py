@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tpucache.adopt.growing import LEAST_GROWING, start_building
+from tpucache.adopt.growing import LEAST_GROWING, BuildProcess
 from tpucache.errors import BuildError, DamageError, FormatError, SampleError, SourceError, StoreError
 from tpucache.progress import Progress, note
 from tpucache.recipe import Recipe, fingerprint
@@ -31,7 +31,7 @@ from tpucache.store.files import OpenFolder
 from tpucache.store.format import WORK_NAME, is_cache_file
 from tpucache.store.growing import LOCK_NAME
 from tpucache.store.lock import flock, is_held
-from tpucache.store.remote.cache import cache_directory, check_own
+from tpucache.store.remote.cache import cache_directory, check_own, disk_bytes
 from tpucache.text import duration_text, size_text
 from tpucache.warmup.run.folder import HeldError, finished_cache
 
@@ -89,7 +89,7 @@ def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
         for directory in _folders(place, _ANY):
             if any(map(_is_ours, _names(directory))):
                 name = place.name.rpartition("-")[0]
-                found.append(KeptFolder(name, directory, _size(directory), _problem(directory)))
+                found.append(KeptFolder(name, directory, disk_bytes(directory), _problem(directory)))
     return sorted(found, key=lambda each: -each.bytes)
 
 
@@ -126,10 +126,9 @@ def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
 
 
 def _names(directory: Path) -> list[str]:
-    try:
+    with contextlib.suppress(OSError):
         return sorted(path.name for path in directory.iterdir())
-    except OSError:
-        return []
+    return []
 
 
 def _is_ours(name: str) -> bool:
@@ -145,14 +144,6 @@ def _problem(directory: Path) -> str:
     except (StoreError, OSError) as error:
         return f"damaged ({error})"
     return _UNFINISHED if (directory / WORK_NAME).is_dir() else "without its manifest"
-
-
-def _size(directory: Path) -> int:
-    total = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(OSError):  # another process has just removed it
-            total += path.lstat().st_blocks * 512
-    return total
 
 
 class KeptCache(NamedTuple):
@@ -231,7 +222,7 @@ class Kept:
             use, has_noted = Use(directory), False
             if grows:
                 done = functools.partial(self.remove_others, state)
-                return KeptCache(start_building(source, directory, {**others, "done": done})(), use)
+                return KeptCache(BuildProcess(source, directory, {**others, "done": done}).open(), use)
             source = source() if isinstance(source, functools.partial) else source
             while (found := self.open(state)) is None:
                 try:

@@ -18,9 +18,7 @@ from tpucache.adopt.states import (
     CONTENT,
     MapStyleSource,
     PictureFolderSource,
-    at_rest,
     compared,
-    folder_state,
     hugging_face_state,
     list_pictures,
 )
@@ -187,26 +185,19 @@ class ImageFolder(PictureDataset):
         paths = [os.path.join(self.root, path) for path in self._cached.table.paths]
         self.samples: list[tuple[str, Any]] = list(zip(paths, self.targets, strict=True))
         self.imgs = self.samples
-        self._original_samples = tuple(self.samples)  # in the order of the cache; callers may change `samples`
+        self._positions = {path: at for at, path in enumerate(paths)}  # in the cache; callers may change `samples`
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def _entry(self, index: int) -> tuple[int, Any]:
         path, label = self.samples[index]
-        return self._position(path, index), label
+        return self._position(path), label
 
     def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
-        positions = [self._position(path, at) for at, (path, _) in enumerate(self.samples)]
-        return positions, [label for _, label in self.samples]
+        return [self._position(path) for path, _ in self.samples], [label for _, label in self.samples]
 
-    @functools.cached_property
-    def _positions(self) -> dict[str, int]:
-        return {path: at for at, (path, _) in enumerate(self._original_samples)}
-
-    def _position(self, path: str, guess: int) -> int:
-        if 0 <= guess < len(self._original_samples) and self._original_samples[guess][0] == path:
-            return guess
+    def _position(self, path: str) -> int:
         if path not in self._positions:
             raise UsageError(f"{path} is not one of the pictures that {self.root} had when this ImageFolder was opened")
         return self._positions[path]
@@ -342,13 +333,12 @@ def _kept_folder(root: str, cache: str | Path | None, choices: BuildChoices, all
             f"the cache would lie in {kept.folder}, inside of {root}, whose folders are classes: give another folder "
             "as cache="
         )
-    folder = at_rest(
-        lambda: list_pictures(real, allow_empty=allow_empty), lambda found: [file.changed for file in found.files]
-    )
+    folder = list_pictures(real, allow_empty=allow_empty)
     source = functools.partial(PictureFolderSource, real, folder)
-    find = functools.partial(folder_state, real, allow_empty)
     grows = choices.grows(len(folder.files))
-    return kept.open(folder.state) or kept.build(folder.state, source, find, grows=grows)
+    return kept.open(folder.state) or kept.build(
+        folder.state, source, lambda: list_pictures(real, allow_empty=allow_empty).state, grows=grows
+    )
 
 
 def _own_method(dataset: PictureDataset) -> str | None:

@@ -14,17 +14,17 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.machine import FOLDER
 from tpucache.native import file_system
 from tpucache.progress import Progress
 from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE
+from tpucache.store.files import OpenFolder
 from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
 from tpucache.warmup.listing import name_some
-from tpucache.warmup.run.executors import Executor, Task
+from tpucache.warmup.run.executors import Executor, Task, to_pickle
 from tpucache.warmup.sources.datasets import DatasetSource, class_names, is_stream, labelled_item
 from tpucache.warmup.sources.folder import FolderSource, walk
 from tpucache.warmup.sources.source import Item, Items, Listing, Sample
@@ -43,18 +43,19 @@ _LONG_TICK_NS: Final = 2_000_000_000
 _SECOND_NS: Final = 1_000_000_000
 _MOST_LISTINGS: Final = 5
 
-T = TypeVar("T")
+#: The paths and the status of files.
+Statuses = Sequence[tuple[str, os.stat_result]]
 
 
-def at_rest(look: Callable[[], T], times: Callable[[T], Sequence[int]]) -> T:
+def at_rest(look: Callable[[], Statuses]) -> Statuses:
     """Return what `look` sees of files, so late that any later change gives a file a new time.
 
-    `times` returns the times of the files' last changes, in ns. If one was written just now, this waits up to 20 ms, or
-    up to two seconds if the file system's clock counts whole seconds, and looks again.
+    If a file was written just now, this waits up to 20 ms, or up to two seconds if the file system's clock counts whole
+    seconds, and looks again.
     """
     for _ in range(_MOST_LISTINGS):
         asked, found = time.time_ns(), look()
-        changed = times(found)
+        changed = [status.st_ctime_ns for _, status in found]
         tick = _TICK_NS if any(each % _SECOND_NS for each in changed) else _LONG_TICK_NS
         left = max(changed, default=0) + tick - asked
         if not 0 < left <= _LONG_TICK_NS:  # never wait long: the clock of a file server may be ahead of this machine's
@@ -96,14 +97,14 @@ class PictureFolder(NamedTuple):
 
 
 def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
-    """Return the pictures of a folder in the order of torchvision's ImageFolder.
+    """Return the pictures of a folder, at rest, in the order of torchvision's ImageFolder.
 
     Each folder in the root is a class; classes are numbered in the order of their names. The pictures of a class are
     all files in its folder, at any depth, with a suffix in `EXTENSIONS`. Links are followed, except a link to a folder
     above. No file is opened. With `allow_empty`, a folder without pictures is a class, too.
     """
-    keeps_inodes = _keeps_inodes(root)
-    found = list(walk(root))
+    found = at_rest(lambda: list(walk(root)))
+    keeps_inodes = file_system(OpenFolder(Path(root)).number) in LOCAL_FILE_SYSTEMS
     classes = tuple(sorted(path[:-1] for path, _ in found if path.endswith("/") and path.count("/") == 1))
     if not classes:
         raise SourceError(f"{root} has no folders: put the pictures of each class into a folder of its name")
@@ -129,21 +130,6 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
             "the folders, or give allow_empty=True to keep them as classes without samples"
         )
     return PictureFolder(classes, tuple(files))
-
-
-def folder_state(root: str, allow_empty: bool) -> str:
-    return list_pictures(root, allow_empty=allow_empty).state
-
-
-def _keeps_inodes(root: str) -> bool:
-    try:
-        number = os.open(root, FOLDER)
-    except OSError:  # the caller lists the folder next, which raises the error
-        return False
-    try:
-        return file_system(number) in LOCAL_FILE_SYSTEMS
-    finally:
-        os.close(number)
 
 
 class PictureFolderSource(FolderSource):
@@ -177,12 +163,15 @@ def hugging_face_state(dataset: Any, source: DatasetSource) -> str:
                 "build_cache, and read it as a CachedDataset"
             )
         digest.update(item.sha256(item.label).encode())
-    files = at_rest(lambda: _files(dataset), lambda found: [changed for *_, changed in found])
+    files = [
+        (path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        for path, status in at_rest(lambda: _files(dataset))
+    ]
     digest.update(repr(files).encode())
     return digest.hexdigest()[:32]
 
 
-def _files(dataset: Any) -> Sequence[tuple[str, int, int, int]]:
+def _files(dataset: Any) -> Statuses:
     names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
     chunks = [chunk for name in names for chunk in dataset.data.column(name).chunks if chunk.field("bytes").null_count]
     paths = {
@@ -192,12 +181,11 @@ def _files(dataset: Any) -> Sequence[tuple[str, int, int, int]]:
         if path and not data
     }
     try:
-        found = list(zip(sorted(paths), map_ahead(os.stat, sorted(paths)), strict=True))
+        return list(zip(sorted(paths), map_ahead(os.stat, sorted(paths)), strict=True))
     except OSError as error:
         raise SourceError(
             f"{error.filename}, a picture of the data set: {error.strerror}. Put the file there again"
         ) from error
-    return [(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for path, status in found]
 
 
 class MapStyleSource:
@@ -293,14 +281,11 @@ def _pickled(source: MapStyleSource) -> str:
 
     The file is removed when the source is garbage collected.
     """
-    import joblib
-
     number, path = tempfile.mkstemp(prefix="tpucache-")
     weakref.finalize(source, _unlink, path, os.getpid())
     try:
         with os.fdopen(number, "wb") as file:
-            # joblib's wrapper also pickles lambdas, and functions and classes that a notebook defines.
-            pickle.dump(joblib.wrap_non_picklable_objects(source._dataset, keep_wrapper=False), file)
+            file.write(to_pickle(source._dataset))
     except Exception as error:  # a user's data set raises anything
         raise pickle.PicklingError(f"{source!r} cannot be pickled ({type(error).__name__}: {error})") from error
     return path

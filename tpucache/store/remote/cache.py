@@ -209,14 +209,23 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
     for path in sorted(below.glob(f"*/{MANIFEST_COPY}")):
         folder = path.parent
         if _IDENTITY.fullmatch(folder.name) and (found := _local_manifest(below, folder.name)):
-            size = sum(each.stat().st_blocks * 512 for each in folder.iterdir())
-            kept.append(KeptCopy(urls.get(folder.name, "no URL any more"), folder, size, found[1].total_bytes))
+            url = urls.get(folder.name, "no URL any more")
+            kept.append(KeptCopy(url, folder, disk_bytes(folder), found[1].total_bytes))
     for path in sorted(below.glob(f"{COPIES}/*/{URL_NOTE}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             url = str(parse_json(read_file(path, _MOST_NOTE))["url"])
-            size = sum(each.stat().st_blocks * 512 for each in path.parent.iterdir())
+            size = disk_bytes(path.parent)
             kept.append(KeptCopy(url, path.parent, size, size))
     return sorted(kept, key=lambda each: -each.bytes)
+
+
+def disk_bytes(folder: Path) -> int:
+    """Return how many bytes of the disk the files in a folder take, without those that are being removed."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_blocks * 512
+    return total
 
 
 def clear_kept(kept: KeptCopy) -> None:
