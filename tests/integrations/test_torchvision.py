@@ -44,8 +44,8 @@ def pictures(height, width, channels):
 
 def numbers_of(settings, operation, number, sign, size, count=1):
     """Return the numbers of one operation, a row for each of some images."""
-    at, numbers, signs = (np.full(count, value) for value in (op.OPERATIONS.index(operation), number, sign))
-    return op.numbers_of(settings, at, numbers, signs, size)
+    found = op.operation_numbers(settings, size)[op.OPERATIONS.index(operation), number, int(sign < 0)]
+    return np.stack([found] * count)
 
 
 @pytest.mark.parametrize(("height", "width", "channels"), [(48, 48, 3), (31, 44, 3), (44, 31, 1)])
@@ -94,14 +94,14 @@ def test_operations_and_magnitudes_are_drawn_as_by_torchvision(theirs, settings,
     for _ in range(DRAWN):
         transform(image)
     numbers = draw(settings, 0, 0, DRAWN, (30, 60))[:, COLUMNS:]
-    found, largest = Counter(), op.largest_magnitudes(settings, 30, 60)
+    found, largest = Counter(), op.magnitudes(settings, (30, 60))
     known = {}
     for operation in op.OPERATIONS:
         for number in range(31):
             for sign in (1, -1):
                 row = numbers_of(settings, operation, number, sign, (30, 60))[0]
                 is_none = operation in ("Identity", "AutoContrast", "Equalize")
-                magnitude = 0.0 if is_none else largest.of(operation)[number]
+                magnitude = 0.0 if is_none else largest[operation][number]
                 magnitude *= sign if operation in op._SIGNED else 1
                 known.setdefault(tuple(np.float32(row)), (operation, round(float(magnitude), 3)))
     for row in numbers:
@@ -109,7 +109,7 @@ def test_operations_and_magnitudes_are_drawn_as_by_torchvision(theirs, settings,
     # What changes nothing, such as a shear by 0, is drawn as what is the first to do so: the identity.
     expected = Counter()
     for (operation, magnitude), times in called.items():
-        number = int(np.abs(largest.of(operation) - abs(magnitude)).argmin())
+        number = int(np.abs(largest[operation] - abs(magnitude)).argmin())
         row = numbers_of(settings, operation, number, -1 if magnitude < 0 else 1, (30, 60))[0]
         expected[known[tuple(np.float32(row))]] += times
     assert {*found} == {*expected}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -37,15 +38,18 @@ def pictures(height, width, channels=3, smooth=True, count=3):
     return images.astype(np.uint8)
 
 
+def augment_of(settings, height, width, channels=3):
+    return Augment(settings, [0.0] * channels, [1.0] * channels, height, width, CPU)
+
+
 def changed(images, settings, operation, number, sign=1, masks=None):
     """Return what one operation with a magnitude makes of images, and its magnitude."""
     height, width = images.shape[1:3]
-    at, numbers, signs = (np.full(len(images), value) for value in (op.OPERATIONS.index(operation), number, sign))
-    numbers = op.numbers_of(settings, at, numbers, signs, (height, width))
-    draws = torch.from_numpy(np.concatenate([draw(AugmentSettings(), 0, 0, len(images)), numbers], 1)).float()
-    channels = images.shape[3]
-    augment = Augment(settings, [0.0] * channels, [1.0] * channels, height, width, CPU)
-    magnitude = op.largest_magnitudes(settings, height, width).of(operation)[number] * sign
+    numbers = op.operation_numbers(settings, (height, width))[op.OPERATIONS.index(operation), number, int(sign < 0)]
+    plain = draw(AugmentSettings(), 0, 0, len(images))
+    draws = torch.from_numpy(np.concatenate([plain, [numbers] * len(images)], 1)).float()
+    augment = augment_of(settings, height, width, images.shape[3])
+    magnitude = op.magnitudes(settings, (height, width))[operation][number] * sign
     if masks is not None:
         return augment.masks(torch.from_numpy(masks), draws).numpy(), magnitude
     found = augment.images(torch.from_numpy(images), draws).numpy()
@@ -161,12 +165,9 @@ def test_operations_follow_one_another_each_image_by_its_own():
     settings = AugmentSettings(rand_augment=3, magnitude=13)
     images = np.concatenate([pictures(24, 24, smooth=False)] * 8)
     draws = draw(settings, 5, 6, len(images), (24, 24))
-    found = Augment(settings, [0.0] * 3, [1.0] * 3, 24, 24, CPU).images(
-        torch.from_numpy(images), torch.from_numpy(draws)
-    )
-    one = AugmentSettings(rand_augment=1, magnitude=13)
-    augment = Augment(one, [0.0] * 3, [1.0] * 3, 24, 24, CPU)
     step = torch.from_numpy(images)
+    found = augment_of(settings, 24, 24).images(step, torch.from_numpy(draws))
+    augment = augment_of(AugmentSettings(rand_augment=1, magnitude=13), 24, 24)
     for at in range(3):
         numbers = draws[:, COLUMNS + at * op.COLUMNS : COLUMNS + (at + 1) * op.COLUMNS]
         row = torch.from_numpy(np.concatenate([draws[:, :COLUMNS], numbers], 1))
@@ -209,25 +210,36 @@ def test_products_are_the_same_when_a_device_rounds_their_operands_to_bfloat16(m
     assert len(used) == 2
 
 
-def test_operations_and_magnitudes_are_spread_evenly_and_drawn_apart_from_all_else():
-    settings = AugmentSettings(trivial_augment=True, flip=True)
-    draws = draw(settings, 3, 4, COUNT, (100, 200))
-    assert draws.shape == (COUNT, COLUMNS + op.COLUMNS)
+@pytest.mark.parametrize("chosen", [{"trivial_augment": True}, {"rand_augment": 1, "magnitude": 30}])
+def test_operations_strengths_and_signs_are_drawn_evenly_and_apart_from_all_else(chosen):
+    settings, size = AugmentSettings(flip=True, **chosen), (100, 200)
+    draws = draw(settings, 3, 4, COUNT, size)
     assert np.array_equal(draws[:, :COLUMNS], draw(AugmentSettings(flip=True), 3, 4, COUNT))
-    numbers = draws[:, COLUMNS:]
-    is_shear = (numbers[:, op.ROW_SLOPE] != 0) & (numbers[:, op.LAST_SLOPE] == 0)
-    share = pytest.approx(30 / 31 / 14, abs=0.012)
-    assert is_shear.mean() == share
-    assert (numbers[:, op.GREY] != 0).mean() == pytest.approx(1 / 14, abs=0.012)
-    assert (numbers[:, op.EQUALIZED] != 0).mean() == pytest.approx(1 / 14, abs=0.012)
-    assert (numbers[:, op.THRESHOLD] != 256).mean() == pytest.approx(1 / 14, abs=0.012)
-    slopes = numbers[is_shear, op.ROW_SLOPE]
-    assert np.histogram(slopes, 6, (-1, 1))[0] / len(slopes) == pytest.approx([1 / 6] * 6, abs=0.06)
-    shifts = numbers[(numbers[:, op.ROW_SLOPE] == 0) & (numbers[:, op.ROW_START] != 0), op.ROW_START]
-    assert np.array_equal(shifts, np.rint(shifts))
-    assert np.abs(shifts).max() == 32
-    quanta = numbers[numbers[:, op.QUANTUM] != 1, op.QUANTUM]
-    assert {*quanta} == {2, 4, 8, 16, 32, 64}
+    strengths = range(31) if settings.trivial_augment else [30]
+    possible = np.array([*itertools.product(range(14), strengths, (0, 1))])
+    rows = op.operation_numbers(settings, size).astype(np.float32)[tuple(possible.T)]
+    # What changes nothing, such as a shear by 0, counts as what is the first to do so.
+    names = {row.tobytes(): at for at, row in reversed([*enumerate(rows)])}
+    expected, found = (
+        np.bincount([names[row.tobytes()] for row in each], minlength=len(rows)) / len(each)
+        for each in (rows, draws[:, COLUMNS:])
+    )
+    for column in possible.T:
+        for value in np.unique(column):
+            share = expected[column == value].sum()
+            assert found[column == value].sum() == pytest.approx(share, abs=3.5 * (share / COUNT) ** 0.5)
+
+
+def test_the_largest_magnitudes_are_those_of_torchvision():
+    for settings, largest in (
+        (RAND, (0.3, 0.3, 300, 150, 30, 0.9, 0.9, 0.9, 0.9, 4, 0)),
+        (TRIVIAL, (0.99, 0.99, 32, 32, 135, 0.99, 0.99, 0.99, 0.99, 2, 0)),
+    ):
+        found = op.magnitudes(settings, (331, 662))
+        assert tuple(found[name][30] for name in op.OPERATIONS[1:12]) == pytest.approx(largest)
+        for name in op.OPERATIONS[1:12]:
+            assert found[name][::10] == pytest.approx(np.linspace(*found[name][[0, 30]], 4), abs=0.5)
+    assert {*op.magnitudes(TRIVIAL, (9, 9))["Posterize"]} == {*range(2, 9)}
 
 
 def test_at_most_one_of_eight_images_in_a_row_is_equalized_and_any_of_them_may_be():
@@ -244,24 +256,10 @@ def test_at_most_one_of_eight_images_in_a_row_is_equalized_and_any_of_them_may_b
 def test_batches_of_any_size_are_equalized_alike(batch, views):
     settings = AugmentSettings(rand_augment=1, views=views)
     images = torch.from_numpy(pictures(12, 10, smooth=False, count=batch))
-    alone = Augment(AugmentSettings(rand_augment=1), [0.0] * 3, [1.0] * 3, 12, 10, CPU)
-    augment = Augment(settings, [0.0] * 3, [1.0] * 3, 12, 10, CPU)
+    alone, augment = (augment_of(each, 12, 10) for each in (AugmentSettings(rand_augment=1), settings))
     for step in range(6):
         draws = torch.from_numpy(draw(settings, 0, step, batch, (12, 10)))
         found = augment.fields({"image": images}, draws)["image"].reshape(batch, views, 3, 12, 10)
         for row in range(batch):
             for view, each in enumerate(draws[row].reshape(views, 1, -1)):
                 assert torch.equal(alone.images(images[row : row + 1], each)[0], found[row, view])
-
-
-def test_rand_augment_draws_operations_of_one_magnitude_with_either_sign():
-    settings = AugmentSettings(rand_augment=2, magnitude=30)
-    numbers = draw(settings, 0, 0, COUNT, (331, 662))[:, COLUMNS:].reshape(-1, op.COLUMNS)
-    shears = numbers[(numbers[:, op.ROW_SLOPE] != 0) & (numbers[:, op.LAST_SLOPE] == 0), op.ROW_SLOPE]
-    assert np.abs(shears) == pytest.approx(0.3)
-    assert (shears < 0).mean() == pytest.approx(0.5, abs=0.07)
-    assert {*np.abs(numbers[(numbers[:, op.ROW_SLOPE] == 0), op.ROW_START])} == {0, 300}
-    assert {*np.round(numbers[:, op.KEPT], 4)} == {np.float32(value) for value in (0.1, 1, 1.9)}
-    assert {*numbers[:, op.QUANTUM]} == {1, 16}
-    first, second = numbers[::2, op.EQUALIZED], numbers[1::2, op.EQUALIZED]
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.05

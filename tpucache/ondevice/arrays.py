@@ -6,6 +6,7 @@ Callers use only names and positional arguments that `torch` and `jax.numpy` hav
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,11 +19,12 @@ class ArrayLibrary(NamedTuple):
     """The array functions of torch, JAX or numpy, and a function that moves constants to the device.
 
     `functions` is the module `torch`, `jax.numpy` or `numpy`. `constant` takes a float32 numpy array and returns it as
-    an array on the device.
+    an array on the device. In the context `exact`, no number is rounded to fewer bits.
     """
 
     functions: Any
     constant: Callable[[npt.NDArray[np.float32]], Array]
+    exact: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def cast(self, array: Array, dtype: str) -> Array:
         """Return `array` converted to `dtype`, a dtype's name such as "float32"."""

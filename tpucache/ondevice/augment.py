@@ -6,8 +6,6 @@ off. Shapes are static, and nothing is read back to the host.
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,7 +16,7 @@ from tpucache.errors import UsageError
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.arrays import LUMA, Array, ArrayLibrary, flag, number
 from tpucache.ondevice.auto_augment import AutoAugment
-from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, split, tilt_reach, tilted
+from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, tilt_reach, tilted
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 
@@ -58,12 +56,22 @@ class BatchAugment:
                 f"a shift of {settings.shift} pixels leaves nothing of images of {height}x{width}: "
                 "choose a smaller shift"
             )
+        for name in ("saturation", "hue", "grey"):
+            if getattr(settings, name) and len(mean) != 3:
+                raise UsageError(f"{name} needs 3 channels, not {len(mean)}: leave {name} out")
+        if settings.brightness and dtype not in _WHITE:
+            raise UsageError(
+                f"brightness needs images of uint8 or uint16, whose white is known, not {np.dtype(dtype)}: "
+                "leave brightness out"
+            )
         self.settings, self._dtype = settings, dtype
         self._reach = tilt_reach(settings.tilt, height, width)
         self._library, self._functions = library, library.functions
         self._auto = AutoAugment(settings, height, width, len(mean), library, dtype) if settings.operations else None
-        self._colours = BatchColours(settings, len(mean), library, dtype)
-        self._normalise = BatchNormalise(mean, std, library)
+        #: Normalises images, and changes nothing else.
+        self.plain = BatchNormalise(mean, std, library)
+        self._luma = library.constant(LUMA)
+        self._sixths = library.constant(np.array(_SIXTHS, np.float32).reshape(1, 3, 1, 1))
         self._rows, self._columns = (library.constant(np.arange(side, dtype=np.float32)) for side in (height, width))
 
     def fields(self, fields: Mapping[str, Array], draws: Array | None = None) -> dict[str, Array]:
@@ -87,31 +95,28 @@ class BatchAugment:
         # Stacking along a new axis leaves each sample on the device that has it.
         return self._functions.stack([array] * self.settings.views, 1).reshape(-1, *array.shape[1:])
 
-    def plain(self, images: Array) -> Array:
-        """Return images (batch, height, width, channels) normalised only: float32 (batch, channels, height, width)."""
-        return self._normalise(images)
-
     def images(self, images: Array, draws: Array) -> Array:
         """Return augmented and normalised images, float32 (batch, channels, height, width), one for each view.
 
         `images` are (batch, height, width, channels). In this order, pixels are moved, changed by the random
         operations, blurred, changed in colour, normalised and erased. An erased rectangle has the mean colour.
         """
-        draws = self._by_view(draws)
+        draws, library, dtype = self._by_view(draws), self._library, self._dtype
         images = self._functions.moveaxis(images, 3, 1)
-        # torch cannot flip most integer dtypes
-        moved = self._move(images if self._dtype == _BYTES else self._library.float(images), draws, self._dtype)
-        if self._auto is not None:
-            moved = self._auto.images(moved, draws[:, drawn.COLUMNS :])
-        pixels = self._library.float(moved)
-        if self.settings.blur:
-            rows, columns = (
-                blur_weights(self._library, places, draws[:, drawn.BLUR]) for places in (self._rows, self._columns)
-            )
-            pixels = resampled(pixels, rows, columns, is_bytes=self._dtype == _BYTES)
-        pixels = self._normalise.pixels(self._colours(pixels, draws))
-        if self.settings.erase:
-            pixels = pixels * (1 - self._inside(draws[:, drawn.ERASED]))
+        with library.exact():
+            # torch cannot flip most integer dtypes
+            moved = self._move(images if dtype == _BYTES else library.float(images), draws, dtype)
+            if self._auto is not None:
+                moved = self._auto.images(moved, draws[:, drawn.COLUMNS :])
+            pixels = library.float(moved)
+            if self.settings.blur:
+                rows, columns = (
+                    blur_weights(library, places, draws[:, drawn.BLUR]) for places in (self._rows, self._columns)
+                )
+                pixels = resampled(pixels, rows, columns, _parts(dtype))
+            pixels = self.plain.pixels(self._coloured(pixels, draws))
+            if self.settings.erase:
+                pixels = pixels * (1 - self._inside(draws[:, drawn.ERASED]))
         return pixels
 
     def masks(self, masks: Array, draws: Array) -> Array:
@@ -121,9 +126,10 @@ class BatchAugment:
         the image have class 255.
         """
         draws = self._by_view(draws)
-        moved = self._move(masks[:, None], draws, nearest=True)
-        if self._auto is not None:
-            moved = self._auto.masks(moved, draws[:, drawn.COLUMNS :])
+        with self._library.exact():
+            moved = self._move(masks[:, None], draws, nearest=True)
+            if self._auto is not None:
+                moved = self._auto.masks(moved, draws[:, drawn.COLUMNS :])
         return self._library.cast(moved[:, 0], str(masks.dtype).removeprefix("torch."))
 
     def mix(self, images: Array, targets: Array, draws: Array, roll: Roll | None = None) -> tuple[Array, Array]:
@@ -162,9 +168,8 @@ class BatchAugment:
         if settings.shift:
             # Multiplying by matrices with one 1 in each row moves bytes exactly, even in bfloat16. It is fast on a TPU.
             rows = self._one_hot(self._rows, draws[:, drawn.DOWN])
-            columns = self._one_hot(self._columns, draws[:, drawn.RIGHT]).swapaxes(2, 3)
-            parts = [rows @ part @ columns for part in self._parts(self._library.float(images), dtype)]
-            images = functools.reduce(operator.add, map(self._library.float, parts)) if len(parts) > 1 else parts[0]
+            columns = self._one_hot(self._columns, draws[:, drawn.RIGHT])
+            images = resampled(self._library.float(images), rows, columns, (1, 1) if dtype == _BYTES else (3, 3))
         if settings.tilt:
             slopes = draws[:, drawn.TILT_ROWS], draws[:, drawn.TILT_COLUMNS]
             images = self._whole(
@@ -174,20 +179,11 @@ class BatchAugment:
             top, height, left, width = (draws[:, n] for n in range(drawn.CROPPED.start, drawn.CROPPED.stop))
             rows = crop_weights(self._library, self._rows, top, height, nearest=nearest)
             columns = crop_weights(self._library, self._columns, left, width, nearest=nearest)
-            images = self._whole(resampled(self._library.float(images), rows, columns, is_bytes=dtype == _BYTES), dtype)
+            images = self._whole(resampled(self._library.float(images), rows, columns, _parts(dtype)), dtype)
         return images
 
     def _whole(self, pixels: Array, dtype: str) -> Array:
         return self._functions.round(pixels) if np.dtype(dtype).kind in "iu" else pixels
-
-    def _parts(self, pixels: Array, dtype: str) -> list[Array]:
-        """Return float32 arrays that add up to `pixels`."""
-        if dtype == _BYTES:
-            return [pixels]
-        if np.dtype(dtype).kind in "iu":  # whole numbers of 16 bits
-            high = self._functions.floor(pixels / 256) * 256
-            return [high, pixels - high]
-        return split(pixels, 3)
 
     def _inside(self, boxes: Array) -> Array:
         """Return 1 where the centre of a pixel lies in its sample's box, else 0: float32 (batch, 1, height, width).
@@ -208,40 +204,14 @@ class BatchAugment:
         source = last - abs(last - source)
         return self._library.float(source[:, :, None] == places)[:, None]
 
-    def _by_view(self, draws: Array) -> Array:
-        return draws.reshape(-1, draws.shape[1] // self.settings.views)
+    def _coloured(self, pixels: Array, draws: Array) -> Array:
+        """Return pixels with changed brightness, contrast, saturation and hue, and without colours, in this order.
 
-
-def _between(places: Array, low: Array, high: Array) -> Array:
-    centres = (places + 0.5) / len(places)
-    return (centres >= low) & (centres < high)
-
-
-class BatchColours:
-    """Changes brightness, contrast, saturation and hue, and removes colours, in this order.
-
-    Contrast changes around the image's mean luma. Hue is that of HSV, as in torchvision: the largest and the smallest
-    channel of a pixel keep their values. If any setting but `grey` is on, pixels of uint8 and uint16 images are limited
-    to the range from black to white.
-    """
-
-    def __init__(self, settings: AugmentSettings, channels: int, library: ArrayLibrary, dtype: str) -> None:
-        """Take the number of channels and the images' dtype."""
-        for name in ("saturation", "hue", "grey"):
-            if getattr(settings, name) and channels != 3:
-                raise UsageError(f"{name} needs 3 channels, not {channels}: leave {name} out")
-        self._settings, self._functions, self._white = settings, library.functions, _WHITE.get(dtype)
-        if settings.brightness and self._white is None:
-            raise UsageError(
-                f"brightness needs images of uint8 or uint16, whose white is known, not {np.dtype(dtype)}: "
-                "leave brightness out"
-            )
-        self._luma = library.constant(LUMA)
-        self._sixths = library.constant(np.array(_SIXTHS, np.float32).reshape(1, 3, 1, 1))
-
-    def __call__(self, pixels: Array, draws: Array) -> Array:
-        """Return the changed pixels, float32 (batch, channels, height, width) like `pixels`."""
-        settings = self._settings
+        Contrast changes around the image's mean luma. Hue is that of HSV, as in torchvision: the largest and the
+        smallest channel of a pixel keep their values. If any setting but `grey` is on, pixels of uint8 and uint16
+        images are limited to the range from black to white.
+        """
+        settings, white = self.settings, _WHITE.get(self._dtype)
         if settings.brightness:
             pixels = pixels * number(draws, drawn.BRIGHTNESS)
         if settings.contrast:
@@ -251,13 +221,13 @@ class BatchColours:
             grey = self._grey(pixels)
             pixels = grey + (pixels - grey) * number(draws, drawn.SATURATION)
         if settings.hue:
-            pixels = self._turned(pixels, 6 * number(draws, drawn.HUE))
+            pixels = self._with_hue(pixels, 6 * number(draws, drawn.HUE))
         if settings.grey:
             pixels = self._functions.where(flag(draws, drawn.GREY), self._grey(pixels), pixels)
         changes = settings.brightness or settings.contrast or settings.saturation or settings.hue
-        return self._functions.clip(pixels, 0, self._white) if changes and self._white is not None else pixels
+        return self._functions.clip(pixels, 0, white) if changes and white is not None else pixels
 
-    def _turned(self, pixels: Array, turn: Array) -> Array:
+    def _with_hue(self, pixels: Array, turn: Array) -> Array:
         """Return pixels with their hue moved by `turn`, which is in sixths of a turn."""
         functions = self._functions
         red, green, blue = (pixels[:, channel : channel + 1] for channel in range(3))
@@ -273,6 +243,19 @@ class BatchColours:
 
     def _grey(self, pixels: Array) -> Array:
         return (pixels * self._luma).sum(1, keepdims=True) if pixels.shape[1] == 3 else pixels
+
+    def _by_view(self, draws: Array) -> Array:
+        return draws.reshape(-1, draws.shape[1] // self.settings.views)
+
+
+def _parts(dtype: str) -> tuple[int, int]:
+    """Return into how many parts `resampled` splits the pixels of images, and then the means of these."""
+    return (1, 2) if dtype == _BYTES else (3, 3)  # in a crop, means of bytes have 16 bits
+
+
+def _between(places: Array, low: Array, high: Array) -> Array:
+    centres = (places + 0.5) / len(places)
+    return (centres >= low) & (centres < high)
 
 
 class BatchNormalise:

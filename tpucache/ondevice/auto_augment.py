@@ -14,8 +14,9 @@ those of torchvision's `RandAugment` (arXiv:1909.13719) and `TrivialAugmentWide`
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -49,70 +50,28 @@ _NEUTRAL: Final = {KEPT: 1, QUANTUM: 1, THRESHOLD: 256}
 _MOST_TILT: Final = 45.0
 
 
-class LargestMagnitudes(NamedTuple):
-    """The largest magnitude of each kind of operation, for RandAugment or for TrivialAugment.
+def magnitudes(settings: AugmentSettings, size: tuple[int, int]) -> dict[str, Array]:
+    """Return torchvision's 31 magnitudes of each operation, at the strengths 0 to MOST_MAGNITUDE.
 
-    `shear` is a slope, `across` and `down` are translations in pixels, and `rotation` is in degrees. `blend` is how far
-    brightness, colour, contrast and sharpness change an image: 1 would be completely. `bits` is how many of 8 bits
-    posterize clears.
+    Shears are slopes, translations pixels, rotations degrees. Blends are how far an image changes: 1 would be
+    completely. Posterize keeps so many of 8 bits, and solarize inverts from this share of white on.
     """
-
-    shear: float
-    across: float
-    down: float
-    rotation: float
-    blend: float
-    bits: int
-
-    def of(self, operation: str) -> Array:
-        """Return an operation's magnitudes at the strengths 0 to MOST_MAGNITUDE: torchvision's 31 bins."""
-        if operation == "Posterize":
-            return np.rint(8 - np.arange(MOST_MAGNITUDE + 1) * self.bits / MOST_MAGNITUDE)
-        if operation == "Solarize":
-            return _even(1.0, 0.0)
-        largest = {
-            "ShearX": self.shear, "ShearY": self.shear, "TranslateX": self.across, "TranslateY": self.down,
-            "Rotate": self.rotation,
-        }  # fmt: skip
-        return _even(0.0, largest.get(operation, self.blend))
-
-
-class Reach(NamedTuple):
-    """The largest distances, in pixels, by which the three shears of an image move its pixels.
-
-    The shears move `rows`, `columns`, and then, by up to `last`, rows again. `side` is the side of the square in which
-    images rotate; it is 0 if they rotate within their own size.
-    """
-
-    rows: int
-    columns: int
-    last: int
-    side: int
-
-
-def largest_magnitudes(settings: AugmentSettings, height: int, width: int) -> LargestMagnitudes:
+    height, width = size
+    shear, across, down, rotation, blend, bits = 0.3, 150.0 / 331.0 * width, 150.0 / 331.0 * height, 30.0, 0.9, 4
     if settings.trivial_augment:
-        return LargestMagnitudes(0.99, 32.0, 32.0, 135.0, 0.99, 6)
-    return LargestMagnitudes(0.3, 150.0 / 331.0 * width, 150.0 / 331.0 * height, 30.0, 0.9, 4)
+        shear, across, down, rotation, blend, bits = 0.99, 32.0, 32.0, 135.0, 0.99, 6
+    largest = dict.fromkeys(OPERATIONS, blend) | {
+        "ShearX": shear, "ShearY": shear, "TranslateX": across, "TranslateY": down, "Rotate": rotation,
+    }  # fmt: skip
+    return {name: _even(0.0, value) for name, value in largest.items()} | {
+        "Posterize": np.rint(8 - np.arange(MOST_MAGNITUDE + 1) * bits / MOST_MAGNITUDE),
+        "Solarize": _even(1.0, 0.0),
+    }
 
 
-def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
-    """Return the largest distances by which the operations of these settings move pixels in images of this size."""
-    largest = largest_magnitudes(settings, height, width)
-    number = MOST_MAGNITUDE if settings.trivial_augment else settings.magnitude
-    shear, across, down, rotation = (
-        largest.of(name)[number] for name in ("ShearX", "TranslateX", "TranslateY", "Rotate")
-    )
-    side = max(height, width) if rotation > _MOST_TILT else 0
-    angle = math.radians(min(rotation, _MOST_TILT))
-    rows, columns = (side, side) if side else (height, width)
-    last = math.ceil(math.tan(angle / 2) * rows / 2)
-    return Reach(
-        math.ceil(max(shear * height, across, last + 2)) if number else 0,
-        math.ceil(max(shear * width, down, math.sin(angle) * (columns / 2 + last) + 2)) if number else 0,
-        last,
-        side,
-    )
+def _square_of(settings: AugmentSettings, size: tuple[int, int]) -> int:
+    """Return the side of the square in which images rotate, or 0 if they rotate within their own size."""
+    return max(size) if settings.trivial_augment else 0  # RandAugment's rotations are below 45 degrees
 
 
 def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, int]) -> Array:
@@ -127,60 +86,52 @@ def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, 
     equalized = (uniform[::GROUP, :, 3] * len(OPERATIONS)).astype(int)
     places = np.arange(batch)
     chosen = np.where(equalized[places // GROUP] == (places % GROUP)[:, None], _LAST, chosen)
-    number = np.full((batch, count), settings.magnitude)
+    strength: Any = settings.magnitude
     if settings.trivial_augment:
-        number = (uniform[..., 1] * (MOST_MAGNITUDE + 1)).astype(int)
-    sign = np.where(uniform[..., 2] < 0.5, -1, 1)
-    return numbers_of(settings, chosen, number, sign, size).reshape(batch, count * COLUMNS)
+        strength = (uniform[..., 1] * (MOST_MAGNITUDE + 1)).astype(int)
+    is_negative = (uniform[..., 2] < 0.5).astype(int)
+    return operation_numbers(settings, size)[chosen, strength, is_negative].reshape(batch, count * COLUMNS)
 
 
-def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Array, size: tuple[int, int]) -> Array:
-    """Return the numbers (..., COLUMNS) that describe operations."""
-    largest, reach = largest_magnitudes(settings, *size), reach_of(settings, *size)
-    found = np.zeros((*chosen.shape, COLUMNS))
-    for column, neutral in _NEUTRAL.items():
-        found[..., column] = neutral
-    for at, operation in enumerate(OPERATIONS):
-        here = chosen == at
-        magnitude = largest.of(operation)[number[here]]
-        if operation in _SIGNED:
-            magnitude = magnitude * sign[here]
-        for column, values in _numbers(operation, magnitude, size, reach.side).items():
-            found[here, column] = values
-    return found
+@functools.lru_cache(maxsize=8)
+def operation_numbers(settings: AugmentSettings, size: tuple[int, int]) -> Array:
+    """Return the numbers that describe each of OPERATIONS at each strength, (14, 31, 2, COLUMNS).
 
-
-def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int) -> dict[int, Any]:
-    """Return the numbers that describe an operation, by column: for each column, one number or one per magnitude.
-
-    `magnitude` is (n,), `size` the images' height and width, and `side` that of the square in which images rotate, or
-    0. Columns that the operation does not use are left out.
+    The third dimension has magnitudes with the signs + and -, of which only some operations have both.
     """
     height, width = size
+    side = _square_of(settings, size)
     # The distance between the centres of the image and of the square in which it turns.
     down, across = ((side - each) // 2 - (side - each) / 2 if side else 0.0 for each in size)
-    if operation == "Rotate":
-        return _rotation(magnitude, down, across)
-    found: dict[str, dict[int, Any]] = {
+    of = {
+        name: values[:, None] * np.array([1, -1 if name in _SIGNED else 1])
+        for name, values in magnitudes(settings, size).items()
+    }
+    described: dict[str, dict[int, Any]] = {
         # Shears keep the upper left corner in place, as Pillow's do.
-        "ShearX": {ROW_SLOPE: magnitude, ROW_START: magnitude * (height / 2 - down)},
-        "ShearY": {COLUMN_SLOPE: magnitude, COLUMN_START: magnitude * (width / 2 - across)},
-        "TranslateX": {ROW_START: -np.trunc(magnitude)},
-        "TranslateY": {COLUMN_START: -np.trunc(magnitude)},
-        "Brightness": {KEPT: 1 + magnitude},
-        "Color": {KEPT: 1 + magnitude, GREY: 1},
-        "Contrast": {KEPT: 1 + magnitude, MEAN: 1},
-        "Sharpness": {KEPT: 1 + magnitude, SMOOTH: 1},
-        "Posterize": {QUANTUM: 2.0 ** (8 - np.rint(magnitude))},
-        "Solarize": {THRESHOLD: np.ceil(np.round(255 * magnitude, 6))},
+        "ShearX": {ROW_SLOPE: of["ShearX"], ROW_START: of["ShearX"] * (height / 2 - down)},
+        "ShearY": {COLUMN_SLOPE: of["ShearY"], COLUMN_START: of["ShearY"] * (width / 2 - across)},
+        "TranslateX": {ROW_START: -np.trunc(of["TranslateX"])},
+        "TranslateY": {COLUMN_START: -np.trunc(of["TranslateY"])},
+        "Rotate": _rotation(of["Rotate"], down, across),
+        "Brightness": {KEPT: 1 + of["Brightness"]},
+        "Color": {KEPT: 1 + of["Color"], GREY: 1},
+        "Contrast": {KEPT: 1 + of["Contrast"], MEAN: 1},
+        "Sharpness": {KEPT: 1 + of["Sharpness"], SMOOTH: 1},
+        "Posterize": {QUANTUM: 2.0 ** (8 - np.rint(of["Posterize"]))},
+        "Solarize": {THRESHOLD: np.ceil(np.round(255 * of["Solarize"], 6))},
         "AutoContrast": {STRETCHED: 1},
         "Equalize": {EQUALIZED: 1},
     }
-    return found.get(operation, {})
+    found = np.zeros((len(OPERATIONS), MOST_MAGNITUDE + 1, 2, COLUMNS))
+    for numbers, operation in zip(found, OPERATIONS, strict=True):
+        for column, values in {**_NEUTRAL, **described.get(operation, {})}.items():
+            numbers[..., column] = values
+    return found
 
 
 def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
-    """Return the numbers, by column, that describe rotations by `degrees` (n,): one number for each rotation.
+    """Return the numbers, by column, that describe rotations by `degrees`: one number for each rotation.
 
     Beyond 45 or -45 degrees, the image turns by a right angle first; three shears turn it by the rest.
     """
@@ -226,9 +177,22 @@ class AutoAugment:
         if channels not in (1, 3):
             raise UsageError(f"{name} needs images of 1 or 3 channels, not {channels}: leave {name} out")
         self._library, self._functions = library, library.functions
-        self._height, self._width = height, width
-        self._reach, self._count = reach_of(settings, height, width), settings.operations
-        self._views = settings.views
+        self._height, self._width, self._side = height, width, _square_of(settings, (height, width))
+        self._count, self._views = settings.operations, settings.views
+        drawn = operation_numbers(settings, (height, width))
+        if not settings.trivial_augment:
+            drawn = drawn[:, [settings.magnitude]]
+
+        def reach(start: Array, slope: int, length: Array) -> int:
+            """Return the largest distance, in pixels, by which a shear moves one of `length` rows or columns."""
+            return math.ceil((abs(start) + abs(drawn[..., slope]) * length / 2).max())
+
+        rows, columns = self._side or height, self._side or width
+        self._last = reach(0, LAST_SLOPE, rows)
+        self._row_reach = reach(drawn[..., ROW_START], ROW_SLOPE, rows)
+        # The first two shears also compute the columns that the last shear moves into the image.
+        columns += 2 * self._last * (drawn[..., LAST_SLOPE] != 0)
+        self._column_reach = reach(drawn[..., COLUMN_START], COLUMN_SLOPE, columns)
         # `_values` has the 16 values of 4 bits, and 16, which is above all of them. `_before` has 1 where a row's
         # number is above the column's.
         self._values = library.constant(np.arange(_HALF + 1, dtype=np.float32).reshape(1, -1, 1))
@@ -255,32 +219,28 @@ class AutoAugment:
 
     def _moved(self, pixels: Array, numbers: Array, outside: int, *, nearest: bool) -> Array:
         """Return images rotated and sheared, uint8; pixels from outside the image have the value `outside`."""
-        library, reach = self._library, self._reach
+        library, side = self._library, self._side
         pixels = library.cast(pixels, "uint8")
-        if reach.side:
+        if side:
             pixels = self._squared(pixels, outside)
             pixels = library.turned(pixels, numbers, TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED)
-        # The first two shears also compute the columns that the last shear moves into the image.
-        pixels = bordered(library, pixels, reach.rows + reach.last, outside)
-        row_moves, column_moves = numbers[:, ROW_SLOPE], numbers[:, COLUMN_SLOPE]
-        pixels = sheared_bytes(library, pixels, row_moves, numbers[:, ROW_START], reach.rows, nearest=nearest)
-        pixels = bordered(library, pixels.swapaxes(2, 3), reach.columns, outside)
-        pixels = sheared_bytes(
-            library, pixels, column_moves, numbers[:, COLUMN_START], reach.columns, nearest=nearest
-        ).swapaxes(2, 3)
+        shear = functools.partial(sheared_bytes, library, nearest=nearest)
+        pixels = bordered(library, pixels, self._row_reach + self._last, outside)
+        pixels = shear(pixels, numbers[:, ROW_SLOPE], numbers[:, ROW_START], self._row_reach).swapaxes(2, 3)
+        pixels = bordered(library, pixels, self._column_reach, outside)
+        pixels = shear(pixels, numbers[:, COLUMN_SLOPE], numbers[:, COLUMN_START], self._column_reach).swapaxes(2, 3)
         last = numbers[:, LAST_SLOPE]
-        pixels = sheared_bytes(library, pixels, last, self._functions.zeros_like(last), reach.last, nearest=nearest)
-        if reach.side:
-            top, left = (reach.side - self._height) // 2, (reach.side - self._width) // 2
+        pixels = shear(pixels, last, self._functions.zeros_like(last), self._last)
+        if side:
+            top, left = (side - self._height) // 2, (side - self._width) // 2
             pixels = pixels[:, :, top : top + self._height, left : left + self._width]
         return pixels
 
     def _squared(self, pixels: Array, outside: int) -> Array:
         """Return images centred in the square in which they rotate."""
-        rows, columns = self._reach.side - self._height, self._reach.side - self._width
-        pixels = bordered(self._library, pixels, (columns + 1) // 2, outside)[..., columns % 2 :]
-        pixels = bordered(self._library, pixels.swapaxes(2, 3), (rows + 1) // 2, outside)[..., rows % 2 :]
-        return pixels.swapaxes(2, 3)
+        for missing in (self._side - self._width, self._side - self._height):
+            pixels = bordered(self._library, pixels, (missing + 1) // 2, outside)[..., missing % 2 :].swapaxes(2, 3)
+        return pixels
 
     def _toned(self, pixels: Array, numbers: Array) -> Array:
         functions = self._functions

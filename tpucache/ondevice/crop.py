@@ -21,7 +21,17 @@ import numpy.typing as npt
 
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.arrays import Array, ArrayLibrary
-from tpucache.ondevice.decode import Axis, Constants, Matrix, PackedDecoder, Resize, split_parts, to_bytes, transformed
+from tpucache.ondevice.decode import (
+    Axis,
+    Constants,
+    Matrix,
+    PackedDecoder,
+    Parts,
+    Resize,
+    split_parts,
+    to_bytes,
+    transformed,
+)
 from tpucache.store.codecs.coefficients import BLOCK, basis
 
 _LOBES: Final = 3  # of Lanczos' filter, on either side
@@ -56,18 +66,19 @@ class CropDecoder:
         reversed_places = len(column_places) - 1 - column_places
         is_reversed = draws[:, drawn.COLUMNS_REVERSED : drawn.COLUMNS_REVERSED + 1] > 0
         turned = library.functions.where(is_reversed, reversed_places, column_places)
-        made: dict[tuple[Axis, bool], Array] = {}  # both chroma planes use the same weights
-        planes = []
-        for (down, across), plane in zip(
-            self._decoder.axes, self._decoder.planes(library, packed, constants), strict=True
-        ):
-            if (down, True) not in made:
-                made[down, True] = _weights(library, down, constants[self._names[down]], row_places, top, height)
-            if (across, False) not in made:
-                columns = _weights(library, across, constants[self._names[across]], turned, left, width)
-                made[across, False] = columns.swapaxes(1, 2)
-            rows, columns = (split_parts(library, made[key], _WEIGHT_UNIT) for key in ((down, True), (across, False)))
-            planes.append(transformed(library, plane, rows, columns))
+
+        @functools.cache  # both chroma planes use the same weights
+        def weights(axis: Axis, is_row: bool) -> Parts:
+            where = (row_places, top, height) if is_row else (turned, left, width)
+            made = _weights(library, axis, constants[self._names[axis]], *where)
+            return split_parts(library, made if is_row else made.swapaxes(1, 2), _WEIGHT_UNIT)
+
+        planes = [
+            transformed(library, plane, weights(down, True), weights(across, False))
+            for (down, across), plane in zip(
+                self._decoder.axes, self._decoder.planes(library, packed, constants), strict=True
+            )
+        ]
         return to_bytes(library, self._decoder.colours(library, planes, 128))
 
 

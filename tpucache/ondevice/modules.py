@@ -53,19 +53,8 @@ class Augment(BatchAugment):
         Raises UsageError for settings that images of this size, dtype or number of channels cannot have.
         """
         super().__init__(settings, mean, std, height, width, _torch_on(device), dtype)
-        self._device = device
         if settings.crop and device.type == "cpu":
             _say_slow()
-
-    def images(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self._device.type, enabled=False):
-            pixels: torch.Tensor = super().images(images, draws)
-        return pixels
-
-    def masks(self, masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self._device.type, enabled=False):
-            moved: torch.Tensor = super().masks(masks, draws)
-        return moved
 
 
 @functools.cache
@@ -133,7 +122,11 @@ def _torch_on(device: torch.device) -> ArrayLibrary:
     # CUDA has copied pageable memory when the call returns, so this is safe. A blocking copy would also wait for all
     # earlier steps.
     is_cuda = device.type == "cuda"
-    return ArrayLibrary(torch, lambda constant: torch.from_numpy(constant).to(device, non_blocking=is_cuda))
+    return ArrayLibrary(
+        torch,
+        lambda constant: torch.from_numpy(constant).to(device, non_blocking=is_cuda),
+        functools.partial(torch.autocast, device.type, enabled=False),
+    )
 
 
 #: Integer types by size. Rows are gathered as the largest type that divides their bytes, which needs the fewest reads.

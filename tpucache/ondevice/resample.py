@@ -30,7 +30,7 @@ _TILT_STEPS: Final = 32
 _MIDDLE: Final = 0.5 + 1 / 64
 
 
-def split(pixels: Array, count: int) -> list[Array]:
+def _split(pixels: Array, count: int) -> list[Array]:
     """Return `count` arrays that add up to `pixels`, float32; all but the last have values of 8 significant bits."""
     parts = []
     for _ in range(count - 1):
@@ -74,15 +74,15 @@ def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Arr
     return (functions.floor(weights * _CROP_STEPS + 0.5) / _CROP_STEPS)[:, None]
 
 
-def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> Array:
+def resampled(pixels: Array, rows: Array, columns: Array, parts: tuple[int, int]) -> Array:
     """Resample images (batch, channels, height, width) along both sides.
 
-    `rows` and `columns` are the weights, as `crop_weights` and `blur_weights` return them.
+    `rows` and `columns` are the weights, as `crop_weights` and `blur_weights` return them. Before each of the two
+    products, pixels are split into so many `parts` of 8 significant bits.
     """
-    half = _product([rows @ part for part in split(pixels, 1 if is_bytes else 3)]) / rows.sum(3, keepdims=True)
+    half = _sum([rows @ part for part in _split(pixels, parts[0])]) / rows.sum(3, keepdims=True)
     columns = columns.swapaxes(2, 3)
-    # In a crop, means of bytes have 16 bits; in a blur, they lose less than 1/100 of a level.
-    return _product([part @ columns for part in split(half, 2 if is_bytes else 3)]) / columns.sum(2, keepdims=True)
+    return _sum([part @ columns for part in _split(half, parts[1])]) / columns.sum(2, keepdims=True)
 
 
 def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
@@ -167,8 +167,8 @@ def _moved(library: ArrayLibrary, pixels: Array, move: Array, reach: int) -> Arr
     return pixels[..., :-1] * (1 - share) + pixels[..., 1:] * share
 
 
-def _product(parts: list[Array]) -> Array:
-    return functools.reduce(operator.add, parts)
+def _sum(parts: list[Array]) -> Array:
+    return functools.reduce(operator.add, parts)  # sum() would add 0 to the first part
 
 
 def _rounded(library: ArrayLibrary, places: Array, nearest: bool, steps: int, middle: float = 0.5) -> Array:

@@ -13,12 +13,18 @@ from tpucache.options import check_options, option
 ResidentChoice = Literal["auto", "yes", "no"]
 
 _ZOOM: Final = 0.08  # torchvision's default
-#: The largest allowed values of some settings.
-_MOST: Final = {"brightness": 1, "contrast": 1, "saturation": 1, "erase": 1, "grey": 1, "hue": 0.5, "tilt": 45}
 _MAGNITUDE: Final = 9  # torchvision's default
 #: RandAugment's magnitudes go from 0 to this, and TrivialAugment draws one of them: torchvision's defaults.
 MOST_MAGNITUDE: Final = 30
-_MOST_OPERATIONS: Final = 8
+#: The largest allowed values of settings; the smallest is 0.
+_MOST: Final = {
+    **dict.fromkeys(("brightness", "contrast", "saturation", "erase", "grey"), 1),
+    **dict.fromkeys(("shift", "blur", "mixup", "cutmix"), math.inf),
+    "hue": 0.5,
+    "tilt": 45,
+    "magnitude": MOST_MAGNITUDE,
+    "rand_augment": 8,
+}
 
 
 @dataclass(frozen=True)
@@ -75,30 +81,19 @@ class AugmentSettings:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.shift < 0:
-            raise UsageError(f"shift is in pixels, at least 0, not {self.shift}")
         for name, most in _MOST.items():
-            if not 0 <= getattr(self, name) <= most:
-                raise UsageError(f"{name} is between 0 and {most}, not {getattr(self, name)}")
-        if not 0 <= self.blur < math.inf:
-            raise UsageError(f"blur is in pixels, at least 0, not {self.blur}")
+            value = getattr(self, name)
+            if not 0 <= value <= most or value == math.inf:
+                limits = "at least 0 and finite" if most == math.inf else f"between 0 and {most}"
+                raise UsageError(f"{name} is {limits}, not {value}")
         if not 0 < self.zoom <= 1:
             raise UsageError(f"zoom is a share of the area, above 0 and at most 1, not {self.zoom}")
         if self.zoom != _ZOOM and not self.crop:
             raise UsageError("zoom needs a random crop: add crop")
-        if self.rand_augment > _MOST_OPERATIONS:
-            raise UsageError(
-                f"rand_augment is a number of operations, at most {_MOST_OPERATIONS}, not {self.rand_augment}"
-            )
-        if not 0 <= self.magnitude <= MOST_MAGNITUDE:
-            raise UsageError(f"magnitude is between 0 and {MOST_MAGNITUDE}, not {self.magnitude}")
         if self.magnitude != _MAGNITUDE and not self.rand_augment:
             raise UsageError("magnitude needs rand_augment: set rand_augment to the number of operations")
         if self.rand_augment and self.trivial_augment:
             raise UsageError("rand_augment and trivial_augment both choose operations at random: leave one of them out")
-        for name in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name} is the alpha of Beta(alpha, alpha), at least 0, not {getattr(self, name)}")
 
     @property
     def mixes(self) -> bool:

@@ -20,7 +20,7 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -207,10 +207,11 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
             urls[str(content["identity"])] = str(content["url"])
     kept = []
     for path in sorted(below.glob(f"*/{MANIFEST_COPY}")):
-        folder = path.parent
-        if _IDENTITY.fullmatch(folder.name) and (found := _local_manifest(below, folder.name)):
-            url = urls.get(folder.name, "no URL any more")
-            kept.append(KeptCopy(url, folder, disk_bytes(folder), found[1].total_bytes))
+        identity = path.parent.name
+        if _IDENTITY.fullmatch(identity) and (found := _local_manifest(below, identity)):
+            folder, manifest = found
+            url = urls.get(identity, "no URL any more")
+            kept.append(KeptCopy(url, folder, disk_bytes(folder), manifest.total_bytes))
     for path in sorted(below.glob(f"{COPIES}/*/{URL_NOTE}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             url = str(parse_json(read_file(path, _MOST_NOTE))["url"])
@@ -220,10 +221,9 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return how many bytes of the disk the files in a folder take, without those that are being removed."""
     total = 0
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # another process has just removed it
             total += path.lstat().st_blocks * 512
     return total
 
@@ -231,8 +231,7 @@ def disk_bytes(folder: Path) -> int:
 def clear_kept(kept: KeptCopy) -> None:
     below = kept.directory.parent
     try:
-        folder = OpenFolder(kept.directory)
-        state = OpenFile.of(folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
+        state = OpenFile.of(OpenFolder(kept.directory).open(STATE_NAME, os.O_RDWR | os.O_CREAT))
         if not flock(state.number):
             raise StoreError(
                 f"{kept.directory}, the copy of {kept.url}, is in use: end the process that reads it first"
@@ -357,23 +356,15 @@ class _Note:
     sha256: str
 
 
-class Copies(Mapping[str, Path]):
+class Copies(dict[str, Path]):
     """The local paths of copied files by their names at the URL. While this object exists, they are not removed."""
 
     def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:
-        self.place, self._files, self._use = place, dict(files), use
+        super().__init__(files)
+        self.place, self._use = place, use
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Copies, (self.place, self._files)
-
-    def __getitem__(self, name: str) -> Path:
-        return self._files[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
+        return Copies, (self.place, dict(self))
 
 
 def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
@@ -454,8 +445,7 @@ def _is_whole(path: Path, note: _Note) -> bool:
 
 def _read_copied(path: Path) -> _Note | None:
     try:
-        content = parse_json(read_file(path, _MOST_NOTE))
-        note = _Note(**content)
+        note = _Note(**parse_json(read_file(path, _MOST_NOTE)))
     except (OSError, ValueError, TypeError):
         return None
     is_right = all(isinstance(value, str) for value in (note.name, note.tag, note.sha256))
