@@ -132,7 +132,7 @@ def test_what_cannot_be_listed_is_told(tmp_path: Path, root: Path) -> None:
 
 def test_what_was_just_written_is_looked_at_once_the_clock_has_ticked() -> None:
     def look(at: int) -> int:
-        """Look at a file that was changed at this time; return when that was."""
+        """When a changed file is looked at."""
 
         def status() -> Any:
             return SimpleNamespace(st_ctime_ns=at, asked=time.time_ns())

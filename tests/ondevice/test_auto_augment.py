@@ -1,4 +1,4 @@
-"""RandAugment's and TrivialAugment's operations are those of Pillow and of NumPy, one image at a time.
+"""RandAugment's and TrivialAugment's operations are Pillow's and NumPy's.
 
 `tests/integrations/test_torchvision.py` compares them with torchvision itself.
 """

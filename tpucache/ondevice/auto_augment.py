@@ -185,7 +185,7 @@ class AutoAugment:
 
         def reach(start: Array, slope: int, length: Array) -> int:
             """Return the largest distance, in pixels, by which a shear moves one of `length` rows or columns."""
-            return math.ceil((abs(start) + abs(drawn[..., slope]) * length / 2).max())
+            return math.ceil(float((abs(start) + abs(drawn[..., slope]) * length / 2).max()))
 
         rows, columns = self._side or height, self._side or width
         self._last = reach(0, LAST_SLOPE, rows)
