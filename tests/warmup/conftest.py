@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
-import hashlib
 import importlib
-import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 from disk import disk
 from joblib.externals.loky import get_reusable_executor
+from made import build_here, write_photos
+from once import once
 from patience import PATIENCE
-from PIL import Image
 
-from tpucache import Recipe, build_cache
+from tpucache import Recipe
 from tpucache.warmup.plan import resolve
-from tpucache.warmup.records.pillow import find_simplejpeg
-from tpucache.warmup.records.presize import find_cykooz_resizer
-
-Pixels = npt.NDArray[np.uint8]
-_ORIENTATION = 0x0112
 
 __all__ = ["disk"]
-
-
-def _smooth_image(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Draw detail at every scale, as photographs have it, so that a shift of half a pixel shows."""
-    rng = np.random.default_rng([seed, width, height])
-    total = np.zeros((height, width, 3))
-    for octave in range(8):
-        cells = rng.integers(0, 256, (2 << octave, 3 << octave, 3), np.uint8)
-        layer = Image.fromarray(cells).resize((width, height), Image.Resampling.BICUBIC)
-        total += (np.asarray(layer, np.float64) - 128) / 1.4**octave
-    return Image.fromarray(np.clip(total * 0.4 + 128, 0, 255).astype(np.uint8))
-
-
-def _encode(image: Image.Image, file_format: str = "JPEG", orientation: int | None = None, **options: Any) -> bytes:
-    if orientation is not None:
-        exif = Image.Exif()
-        exif[_ORIENTATION] = orientation
-        options["exif"] = exif
-    if file_format == "JPEG":
-        options.setdefault("quality", 92)
-    target = io.BytesIO()
-    image.save(target, file_format, **options)
-    return target.getvalue()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,51 +30,16 @@ def no_haste() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def smooth_image() -> Callable[..., Image.Image]:
-    return _smooth_image
-
-
-@pytest.fixture(scope="session")
-def encode() -> Callable[..., bytes]:
-    return _encode
-
-
-@pytest.fixture(scope="session")
-def write_photos() -> Callable[..., Path]:
-    def write(root: Path, count: int, classes: tuple[str, ...] = ("cat", "dog", "emu"), size: Any = (150, 100)) -> Path:
-        for number in range(count):
-            folder = root / classes[number % len(classes)] if classes else root
-            folder.mkdir(parents=True, exist_ok=True)
-            orientation = 1 + number % 8 if number % 4 == 3 else None
-            photo = _encode(_smooth_image(*size, seed=number), orientation=orientation)
-            (folder / f"{number:04d}.jpg").write_bytes(photo)
-        return root
-
-    return write
-
-
-@pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory, write_photos: Callable[..., Path]) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos") / "train", 150)
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "train", lambda folder: write_photos(folder, 150))
 
 
 @pytest.fixture(scope="session")
 def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("caches") / "cache"
-    build_cache(photos, directory, Recipe(size=16, variants=3), jobs=1)
-    return directory
+    def build(folder: Path) -> None:
+        build_here(photos, folder / "cache", Recipe(size=16, variants=3))
 
-
-@pytest.fixture(scope="session")
-def digests() -> Callable[[Path], Mapping[str, str]]:
-    def digest(folder: Path) -> dict[str, str]:
-        return {
-            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != "times.json"
-        }
-
-    return digest
+    return once(tmp_path_factory, "of train", build) / "cache"
 
 
 @pytest.fixture
@@ -148,42 +80,3 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
         monkeypatch.syspath_prepend(tmp_path)
 
     return write
-
-
-@contextlib.contextmanager
-def _failing_rename(pattern: str, error: BaseException, after: int = 0) -> Iterator[None]:
-    real, renamed = Path.replace, []
-
-    def replace(path: Path, target: Path) -> Path:
-        if fnmatch.fnmatch(Path(target).name, pattern):
-            if len(renamed) >= after:
-                raise error
-            renamed.append(target)
-        return real(path, target)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "replace", replace)
-        yield
-
-
-@pytest.fixture(scope="session")
-def failing_rename() -> Callable[..., contextlib.AbstractContextManager[None]]:
-    return _failing_rename
-
-
-@contextlib.contextmanager
-def _without(*libraries: str) -> Iterator[None]:
-    finders = (find_simplejpeg, find_cykooz_resizer)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in libraries:
-            patch.setitem(sys.modules, name, None)
-        for find in finders:
-            find.cache_clear()
-        yield
-    for find in finders:
-        find.cache_clear()
-
-
-@pytest.fixture(scope="session")
-def without() -> Callable[..., contextlib.AbstractContextManager[None]]:
-    return _without

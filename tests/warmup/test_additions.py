@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made import Made, build_here, digests
 from PIL import Image
 
 from tpucache.cli import main
@@ -19,12 +19,9 @@ from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
-from tpucache.warmup.build import build_cache
-from tpucache.warmup.sources.source import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item
 
 pytestmark = pytest.mark.slow
-
-Digests = Callable[[Path], dict[str, str]]
 
 
 def identities(cache: Path) -> dict[str, tuple[int, int]]:
@@ -39,24 +36,26 @@ def records(cache: Path) -> dict[tuple[int, str], bytes]:
     return {place: bytes(reader.read(row)) for place, row in zip(places, index, strict=True)}
 
 
+def flat(number: int) -> Item:
+    return Item({"image": np.full((8, 8), number % 251, np.uint8)})
+
+
 @pytest.fixture
 def source(photos: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(photos, tmp_path / "source"))
 
 
-def test_variants_are_added_beside_shards_that_stay_as_they_are(
-    photos: Path, jitter: str, tmp_path: Path, digests: Digests
-) -> None:
+def test_variants_are_added_beside_shards_that_stay_as_they_are(photos: Path, jitter: str, tmp_path: Path) -> None:
     cache, whole = tmp_path / "cache", tmp_path / "whole"
-    before = build_cache(photos, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
+    before = build_here(photos, cache, Recipe(size=16, variants=1, augment=jitter))
     existing = identities(cache)
-    after = build_cache(photos, cache, Recipe(size=16, variants=3, augment=jitter), jobs=2)
+    after = build_here(photos, cache, Recipe(size=16, variants=3, augment=jitter))
     assert existing.items() <= identities(cache).items()
     assert after.variants == (0, 1, 2, 3)
     assert after.fingerprint == before.fingerprint
     assert after.statistics == before.statistics
     assert verify_cache(cache) == []
-    build_cache(photos, whole, Recipe(size=16, variants=3, augment=jitter), jobs=1)
+    build_here(photos, whole, Recipe(size=16, variants=3, augment=jitter))
     assert records(cache) == records(whole)
     shards = {name: digest for name, digest in digests(whole).items() if name.endswith(".lmdb")}
     assert shards.items() <= digests(cache).items()
@@ -66,13 +65,13 @@ def test_variants_are_added_beside_shards_that_stay_as_they_are(
 
 def test_samples_are_added_and_the_old_ones_keep_numbers_and_shards(source: Path, jitter: str, tmp_path: Path) -> None:
     cache, recipe = tmp_path / "cache", Recipe(size=16, variants=1, augment=jitter)
-    build_cache(source, cache, recipe, jobs=1)
+    build_here(source, cache, recipe)
     old, existing = records(cache), identities(cache)
     (source / "ant").mkdir()  # a class that sorts before the others
     for number, path in enumerate(sorted((source / "dog").iterdir())[:5]):
         shutil.copy(path, source / "ant" / f"{number}.jpg")
     reports: list[BuildProgress] = []
-    manifest = build_cache(source, cache, recipe, jobs=1, on_progress=reports.append)
+    manifest = build_here(source, cache, recipe, on_progress=reports.append)
     assert reports[-1].total == 5
     assert existing.items() <= identities(cache).items()
     assert manifest.samples == 155
@@ -84,82 +83,55 @@ def test_samples_are_added_and_the_old_ones_keep_numbers_and_shards(source: Path
     assert table.numbers.tolist() == list(range(155))
     assert table.labels is not None
     assert [manifest.classes[label] for label in table.labels] == [path.split("/")[0] for path in table.paths]
-    assert build_cache(source, cache, recipe, jobs=1) == manifest
-
-
-def test_statistics_after_adding_are_those_of_all_images(source: Path, tmp_path: Path) -> None:
-    cache, recipe = tmp_path / "cache", Recipe(size=16)
-    first = sorted((source / "cat").iterdir())[0]
-    data = first.read_bytes()
-    first.unlink()
-    build_cache(source, cache, recipe, jobs=1)
-    first.write_bytes(data)
-    manifest = build_cache(source, cache, recipe, jobs=1)
-    images = np.stack([np.frombuffer(record, np.uint8).reshape(-1, 3) for record in records(cache).values()])
-    np.testing.assert_allclose(manifest.statistics.mean, images.mean(axis=(0, 1)), rtol=1e-12)
-    np.testing.assert_allclose(manifest.statistics.std, images.std(axis=(0, 1)), rtol=1e-9)
-
-
-def test_skipped_samples_stay_skipped_when_others_are_added(source: Path, tmp_path: Path) -> None:
-    cache, recipe = tmp_path / "cache", Recipe(size=16)
-    (source / "cat" / "0000bad.jpg").write_bytes(b"no image")
-    build_cache(source, cache, recipe, jobs=1, on_error="skip")
-    (source / "dog" / "worse.jpg").write_bytes(b"no image either")
-    shutil.copy(sorted((source / "emu").iterdir())[0], source / "emu" / "fine.jpg")
-    manifest = build_cache(source, cache, recipe, jobs=1, on_error="skip")
-    assert [skip.path for skip in manifest.skipped] == ["cat/0000bad.jpg", "dog/worse.jpg"]
-    assert manifest.samples == 151
-    assert verify_cache(cache) == []
+    assert build_here(source, cache, recipe) == manifest
 
 
 def test_a_sample_the_cache_has_is_not_skipped_when_variants_are_added(
-    source: Path, jitter: str, tmp_path: Path, digests: Digests
+    source: Path, jitter: str, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    build_cache(source, cache, Recipe(size=16), jobs=1)
+    build_here(source, cache, Recipe(size=16))
     before = digests(cache)
     first = sorted((source / "cat").iterdir())[0]
     data = first.read_bytes()
     first.write_bytes(bytes(len(data)))
     with pytest.raises(SampleError, match=f"{first.name}.*the cache already has records of this sample"):
-        build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_error="skip")
+        build_here(source, cache, Recipe(size=16, variants=1, augment=jitter), on_error="skip")
     assert before.items() <= digests(cache).items()
     first.write_bytes(data)
-    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_error="skip")
+    build_here(source, cache, Recipe(size=16, variants=1, augment=jitter), on_error="skip")
     assert verify_cache(cache) == []
 
 
 def test_what_was_begun_is_kept_when_the_finished_cache_is_asked_for(source: Path, jitter: str, tmp_path: Path) -> None:
     cache, reports = tmp_path / "cache", list[BuildProgress]()
-    build_cache(source, cache, Recipe(size=16), jobs=1)
+    build_here(source, cache, Recipe(size=16))
     with pytest.raises(KeyboardInterrupt):
-        build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, check=interrupt)
-    build_cache(source, cache, Recipe(size=16), jobs=1)
-    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_progress=reports.append)
+        build_here(source, cache, Recipe(size=16, variants=1, augment=jitter), check=interrupt)
+    build_here(source, cache, Recipe(size=16))
+    build_here(source, cache, Recipe(size=16, variants=1, augment=jitter), on_progress=reports.append)
     assert reports[0].samples == 150
     assert sorted(path.name for path in cache.glob("*.npy")) == ["index-1.npy", "index.npy"]
 
 
-def test_what_cannot_be_added_is_refused_and_changes_nothing(
-    source: Path, jitter: str, tmp_path: Path, digests: Digests
-) -> None:
+def test_what_cannot_be_added_is_refused_and_changes_nothing(source: Path, jitter: str, tmp_path: Path) -> None:
     cache, recipe = tmp_path / "cache", Recipe(size=16, variants=2, augment=jitter)
-    build_cache(source, cache, recipe, jobs=1)
+    build_here(source, cache, recipe)
     before = digests(cache)
     with pytest.raises(RecipeError, match="variants 2, now 1"):
-        build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
+        build_here(source, cache, Recipe(size=16, variants=1, augment=jitter))
     with pytest.raises(RecipeError, match="augment"):
-        build_cache(source, cache, Recipe(size=16, variants=3, augment="flip"), jobs=1)
+        build_here(source, cache, Recipe(size=16, variants=3, augment="flip"))
     with pytest.raises(RecipeError, match=r"another recipe: augment .*size \[16, 16\], now \[24, 24\]"):
-        build_cache(source, cache, Recipe(size=24, variants=2, augment="standard"), jobs=1)
+        build_here(source, cache, Recipe(size=24, variants=2, augment="standard"))
     sorted((source / "cat").iterdir())[0].unlink()
     with pytest.raises(SourceError, match="lacks 1 of the samples"):
-        build_cache(source, cache, recipe, jobs=1)
+        build_here(source, cache, recipe)
     assert digests(cache) == before
 
 
 def test_another_source_of_the_same_names_and_sizes_is_refused(
-    tmp_path: Path, digests: Digests, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache, recipe = tmp_path / "cache", Recipe(size=8)
     for folder in ("source", "other"):
@@ -167,51 +139,31 @@ def test_another_source_of_the_same_names_and_sizes_is_refused(
         for number in range(30):
             image = Image.new("RGB", (20, 20), (number, 60, 200 if folder == "other" else 100))
             image.save(tmp_path / folder / f"{number}.bmp")
-    first = build_cache(tmp_path / "source", cache, recipe, jobs=1)
+    first = build_here(tmp_path / "source", cache, recipe)
     before = digests(cache)
     (tmp_path / "source").rename(tmp_path / "moved")  # where a source lies does not matter
     os.utime(tmp_path / "moved" / "0.bmp", (1, 1))
-    assert build_cache(tmp_path / "moved", cache, recipe, jobs=1) == first
+    assert build_here(tmp_path / "moved", cache, recipe) == first
     assert main(["warmup", str(tmp_path / "other"), str(cache), "--size", "8", "--jobs", "1"]) == 1
     assert "'0.bmp' has another content than when" in capsys.readouterr().err.splitlines()[-1]
     assert digests(cache) == before
 
 
 def test_a_cache_of_class_numbers_without_names_is_added_to(jitter: str, tmp_path: Path) -> None:
-    class Numbers:
-        def __init__(self, count: int, shift: int = 0) -> None:
-            self.labels = [(number + shift) % 3 for number in range(count)]
-
-        def list(self) -> Listing:
-            return Listing([Sample(number, str(number), label) for number, label in enumerate(self.labels)])
-
-        def load(self, sample: Sample) -> Item:
-            return Item({"image": np.full((8, 8), sample.number, np.uint8)})
-
     cache = tmp_path / "cache"
-    first = build_cache(Numbers(6), cache, Recipe(size=8), jobs=1)
-    assert build_cache(Numbers(6), cache, Recipe(size=8), jobs=1) == first
+    first = build_here(Made(6, flat, lambda at: at % 3), cache)
+    assert build_here(Made(6, flat, lambda at: at % 3), cache) == first
     with pytest.raises(SourceError, match="6 samples have another label"):
-        build_cache(Numbers(6, shift=1), cache, Recipe(size=8), jobs=1)
-    grown = build_cache(Numbers(9), cache, Recipe(size=8, variants=1, augment=jitter), jobs=1)
+        build_here(Made(6, flat, lambda at: (at + 1) % 3), cache)
+    grown = build_here(Made(9, flat, lambda at: at % 3), cache, Recipe(size=8, variants=1, augment=jitter))
     assert (grown.samples, grown.augmented, grown.statistics.class_counts) == (9, 1, (3, 3, 3))
 
 
 def test_few_samples_of_a_finished_cache_are_read(tmp_path: Path) -> None:
-    read = list[int]()
-
-    class Counting:
-        def list(self) -> Listing:
-            return Listing([Sample(number, str(number)) for number in range(500)])
-
-        def load(self, sample: Sample) -> Item:
-            read.append(sample.number)
-            return Item({"image": np.full((8, 8), sample.number % 251, np.uint8)})
-
-    build_cache(Counting(), tmp_path, Recipe(size=8), jobs=1)
-    read.clear()
-    build_cache(Counting(), tmp_path, Recipe(size=8), jobs=1)
-    assert len(set(read)) < 20
+    build_here(Made(500, flat), tmp_path)
+    again = Made(500, flat)
+    build_here(again, tmp_path)
+    assert len({*again.loaded}) < 20
 
 
 def interrupt() -> None:
@@ -221,5 +173,5 @@ def interrupt() -> None:
 @pytest.mark.thorough
 def test_kaggles_target_keeps_to_its_number_of_files(photos: Path, jitter: str, tmp_path: Path) -> None:
     recipe = Recipe(size=16, variants=20, augment=jitter)
-    build_cache(photos, tmp_path / "cache", recipe, jobs=1, target="kaggle")
+    build_here(photos, tmp_path / "cache", recipe, target="kaggle")
     assert len(list((tmp_path / "cache").iterdir())) == 2 * 21 + 3

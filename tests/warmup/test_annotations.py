@@ -8,43 +8,40 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made import Made, build_here, failing_rename, jpeg
 from PIL import Image
 from signed import signed
 
-from tpucache import Recipe, build_cache
+from tpucache import Recipe
 from tpucache.cli import main
 from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.report.inspect import describe, describe_lines
 from tpucache.store.manifest import Manifest
 from tpucache.warmup import blocks
-from tpucache.warmup.sources.source import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item
 
 COUNT = 12
 
 
-class Wide:
-    def __init__(self, count: int = COUNT, fails: bool = False) -> None:
-        self.count, self.fails = count, fails
+def wide(number: int) -> Item:
+    mask = np.zeros((20, 40), np.uint8)
+    mask[:, :10] = 255 if number % 2 else 0  # all of it is cut off
+    mask[5:9, 18:20] = number % 4 == 3
+    boxes = [[0, 0, 9, 9], [5, 5, 15, 15], [12, 2, 18, 6], [33, 3, 39, 9], [25, 0, 25, 9]][: number % 6]
+    points = [[2.0, 2.0], [20.0, 3.0], [20.0, 21.0], [39.0, 19.0]]
+    image = np.zeros((20, 40, 3), np.uint8)
+    return Item({"image": image, "mask": mask, "boxes": np.array(boxes, float), "keypoints": np.array(points)})
 
-    def list(self) -> Listing:
-        return Listing([Sample(number, f"{number:02}") for number in range(self.count)])
 
-    def load(self, sample: Sample) -> Item:
-        mask = np.zeros((20, 40), np.uint8)
-        mask[:, :10] = 255 if sample.number % 2 else 0  # all of it is cut off
-        mask[5:9, 18:20] = sample.number % 4 == 3
-        boxes = [[0, 0, 9, 9], [5, 5, 15, 15], [12, 2, 18, 6], [33, 3, 39, 9], [25, 0, 25, 9]][: sample.number % 6]
-        points = [[2.0, 2.0], [20.0, 3.0], [20.0, 21.0], [39.0, 19.0]]
-        is_bad = self.fails and sample.number % 3 == 0
-        image = np.zeros((7, 7, 9, 9), np.uint8) if is_bad else np.zeros((20, 40, 3), np.uint8)
-        return Item({"image": image, "mask": mask, "boxes": np.array(boxes, float), "keypoints": np.array(points)})
+def wide_source(count: int = COUNT, **options: Any) -> Made:
+    return Made(count, wide, name="{:02}", **options)
 
 
 def shown(cache: Path) -> dict[str, dict[str, Any]]:
     places: dict[str, dict[str, Any]] = {}
     manifest = Manifest.load(cache)
-    items = [Wide().load(Sample(number, "")).fields for number in range(COUNT)]
+    items = [wide(number).fields for number in range(COUNT)]
     source = {
         "boxes": sum(len(item["boxes"]) for item in items),
         "keypoints": 3 * COUNT,  # the third is out of the source's image, too
@@ -88,28 +85,28 @@ def shift(write_module: Any) -> str:
 @pytest.mark.slow
 def test_what_is_out_of_view_is_counted_the_same_whatever_way_a_cache_is_built(shift: str, tmp_path: Path) -> None:
     one, three = (Recipe(size=20, max_boxes=5, variants=k, augment=shift) for k in (1, 3))
-    whole = build_cache(Wide(), tmp_path / "whole", three, jobs=1)
+    whole = build_here(wide_source(), tmp_path / "whole", three)
     found = describe(whole)["annotations"]
     assert found == shown(tmp_path / "whole")
     assert found["boxes"]["source"] > found["boxes"]["clean"] > max(found["boxes"]["variants"]) > 0
     assert found["mask"] == {"source": 6, "clean": 3, "variants": found["mask"]["variants"]}
     assert found["keypoints"]["clean"] == COUNT
-    build_cache(Wide(7), tmp_path / "grown", one, jobs=1)
-    build_cache(Wide(7), tmp_path / "grown", three, jobs=1)
-    assert describe(build_cache(Wide(), tmp_path / "grown", three, jobs=1))["annotations"] == found
-    build_cache(Wide(fails=True), tmp_path / "retried", three, jobs=1, on_error="skip")
-    assert describe(build_cache(Wide(), tmp_path / "retried", three, jobs=1, retry=True))["annotations"] == found
+    build_here(wide_source(7), tmp_path / "grown", one)
+    build_here(wide_source(7), tmp_path / "grown", three)
+    assert describe(build_here(wide_source(), tmp_path / "grown", three))["annotations"] == found
+    build_here(wide_source(broken=range(0, COUNT, 3)), tmp_path / "retried", three, on_error="skip")
+    assert describe(build_here(wide_source(), tmp_path / "retried", three, retry=True))["annotations"] == found
 
 
 @pytest.mark.slow
-def test_a_killed_build_counts_nothing_twice(tmp_path: Path, failing_rename: Any) -> None:
+def test_a_killed_build_counts_nothing_twice(tmp_path: Path) -> None:
     recipe = Recipe(size=20, max_boxes=5)
     with pytest.raises(UnfinishedError):
-        build_cache(Wide(), tmp_path, recipe, jobs=1, time_limit=0)
+        build_here(wide_source(), tmp_path, recipe, time_limit=0)
     for name, after in (("shard-*.npz", 1), ("manifest.json", 0)):
         with failing_rename(name, KeyboardInterrupt(), after), pytest.raises(KeyboardInterrupt):
-            build_cache(Wide(), tmp_path, recipe, jobs=1)
-    assert describe(build_cache(Wide(), tmp_path, recipe, jobs=1))["annotations"] == shown(tmp_path)
+            build_here(wide_source(), tmp_path, recipe)
+    assert describe(build_here(wide_source(), tmp_path, recipe))["annotations"] == shown(tmp_path)
 
 
 def test_a_user_is_told_in_the_summary_and_by_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,20 +131,15 @@ def test_a_user_is_told_in_the_summary_and_by_inspect(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize("saved", [7, {"boxes": 7}, {"boxes": {"source": "x", "0": -1}}, {"boxes": {"1": True}}])
 def test_counts_that_are_none_are_not_shown(saved: Any, tmp_path: Path) -> None:
-    manifest = build_cache(Wide(2), tmp_path, Recipe(size=20, max_boxes=5, mask_values="keep"), jobs=1)
+    manifest = build_here(wide_source(2), tmp_path, Recipe(size=20, max_boxes=5, mask_values="keep"))
     content = {**json.loads(manifest.to_json()), "source": {**manifest.source, "annotations": saved}}
     assert not any("view" in line for line in describe_lines(Manifest.from_json(signed(content))))
 
 
-def test_masks_that_lost_their_numbers_as_jpeg_are_warned_of(
-    tmp_path: Path, encode: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Photographed(Wide):
-        def load(self, sample: Sample) -> Item:
-            mask = Image.fromarray(np.kron(np.eye(5, dtype=np.uint8) * 255, np.ones((4, 8), np.uint8)))
-            return Item({"image": encode(Image.new("RGB", (40, 20))), "mask": encode(mask)})
-
-    build_cache(Photographed(2), tmp_path / "scaled", Recipe(size=8, mask_values="scale"), jobs=1)
+def test_masks_that_lost_their_numbers_as_jpeg_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mask = Image.fromarray(np.kron(np.eye(5, dtype=np.uint8) * 255, np.ones((4, 8), np.uint8)))
+    source = Made(2, lambda _: Item({"image": jpeg(Image.new("RGB", (40, 20))), "mask": jpeg(mask)}))
+    build_here(source, tmp_path / "scaled", Recipe(size=8, mask_values="scale"))
     assert "JPEG" not in caplog.text
-    build_cache(Photographed(2), tmp_path / "kept", Recipe(size=8), jobs=1)
+    build_here(source, tmp_path / "kept")
     assert "the first mask is a JPEG, which changes class numbers" in caplog.text

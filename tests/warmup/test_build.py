@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import numpy as np
 import pytest
+from made import build_here, digests, write_photos
 
 from tpucache.cli import main
 from tpucache.errors import BuildError, RecipeError, SourceError, StoreError, UsageError
@@ -20,18 +18,14 @@ from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
-from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
-from tpucache.warmup.build import build_cache
 from tpucache.warmup.plan import resolve
 from tpucache.warmup.records import presize as presizing
 from tpucache.warmup.records.augment import augment
 from tpucache.warmup.records.presize import presize, resizer_versions
 from tpucache.warmup.sources import FolderSource, Sample
-
-Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 32
 _CLEAN = Recipe(size=_SIZE)
@@ -60,14 +54,14 @@ def _plain_records(cache: Path) -> dict[tuple[int, int], bytes]:
 @pytest.fixture(scope="module")
 def standard(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("standard") / "cache"
-    build_cache(photos, cache, Recipe(size=_SIZE, variants=2, seed=5), jobs=1)
+    build_here(photos, cache, Recipe(size=_SIZE, variants=2, seed=5))
     return cache
 
 
 @pytest.fixture(scope="module")
 def clean(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("clean") / "cache"
-    build_cache(photos, cache, _CLEAN, jobs=1)
+    build_here(photos, cache, _CLEAN)
     return cache
 
 
@@ -94,30 +88,6 @@ def test_the_index_finds_the_records_that_lmdb_finds(standard: Path) -> None:
     assert {place: bytes(reader.read(row)) for place, row in zip(positions, index, strict=True)} == plain
 
 
-def test_the_samples_table_says_what_the_source_lists(photos: Path, standard: Path) -> None:
-    listing = FolderSource(photos).list()
-    table = Cache.open(standard).samples
-    assert list(table.paths) == [sample.path for sample in listing.samples]
-    assert table.labels is not None
-    assert table.labels.tolist() == [sample.label for sample in listing.samples]
-    manifest = Manifest.load(standard)
-    assert manifest.classes == listing.classes
-    assert manifest.statistics.class_counts == (50, 50, 50)
-
-
-def test_statistics_are_numpys_over_the_clean_images(standard: Path) -> None:
-    images = np.stack(
-        [
-            np.frombuffer(record, np.uint8).reshape(_SIZE, _SIZE, 3)
-            for (variant, _), record in _plain_records(standard).items()
-            if variant == 0
-        ]
-    )
-    statistics = Manifest.load(standard).statistics
-    np.testing.assert_allclose(statistics.mean, images.mean(axis=(0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(statistics.std, images.std(axis=(0, 1, 2)), rtol=1e-9)
-
-
 def test_a_finished_cache_is_sound_flat_and_holds_nothing_of_the_work(standard: Path, clean: Path) -> None:
     for cache in (standard, clean):
         manifest = Manifest.load(cache)
@@ -126,16 +96,9 @@ def test_a_finished_cache_is_sound_flat_and_holds_nothing_of_the_work(standard: 
         assert verify_cache(cache) == []
 
 
-def test_a_flat_source_has_no_classes_and_no_labels(write_photos: Any, tmp_path: Path) -> None:
-    source = write_photos(tmp_path / "flat", 5, classes=())
-    manifest = build_cache(source, tmp_path / "cache", _CLEAN, jobs=1)
-    assert manifest.classes == manifest.statistics.class_counts == ()
-    assert Cache.open(tmp_path / "cache").samples.labels is None
-
-
 def test_progress_is_reported_from_finished_samples_to_all(photos: Path, tmp_path: Path) -> None:
     reports: list[BuildProgress] = []
-    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, on_progress=reports.append)
+    build_here(photos, tmp_path / "cache", _CLEAN, on_progress=reports.append)
     assert reports[0] == BuildProgress(0, 150, 0, 0)
     assert reports[-1] == BuildProgress(150, 150, 0, 150 * _SIZE * _SIZE * 3)
     assert [existing.samples for existing in reports] == sorted(existing.samples for existing in reports)
@@ -149,8 +112,8 @@ def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Pa
     for number, data in harm.items():
         (source / listing.samples[number].path).write_bytes(data)
     reports: list[int] = []
-    manifest = build_cache(
-        source, cache, _CLEAN, jobs=1, on_error="skip", on_progress=lambda existing: reports.append(existing.skipped)
+    manifest = build_here(
+        source, cache, _CLEAN, on_error="skip", on_progress=lambda existing: reports.append(existing.skipped)
     )
     assert reports[-1] == 3
     assert [(skip.number, skip.path) for skip in manifest.skipped] == [(n, listing.samples[n].path) for n in harm]
@@ -186,48 +149,16 @@ def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Pa
     ids=["size", "seed", "fit", "codec", "exact"],
 )
 def test_another_recipe_is_refused_naming_the_difference_and_changes_nothing(
-    photos: Path, clean: Path, tmp_path: Path, digests: Digests, recipe: Recipe, difference: str
+    photos: Path, clean: Path, tmp_path: Path, recipe: Recipe, difference: str
 ) -> None:
     cache = Path(shutil.copytree(clean, tmp_path / "cache"))
     with pytest.raises(RecipeError, match=difference):
-        build_cache(photos, cache, recipe, jobs=1)
-    assert digests(cache) == digests(clean)
-
-
-@pytest.fixture
-def interrupt_after_a_shard(
-    failing_rename: Callable[..., AbstractContextManager[None]],
-) -> Callable[[Path, Path, Recipe], None]:
-    def interrupt(source: Path, cache: Path, recipe: Recipe) -> None:
-        with failing_rename("shard-*.npz", KeyboardInterrupt(), after=1), pytest.raises(KeyboardInterrupt):
-            build_cache(source, cache, recipe, jobs=1)
-        assert list((cache / WORK_NAME).glob("shard-*.npz"))
-        assert not (cache / "manifest.json").exists()
-
-    return interrupt
-
-
-@pytest.mark.slow
-def test_another_recipe_or_source_is_refused_while_unfinished_too(
-    photos: Path, clean: Path, tmp_path: Path, digests: Digests, interrupt_after_a_shard: Callable[..., None]
-) -> None:
-    source, cache = _copy(photos, tmp_path), tmp_path / "cache"
-    interrupt_after_a_shard(source, cache, _CLEAN)
-    existing = {**digests(cache), ".warmup/lock": "names the run that held it last"}
-    with pytest.raises(RecipeError, match="seed 0, now 9"):
-        build_cache(source, cache, Recipe(size=_SIZE, seed=9), jobs=1)
-    extra = source / "cat" / "extra.jpg"
-    shutil.copy(next((source / "cat").iterdir()), extra)
-    with pytest.raises(SourceError, match=r"150 samples, the source now has 151; 1 new: 'cat/extra.jpg'"):
-        build_cache(source, cache, _CLEAN, jobs=1)
-    assert {**digests(cache), ".warmup/lock": existing[".warmup/lock"]} == existing
-    extra.unlink()
-    build_cache(source, cache, _CLEAN, jobs=1)
+        build_here(photos, cache, recipe)
     assert digests(cache) == digests(clean)
 
 
 @pytest.mark.parametrize("change", ["removed", "renamed", "moved to another class", "of another size"])
-def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, digests: Digests, change: str) -> None:
+def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, change: str) -> None:
     source, cache = _copy(photos, tmp_path), Path(shutil.copytree(clean, tmp_path / "cache"))
     first = sorted((source / "cat").iterdir())[0]
     if change == "removed":
@@ -239,19 +170,8 @@ def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, di
     else:
         first.rename(source / "dog" / first.name)
     with pytest.raises(SourceError, match=r"cat/.*jpg|dog/.*jpg"):
-        build_cache(source, cache, _CLEAN, jobs=1)
+        build_here(source, cache, _CLEAN)
     assert digests(cache) == digests(clean)
-
-
-@pytest.mark.slow
-def test_an_augmentation_that_changed_is_refused(write_photos: Any, jitter: str, tmp_path: Path) -> None:
-    source = write_photos(tmp_path / "photos", 3)
-    recipe = Recipe(size=8, variants=1, augment=jitter)
-    build_cache(source, tmp_path / "cache", recipe, jobs=1)
-    path = tmp_path / "modules" / "jitter_by_test.py"
-    path.write_text(path.read_text() + "# changed\n")
-    with pytest.raises(RecipeError, match="augmentation"):
-        build_cache(source, tmp_path / "cache", recipe, jobs=1)
 
 
 class Drawn:
@@ -276,47 +196,35 @@ def test_a_data_set_that_draws_its_items_at_random_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, again: bool, is_broken: bool
 ) -> None:
     source = Drawn(again=again, is_broken=is_broken)
-    build_cache(source, tmp_path / "cache", _CLEAN, jobs=1, on_error="skip")
+    build_here(source, tmp_path / "cache", _CLEAN, on_error="skip")
     is_told = "had another content when it was read again" in caplog.text
     assert is_told == (again and not is_broken)  # a skipped sample cannot be compared
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_relative_paths_are_of_the_folder_that_one_is_in_even_for_workers_that_are_used_again(
-    photos: Path, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
-) -> None:
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        build_cache(photos, "cache", _CLEAN, jobs=2)
-        assert digests(tmp_path / name / "cache") == digests(clean)
 
 
 @pytest.mark.parametrize("name", ["v00-00001.lmdb", "index.npy", "samples.npz"])
 @pytest.mark.parametrize("variants", [0, 1], ids=["finished", "added to"])
 def test_a_cache_that_lacks_a_file_or_a_part_of_one_is_not_taken_for_finished(
-    photos: Path, clean: Path, tmp_path: Path, digests: Digests, name: str, variants: int
+    photos: Path, clean: Path, tmp_path: Path, name: str, variants: int
 ) -> None:
     cache = Path(shutil.copytree(clean, tmp_path / "cache"))
     recipe = Recipe(size=_SIZE, variants=variants, augment="flip")
     (cache / name).write_bytes((cache / name).read_bytes()[:-4096])
     before = digests(cache)
     with pytest.raises(StoreError, match=rf"{name}.*--repair"):
-        build_cache(photos, cache, recipe, jobs=1)
+        build_here(photos, cache, recipe)
     assert digests(cache) == before
     (cache / name).unlink()
     with pytest.raises(StoreError, match=rf"{name} is missing.*--repair"):
-        build_cache(photos, cache, recipe, jobs=1)
+        build_here(photos, cache, recipe)
 
 
 @pytest.mark.parametrize("preset", ["flip", "standard", "strong"])
-def test_a_finished_cache_of_a_preset_is_returned_unchanged(write_photos: Any, tmp_path: Path, preset: str) -> None:
+def test_a_finished_cache_of_a_preset_is_returned_unchanged(tmp_path: Path, preset: str) -> None:
     source, cache = write_photos(tmp_path / "photos", 3), tmp_path / "cache"
     recipe = Recipe(size=16, variants=1, augment=preset)
-    manifest = build_cache(source, cache, recipe, jobs=1)
+    manifest = build_here(source, cache, recipe)
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}
-    assert build_cache(source, cache, recipe, jobs=1) == manifest
+    assert build_here(source, cache, recipe) == manifest
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()} == before
 
 
@@ -333,7 +241,11 @@ REFUSED: dict[str, tuple[str, bytes, type[Exception], str]] = {
 
 @pytest.mark.parametrize(("name", "content", "error", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_built_from_or_into_is_refused_and_untouched(
-    name: str, content: bytes, error: type[Exception], reason: str, tmp_path: Path, digests: Digests, write_photos: Any
+    name: str,
+    content: bytes,
+    error: type[Exception],
+    reason: str,
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -342,38 +254,23 @@ def test_what_cannot_be_built_from_or_into_is_refused_and_untouched(
         write_photos(tmp_path / "photos", 2)
     before = digests(tmp_path)
     with pytest.raises(error, match=reason):
-        build_cache(tmp_path / "photos", tmp_path / "cache", _CLEAN, jobs=1, on_error="skip")
+        build_here(tmp_path / "photos", tmp_path / "cache", _CLEAN, on_error="skip")
     assert not (tmp_path / "cache" / "manifest.json").exists()
     assert before.items() <= digests(tmp_path).items()
 
 
 @pytest.mark.parametrize("where", [".", "cache", "cat/cache", "..", "link"])
 def test_a_cache_and_its_source_are_different_folders(
-    write_photos: Any, tmp_path: Path, where: str, digests: Digests, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_photos(tmp_path / "home" / "photos", 3)
     (source / "link").symlink_to(source / "dog")
     before = digests(tmp_path)
     with pytest.raises(UsageError, match="another folder for the cache"):
-        build_cache(source, source / where, _CLEAN, jobs=1)
+        build_here(source, source / where, _CLEAN)
     assert main(["warmup", str(source), str(source / where), "--size", "8"]) == 2
     assert "another folder for the cache" in capsys.readouterr().err
     assert digests(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_a_second_warmup_of_the_same_cache_is_refused(
-    photos: Path, clean: Path, tmp_path: Path, digests: Digests
-) -> None:
-    cache = tmp_path / "cache"
-    (cache / WORK_NAME).mkdir(parents=True)
-    with (cache / WORK_NAME / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BuildError, match="another process is writing"):
-            build_cache(photos, cache, _CLEAN, jobs=1)
-        assert [path.name for path in cache.iterdir()] == [WORK_NAME]
-    build_cache(photos, cache, _CLEAN, jobs=1)
-    assert digests(cache) == digests(clean)
 
 
 def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
@@ -387,12 +284,12 @@ def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
 def test_additions_by_other_versions_are_reported(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    build_here(photos, tmp_path / "cache", _CLEAN)
     made = resizer_versions()["cykooz_resizer"] or "none"
     monkeypatch.setattr(presizing, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
-    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    build_here(photos, tmp_path / "cache", _CLEAN)
     assert not caplog.records
-    build_cache(photos, tmp_path / "cache", Recipe(size=_SIZE, variants=1), jobs=1)
+    build_here(photos, tmp_path / "cache", Recipe(size=_SIZE, variants=1))
     (message,) = [record.message for record in caplog.records]
     assert message.endswith(f"so added records may differ: cykooz_resizer {made}, now 99.0")
 
@@ -402,5 +299,5 @@ def test_additions_by_other_versions_are_reported(
 )
 def test_arguments_that_cannot_be_meant_are_refused(photos: Path, tmp_path: Path, argument: Any) -> None:
     with pytest.raises(UsageError, match=next(iter(argument))):
-        build_cache(photos, tmp_path / "cache", Recipe(size=8), jobs=1, **argument)
+        build_here(photos, tmp_path / "cache", **argument)
     assert not (tmp_path / "cache").exists()

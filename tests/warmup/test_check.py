@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from made import build_here, digests, labelled, write_photos
 
 from tpucache.errors import SourceError, TpucacheError
 from tpucache.recipe import Recipe
 from tpucache.report.inspect import describe, describe_lines
 from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.build import build_cache
 from tpucache.warmup.repair import repair_cache
 from tpucache.warmup.sources import TableOptions, TableSource
-from tpucache.warmup.sources.source import Item, Label, Listing, Sample
+from tpucache.warmup.sources.source import Label
 
-Digests = Callable[[Path], dict[str, str]]
 _RECIPE = Recipe(size=8)
 
 
-@dataclass(frozen=True)
-class SelfLabelled:
-    labels: Sequence[Label]
-    classes: tuple[str, ...] = ()
-    columns: dict[str, Any] = field(default_factory=dict)
-
-    def list(self) -> Listing:
-        return Listing([Sample(number, str(number)) for number in range(len(self.labels))], self.classes)
-
-    def load(self, sample: Sample) -> Item:
-        return Item({"tokens": np.arange(4)}, self.labels[sample.number], self.columns)
-
-
 @pytest.fixture
-def folder(write_photos: Any, tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     root = Path(write_photos(tmp_path / "photos", 6, classes=(), size=(20, 16)))
     (root / "table.csv").write_text(
         "path,kind,age,fold,split,note\n"
@@ -70,23 +53,23 @@ _OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("options", "reason"), _OTHERS.values(), ids=_OTHERS)
 def test_other_columns_on_a_finished_cache_are_refused(
-    folder: Path, tmp_path: Path, digests: Digests, options: dict[str, Any], reason: str
+    folder: Path, tmp_path: Path, options: dict[str, Any], reason: str
 ) -> None:
     cache = tmp_path / "cache"
-    build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    build_here(table(folder, "kind"), cache)
     before = digests(cache)
     labels = options.pop("labels")
     with pytest.raises(SourceError, match=rf"{reason}.*another folder"):
-        build_cache(table(folder, *labels, **options), cache, _RECIPE, jobs=1)
+        build_here(table(folder, *labels, **options), cache)
     assert digests(cache) == before
-    build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    build_here(table(folder, "kind"), cache)
     assert digests(cache) == before
 
 
 def test_labels_given_after_a_cache_was_made_without_any_are_refused(folder: Path, tmp_path: Path) -> None:
-    build_cache(table(folder), tmp_path / "cache", _RECIPE, jobs=1)
+    build_here(table(folder), tmp_path / "cache")
     with pytest.raises(SourceError, match="was made without labels, and the source has labels now"):
-        build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1)
+        build_here(table(folder, "kind"), tmp_path / "cache")
 
 
 _EDITS = {
@@ -109,26 +92,26 @@ _EDITS = {
 def test_a_table_that_was_edited_is_refused(
     folder: Path, tmp_path: Path, old: str, new: str, reason: str, adds: bool
 ) -> None:
-    build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1)
+    build_here(table(folder, "kind"), tmp_path / "cache")
     path = folder / "table.csv"
     path.write_text(path.read_text().replace(old, new) + ("0005.jpg,cat,4,1,0,x\n" if adds else ""))
     with pytest.raises(SourceError, match=reason):
-        build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1)
+        build_here(table(folder, "kind"), tmp_path / "cache")
 
 
 @pytest.mark.slow
 def test_a_table_in_another_order_and_with_rows_added_is_the_same(folder: Path, tmp_path: Path) -> None:
     cache, path = tmp_path / "cache", folder / "table.csv"
-    manifest = build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    manifest = build_here(table(folder, "kind"), cache)
     head, *rows = path.read_text().splitlines()
     path.write_text("\n".join([head, *reversed(rows)]) + "\n")
-    assert build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1) == manifest
+    assert build_here(table(folder, "kind"), cache) == manifest
     # A new class in the middle of the alphabet, a path that comes twice, and a text in a column of numbers.
     path.write_text("\n".join([head, "0003.jpg,cow,1,1,?,z", *rows]) + "\n")
     with pytest.raises(SourceError, match=r"'0003\.jpg'"):  # the first row of a path keeps its plain name
-        build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+        build_here(table(folder, "kind"), cache)
     path.write_text("\n".join([head, *rows, "0003.jpg,cow,1,1,?,z"]) + "\n")
-    manifest = build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    manifest = build_here(table(folder, "kind"), cache)
     samples = Cache(cache, manifest).samples
     assert list(samples.paths)[-1] == "0003.jpg#2"
     assert samples.labels is not None
@@ -137,21 +120,19 @@ def test_a_table_in_another_order_and_with_rows_added_is_the_same(folder: Path, 
 
 
 def test_class_names_of_a_dataset_that_change_places_are_refused(tmp_path: Path) -> None:
-    build_cache(SelfLabelled([0, 1, 0], ("cat", "dog")), tmp_path / "cache", _RECIPE, jobs=1)
+    build_here(labelled([0, 1, 0], ("cat", "dog")), tmp_path / "cache")
     for classes in (("dog", "cat"), ("cat",), ()):
         for labels in ([0, 1, 0], [0, 1, 0, 0]):
             with pytest.raises(SourceError, match="has the classes"):
-                build_cache(SelfLabelled(labels, classes), tmp_path / "cache", _RECIPE, jobs=1)
-    assert (
-        build_cache(SelfLabelled([0, 1, 0, 2], ("cat", "dog", "emu")), tmp_path / "cache", _RECIPE, jobs=1).samples == 4
-    )
+                build_here(labelled(labels, classes), tmp_path / "cache")
+    assert build_here(labelled([0, 1, 0, 2], ("cat", "dog", "emu")), tmp_path / "cache").samples == 4
 
 
 @pytest.mark.parametrize("now", [[1, 1], [None, None], [(0.0,), (0.5,)]], ids=["other", "none", "numbers"])
 def test_labels_of_loaded_samples_are_compared_too(tmp_path: Path, now: list[Label]) -> None:
-    build_cache(SelfLabelled([0, 1]), tmp_path / "cache", _RECIPE, jobs=1)
+    build_here(labelled([0, 1]), tmp_path / "cache")
     with pytest.raises(SourceError, match="label"):
-        build_cache(SelfLabelled(now), tmp_path / "cache", _RECIPE, jobs=1)
+        build_here(labelled(now), tmp_path / "cache")
 
 
 @pytest.mark.slow
@@ -160,13 +141,13 @@ def test_nothing_is_refused_that_did_not_change(folder: Path, tmp_path: Path) ->
         table(folder, "kind"),
         table(folder, "age", "split"),
         table(folder),
-        SelfLabelled([(0.5, float("nan"))] * 3),
-        SelfLabelled([None] * 3, columns={"site": "a", "weight": 1.5}),
-        SelfLabelled([1, 0], columns={"site": "a"}),
+        labelled([(0.5, float("nan"))] * 3),
+        labelled([None] * 3, columns={"site": "a", "weight": 1.5}),
+        labelled([1, 0], columns={"site": "a"}),
     ]
     for number, source in enumerate(sources):
         cache = tmp_path / str(number)
-        assert build_cache(source, cache, _RECIPE, jobs=1) == build_cache(source, cache, _RECIPE, jobs=1)
+        assert build_here(source, cache) == build_here(source, cache)
 
 
 _KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
@@ -190,21 +171,21 @@ def test_what_labels_were_read_as_is_stated(
     folder: Path, tmp_path: Path, columns: tuple[str, ...], asked: Any, kind: str, text: str
 ) -> None:
     source = table(folder, *columns, fold=None if "fold" in columns else "fold")
-    manifest = build_cache(source, tmp_path / "cache", _RECIPE, jobs=1, labels=asked)
+    manifest = build_here(source, tmp_path / "cache", labels=asked)
     assert describe(manifest)["labels"]["kind"] == kind
     assert any(re.match(f"labels +{text}", line) for line in describe_lines(manifest))
-    assert build_cache(source, tmp_path / "cache", _RECIPE, jobs=1, labels=asked) == manifest
+    assert build_here(source, tmp_path / "cache", labels=asked) == manifest
 
 
 def test_labels_read_otherwise_are_refused(folder: Path, tmp_path: Path) -> None:
-    build_cache(table(folder, "age"), tmp_path / "cache", _RECIPE, jobs=1, labels="numbers")
+    build_here(table(folder, "age"), tmp_path / "cache", labels="numbers")
     with pytest.raises(SourceError, match="another label"):
-        build_cache(table(folder, "age"), tmp_path / "cache", _RECIPE, jobs=1)
+        build_here(table(folder, "age"), tmp_path / "cache")
 
 
-def test_a_repair_reads_labels_as_they_were_read(folder: Path, tmp_path: Path, digests: Digests) -> None:
+def test_a_repair_reads_labels_as_they_were_read(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    build_cache(table(folder, "age"), cache, _RECIPE, jobs=1, labels="numbers")
+    build_here(table(folder, "age"), cache, labels="numbers")
     before = digests(cache)
     (cache / "index.npy").unlink()
     repair_cache(table(folder, "age"), cache, jobs=1)
@@ -212,16 +193,16 @@ def test_a_repair_reads_labels_as_they_were_read(folder: Path, tmp_path: Path, d
 
 
 def test_an_interrupted_run_is_not_finished_with_labels_read_otherwise(tmp_path: Path) -> None:
-    source, cache = SelfLabelled([3, 7, 5]), tmp_path / "cache"
+    source, cache = labelled([3, 7, 5]), tmp_path / "cache"
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_cache(source, cache, _RECIPE, jobs=1, check=interrupt)
+        build_here(source, cache, check=interrupt)
     with pytest.raises(SourceError, match="started with --labels auto, now numbers"):
-        build_cache(source, cache, _RECIPE, jobs=1, labels="numbers")
-    assert build_cache(source, cache, _RECIPE, jobs=1).classes == tuple(map(str, range(8)))
+        build_here(source, cache, labels="numbers")
+    assert build_here(source, cache).classes == tuple(map(str, range(8)))
 
 
 _NOT: dict[str, tuple[list[Label], str]] = {
@@ -234,51 +215,33 @@ _NOT: dict[str, tuple[list[Label], str]] = {
 @pytest.mark.parametrize(("labels", "asked"), _NOT.values(), ids=_NOT)
 def test_labels_that_are_not_what_was_asked_are_refused(tmp_path: Path, labels: list[Label], asked: Any) -> None:
     with pytest.raises(SourceError, match="has the label"):
-        build_cache(SelfLabelled(labels), tmp_path / "cache", _RECIPE, jobs=1, labels=asked)
+        build_here(labelled(labels), tmp_path / "cache", labels=asked)
 
 
 def test_names_that_are_no_numbers_are_refused_as_numbers(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"'0000\.jpg': has the label 'cat', which is no number"):
-        build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1, labels="numbers")
+        build_here(table(folder, "kind"), tmp_path / "cache", labels="numbers")
     with pytest.raises(TpucacheError, match="labels is one of auto, classes, numbers, multilabel"):
-        build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1, labels="ages")  # type: ignore[arg-type]  # a user's
-
-
-@pytest.mark.parametrize(("labels", "kind"), [([1, 0, 2], "numbers"), ([(2.0,), (0.0,)], "classes")], ids=str)
-def test_labels_of_loaded_samples_are_read_as_asked(tmp_path: Path, labels: list[Label], kind: Any) -> None:
-    manifest = build_cache(SelfLabelled(labels), tmp_path / "cache", _RECIPE, jobs=1, labels=kind)
-    found = Cache(tmp_path / "cache", manifest).samples.labels
-    assert found is not None
-    assert found.ndim == (2 if kind == "numbers" else 1)
-    assert found.reshape(-1).tolist() == np.array(labels, float).reshape(-1).tolist()
+        build_here(table(folder, "kind"), tmp_path / "cache", labels="ages")  # type: ignore[arg-type]  # a user's
 
 
 @pytest.mark.slow
 def test_what_could_be_labels_is_warned_of_where_there_are_none(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build_cache(table(folder), tmp_path / "a", _RECIPE, jobs=1)
-    build_cache(SelfLabelled([None] * 3, columns={"fine_label": 3, "weight": 1.0}), tmp_path / "b", _RECIPE, jobs=1)
+    build_here(table(folder), tmp_path / "a")
+    build_here(labelled([None] * 3, columns={"fine_label": 3, "weight": 1.0}), tmp_path / "b")
     first, second = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "no labels, and 'kind', 'split' may be" in first
     assert "no labels, and 'fine_label' may be" in second
-    build_cache(table(folder, "kind"), tmp_path / "c", _RECIPE, jobs=1)
-    build_cache(SelfLabelled([1, 2], columns={"fine_label": 3}), tmp_path / "d", _RECIPE, jobs=1)
+    build_here(table(folder, "kind"), tmp_path / "c")
+    build_here(labelled([1, 2], columns={"fine_label": 3}), tmp_path / "d")
     assert len(caplog.records) == 2
-
-
-@pytest.mark.parametrize("key", ["label", "labels", "target", "targets"])
-def test_a_dataset_may_call_its_label_target_or_label_in_singular_or_plural(
-    key: str, tmp_path: Path, write_module: Callable[[str, str], None]
-) -> None:
-    write_module(f"items_of_{key}", f"def make():\n    return [{{'ids': [1, 2], '{key}': n % 2}} for n in range(4)]\n")
-    manifest = build_cache(f"items_of_{key}:make", tmp_path / "cache", _RECIPE, jobs=1)
-    assert manifest.statistics.class_counts == (2, 2)
 
 
 @pytest.mark.parametrize("labels", [1, "all", [], {"kind": 3, "unused": 4, "asked": []}, {"unused": [[]]}], ids=str)
 def test_what_a_hostile_manifest_says_of_labels_is_no_error(labels: Any, tmp_path: Path) -> None:
-    manifest = build_cache(SelfLabelled([None] * 2), tmp_path / "cache", _RECIPE, jobs=1)
+    manifest = build_here(labelled([None] * 2), tmp_path / "cache")
     assert isinstance(manifest.source, dict)
     for kind in ({}, {"kind": "numbers"}, {"kind": "none"}):
         manifest.source["labels"] = {**labels, **kind} if isinstance(labels, dict) else labels

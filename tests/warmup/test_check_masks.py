@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made import build_here
 from PIL import Image
 from slow_answers import SlowAnswers
 
-from tpucache import CachedDataset, Recipe, RecipeError, build_cache
+from tpucache import CachedDataset, Recipe, RecipeError
 from tpucache.warmup import TableOptions, TableSource
 from tpucache.warmup.listing import check_masks
 from tpucache.warmup.sources.source import Item, Listing, Sample
@@ -74,7 +75,7 @@ def test_what_is_said_of_masks_is_what_they_are_taken_for(tmp_path: Path) -> Non
 
     def build(name: str, **recipe: str) -> set[int]:
         source = TableSource(tmp_path / "t.csv", TableOptions(mask_col="mask"))
-        build_cache(source, tmp_path / name, Recipe(size=(2, 4), **recipe), jobs=1)  # type: ignore[arg-type]
+        build_here(source, tmp_path / name, Recipe(size=(2, 4), **recipe))  # type: ignore[arg-type]
         return {*CachedDataset(tmp_path / name)[0]["mask"].flatten().tolist()}
 
     with pytest.raises(RecipeError, match="the mask that was looked at holds 0 and 255 alone"):
@@ -98,10 +99,10 @@ def test_palettes_of_greys_are_refused_unless_it_is_said_what_they_are(tmp_path:
     (tmp_path / "table.csv").write_text("path,mask\nimage.png,mask.png\n")
     source = TableSource(tmp_path / "table.csv", TableOptions(mask_col="mask"))
     with pytest.raises(RecipeError, match=r"mask of image\.png is a palette image of greys.*scale.*colours.*keep"):
-        build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
+        build_here(source, tmp_path / "cache")
     for values, expected in (("scale", 1 - pixels), ("keep", pixels)):
         cache = tmp_path / values
-        build_cache(source, cache, Recipe(size=8, mask_values=values), jobs=1)
+        build_here(source, cache, Recipe(size=8, mask_values=values))
         np.testing.assert_array_equal(np.asarray(CachedDataset(cache)[0]["mask"]).reshape(8, 8), expected)
 
 

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made import build_here, write_photos
 
-from tpucache import CachedDataset, Manifest, Recipe, build_cache, repair_cache, verify_cache
+from tpucache import CachedDataset, Manifest, Recipe, repair_cache, verify_cache
 from tpucache.cli import main
 from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
 from tpucache.warmup import FolderSource, TableOptions, TableSource, open_source, select_source
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 
-Digests = Callable[[Path], Mapping[str, str]]
 SMALL = Recipe(size=8)
 
 
 @pytest.fixture(scope="module")
-def train_cache(tmp_path_factory: pytest.TempPathFactory, write_photos: Callable[..., Path]) -> Path:
+def train_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train")
     source = write_photos(folder / "source", 12, size=(30, 20))
-    build_cache(source, folder / "cache", Recipe(size=(8, 12), fit="pad", codec="jpeg", quality=80), jobs=1)
+    build_here(source, folder / "cache", Recipe(size=(8, 12), fit="pad", codec="jpeg", quality=80))
     return folder / "cache"
 
 
 @pytest.fixture
-def valid(tmp_path: Path, write_photos: Callable[..., Path]) -> Path:
+def valid(tmp_path: Path) -> Path:
     return write_photos(tmp_path / "valid", 6, ("cat", "emu"), (30, 20))
 
 
@@ -43,13 +43,13 @@ def labels_of(cache: Path) -> dict[str, str]:
 def test_a_validation_set_that_lacks_a_class_numbers_the_others_as_training_does(
     train_cache: Path, valid: Path, tmp_path: Path
 ) -> None:
-    manifest = build_cache(valid, tmp_path / "cache", SMALL, classes=train_cache, jobs=1)
+    manifest = build_here(valid, tmp_path / "cache", classes=train_cache)
     assert manifest.classes == ("cat", "dog", "emu")
     assert manifest.statistics.class_counts == (3, 0, 3)
     assert all(path.startswith(name) for path, name in labels_of(tmp_path / "cache").items())
-    assert build_cache(valid, tmp_path / "cache", SMALL, classes=["cat", "dog", "emu"], jobs=1) == manifest
+    assert build_here(valid, tmp_path / "cache", classes=["cat", "dog", "emu"]) == manifest
     with pytest.raises(SourceError, match="made with --classes"):
-        build_cache(valid, tmp_path / "cache", SMALL, jobs=1)
+        build_here(valid, tmp_path / "cache")
     (tmp_path / "cache" / manifest.index.name).unlink()
     repair_cache(valid, tmp_path / "cache", jobs=1)
     assert verify_cache(tmp_path / "cache") == []
@@ -67,11 +67,11 @@ def test_classes_of_the_samples_themselves_are_numbered_as_given(
         "    def __len__(self): return 4\n"
         "    def __getitem__(self, i): return np.full((8, 8, 3), i, np.uint8), i % 2\n",
     )
-    build_cache("labelled_by_test:Birds", tmp_path / "cache", SMALL, classes=["jay", "kea", "owl"], jobs=1)
+    build_here("labelled_by_test:Birds", tmp_path / "cache", classes=["jay", "kea", "owl"])
     dataset = CachedDataset(tmp_path / "cache")
     assert (dataset.classes, dataset.labels.tolist()) == (("jay", "kea", "owl"), [2, 0, 2, 0])
     with pytest.raises(TpucacheError, match="class 'jay', which is none of the 1 given classes: 'owl'"):
-        build_cache("labelled_by_test:Birds", tmp_path / "other", SMALL, classes=["owl"], jobs=1)
+        build_here("labelled_by_test:Birds", tmp_path / "other", classes=["owl"])
 
 
 def test_names_with_leading_zeros_and_several_names_are_kept(valid: Path, tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_names_with_leading_zeros_and_several_names_are_kept(valid: Path, tmp_pa
     names = tmp_path / "classes.txt"
     names.write_text("0003\n0010\n0001\n")
     source = TableSource(valid / "t.csv", TableOptions(label_cols=("code",)))
-    build_cache(source, tmp_path / "codes", SMALL, classes=names, jobs=1)
+    build_here(source, tmp_path / "codes", classes=names)
     assert CachedDataset(tmp_path / "codes").labels.tolist() == [1, 2, 1, 2, 1, 2]
     tags = TableSource(valid / "t.csv", TableOptions(label_cols=("tags",), label_sep=" "))
-    build_cache(tags, tmp_path / "tags", SMALL, classes=["a", "c", "b"], jobs=1)
+    build_here(tags, tmp_path / "tags", classes=["a", "c", "b"])
     assert CachedDataset(tmp_path / "tags").labels[:2].tolist() == [[0, 0, 0], [1, 0, 1]]
 
 
@@ -97,7 +97,7 @@ def test_classes_that_do_not_fit_are_refused(text: str | None, reason: str, vali
     if text is not None:
         names.write_text(text)
     with pytest.raises(TpucacheError, match=reason):
-        build_cache(valid, tmp_path / "cache", SMALL, classes=names, jobs=1)
+        build_here(valid, tmp_path / "cache", classes=names)
     assert not (tmp_path / "cache").exists()
 
 
@@ -149,7 +149,7 @@ def test_labels_like_those_of_a_cache_of_numbers_are_numbers(valid: Path, tmp_pa
     assert main(["warmup", str(valid / "b.csv"), str(tmp_path / "b"), "--like", str(tmp_path / "a"), *flags]) == 0
     assert CachedDataset(tmp_path / "b").labels.tolist() == [[0], [1], [2], [3], [4], [5]]
     with pytest.raises(SampleError, match="'cat', which is no number"):
-        build_cache(valid, tmp_path / "c", SMALL, labels="numbers", jobs=1)
+        build_here(valid, tmp_path / "c", labels="numbers")
 
 
 def test_a_cache_like_one_of_several_values_has_the_same_columns(
@@ -218,7 +218,7 @@ def test_caches_that_do_not_match_are_told_apart_with_advice(
     run = ["--run", str(tmp_path / "run"), "--backend", "eager", "--epochs", "1", "--batch-size", "8"]
     for number, options in enumerate([{}, {"classes": train_cache}]):
         cache = tmp_path / f"cache{number}"
-        build_cache(valid, cache, SMALL, jobs=1, **options)
+        build_here(valid, cache, **options)
         assert main(["train", str(train_cache), "--valid", str(cache), *run]) == 2
         assert f"--like {train_cache}" in capsys.readouterr().err
 
@@ -240,14 +240,14 @@ def test_patterns_choose_samples_and_their_classes(photos: Path, tmp_path: Path)
 @pytest.mark.slow
 def test_a_limit_is_spread_over_the_classes_and_a_larger_one_adds(photos: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    build_cache(select_source(open_source(photos), limit=20), cache, SMALL, jobs=1)
+    build_here(select_source(open_source(photos), limit=20), cache)
     few = labels_of(cache)
     assert (len(few), set(few.values())) == (20, {"cat", "dog", "emu"})
-    build_cache(select_source(open_source(photos), limit=40), cache, SMALL, jobs=1)
+    build_here(select_source(open_source(photos), limit=40), cache)
     more = labels_of(cache)
     assert len(more) == 40
     assert few.items() <= more.items()
-    build_cache(photos, cache, SMALL, jobs=1)
+    build_here(photos, cache)
     assert len(labels_of(cache)) == 150
     with pytest.raises(UsageError, match="limit is at least 1"):
         select_source(open_source(photos), limit=0)
@@ -263,11 +263,11 @@ def test_an_interrupted_run_continues_only_with_the_same_choice(photos: Path, tm
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_cache(part, cache, SMALL, jobs=1, on_progress=stop)
+        build_here(part, cache, on_progress=stop)
     for other in (select_source(open_source(photos), limit=31), open_source(photos)):
         with pytest.raises(SourceError, match=r"was started with --limit 30, now (31|not given): give"):
-            build_cache(other, cache, SMALL, jobs=1)
-    assert build_cache(part, cache, SMALL, jobs=1).samples == 30
+            build_here(other, cache)
+    assert build_here(part, cache).samples == 30
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_an_augmentation_that_fails_names_the_file_and_can_be_skipped(
         "    return image\n",
     )
     recipe = Recipe(size=8, variants=1, augment="picky_by_test:picky")
-    clean = build_cache(valid, tmp_path / "clean", SMALL, jobs=1)
+    clean = build_here(valid, tmp_path / "clean")
     dataset = CachedDataset(tmp_path / "clean")
     images = [image.numpy() for image, _ in dataset]
     odd = [
@@ -289,9 +289,9 @@ def test_an_augmentation_that_fails_names_the_file_and_can_be_skipped(
     ]
     assert 0 < len(odd) < clean.samples
     with pytest.raises(SampleError, match=f"'{odd[0]}': the augmentation fails .*ValueError: odd"):
-        build_cache(valid, tmp_path / "cache", recipe, jobs=1)
+        build_here(valid, tmp_path / "cache", recipe)
     shutil.rmtree(tmp_path / "cache")
-    manifest = build_cache(valid, tmp_path / "cache", recipe, jobs=1, on_error="skip")
+    manifest = build_here(valid, tmp_path / "cache", recipe, on_error="skip")
     assert [skipped.path for skipped in manifest.skipped] == odd
     with pytest.raises(SampleError, match="so it cannot be skipped"):
-        build_cache(valid, tmp_path / "clean", recipe, jobs=1, on_error="skip")
+        build_here(valid, tmp_path / "clean", recipe, on_error="skip")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from made import Made, build_here
 
-from tpucache import CachedDataset, CachedLoader, Recipe, RecipeError, build_cache, verify_cache
+from tpucache import CachedDataset, CachedLoader, Recipe, RecipeError, verify_cache
 from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.sources import open_source
-from tpucache.warmup.sources.source import Item, Listing, Sample, source_name
+from tpucache.warmup.sources.source import Item, source_name
 
 
 class Rows:
@@ -29,7 +30,7 @@ def test_arrays_are_stored_in_zstd_where_that_is_asked_for_and_raw_else(tmp_path
     sizes = {}
     for codec, quality in (("raw", None), ("zstd", None), ("zstd", 19)):
         directory = tmp_path / f"{codec}-{quality}"
-        manifest = build_cache(Rows(), directory, Recipe(codec=codec, quality=quality), jobs=1)
+        manifest = build_here(Rows(), directory, Recipe(codec=codec, quality=quality))
         assert {field.codec for field in manifest.fields} == {codec}
         dataset = CachedDataset(directory)
         for number in (0, 63):
@@ -51,22 +52,18 @@ def test_arrays_beside_an_image_are_stored_as_it_is_where_nothing_is_lost():
 @pytest.mark.parametrize("codec", ["jpeg", "png", "yuv420", "dct-lz4"])
 def test_codecs_of_images_are_refused_for_arrays_before_anything_is_built(tmp_path, codec):
     with pytest.raises(RecipeError, match=f"--codec {codec} needs images, and the Rows has none: .* raw or zstd"):
-        build_cache(Rows(), tmp_path / "cache", Recipe(codec=codec), jobs=1)
+        build_here(Rows(), tmp_path / "cache", Recipe(codec=codec))
     assert not (tmp_path / "cache").exists()
 
 
-class OwnSource:
-    def list(self):
-        return Listing([Sample(0, "0")])
-
-    def load(self, sample):
-        return Item({"waves": np.zeros(4, np.float32)})
+class OwnSource(Made):
+    __repr__ = object.__repr__
 
 
-@pytest.mark.parametrize("source", [Rows(), OwnSource()])
+@pytest.mark.parametrize("source", [Rows(), OwnSource(1, lambda _: Item({"waves": np.zeros(4, np.float32)}))])
 def test_a_message_about_a_source_shows_its_name_and_no_address(tmp_path, source):
     with pytest.raises(RecipeError) as caught:
-        build_cache(source, tmp_path / "cache", Recipe(variants=2), jobs=1)
+        build_here(source, tmp_path / "cache", Recipe(variants=2))
     assert f"variants need images, and the {type(source).__name__} has none" in str(caught.value)
     assert " object at 0x" not in str(caught.value)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made import build_here, digests
 from patience import PATIENCE, wait_for
 
 from tpucache.errors import SampleError, UnfinishedError
@@ -18,8 +18,6 @@ from tpucache.warmup.build import build_cache
 from tpucache.warmup.build_options import Deadline
 from tpucache.warmup.run import executors
 from tpucache.warmup.sources.source import Item, Listing, Sample
-
-Digests = Callable[[Path], dict[str, str]]
 
 _SAMPLES = 30
 _SLOW, _LIMIT = 150.0, 600.0  # seconds of a Clock
@@ -58,25 +56,25 @@ class Slow:
         return Item({"tokens": np.full(shape, sample.number, np.int32)})
 
 
-def test_a_time_limit_is_kept_and_no_sample_is_made_twice(tmp_path: Path, clock: Clock, digests: Digests) -> None:
+def test_a_time_limit_is_kept_and_no_sample_is_made_twice(tmp_path: Path, clock: Clock) -> None:
     cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
     slow, fast = Slow([], clock=clock), Slow([])
     with pytest.raises(UnfinishedError) as caught:
-        build_cache(slow, cache, recipe, jobs=1, time_limit=_LIMIT)
+        build_here(slow, cache, recipe, time_limit=_LIMIT)
     done = len(set(slow.loaded))
     assert 2 <= done < _SAMPLES
     assert f"{done} of {_SAMPLES} samples are finished" in str(caught.value)
-    build_cache(fast, cache, recipe, jobs=1)
+    build_here(fast, cache, recipe)
     # The first is loaded to see what samples are like, whether they are padded, and to compare it with what is done.
     assert {*range(done, _SAMPLES)} <= {*fast.loaded} <= {*range(done, _SAMPLES), 0, *range(done)}
     assert len(fast.loaded) <= 2 + done + _SAMPLES - done
-    build_cache(Slow([]), whole, recipe, jobs=1)
+    build_here(Slow([]), whole, recipe)
     assert digests(cache) == digests(whole)
 
 
 @pytest.mark.slow
 def test_a_small_build_needs_no_workers_and_keeps_its_time_limit(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, digests: Digests
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executors, "ALONE_SECONDS", 600)
     cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
@@ -87,7 +85,7 @@ def test_a_small_build_needs_no_workers_and_keeps_its_time_limit(
     assert 2 <= done < _SAMPLES
     build_cache(fast, cache, recipe, jobs=2)
     assert set(range(done, _SAMPLES)) <= set(fast.loaded)
-    build_cache(Slow([]), whole, recipe, jobs=1)
+    build_here(Slow([]), whole, recipe)
     assert digests(cache) == digests(whole)
 
 
@@ -102,7 +100,7 @@ def test_a_bad_sample_of_a_small_build_is_named_and_may_be_left_out(tmp_path: Pa
 @pytest.mark.slow
 def test_a_time_limit_is_kept_while_the_source_is_listed(tmp_path: Path) -> None:
     with pytest.raises(UnfinishedError) as caught:
-        build_cache(Slow([], list_seconds=PATIENCE), tmp_path / "cache", Recipe(size=8), jobs=1, time_limit=0.1)
+        build_here(Slow([], list_seconds=PATIENCE), tmp_path / "cache", time_limit=0.1)
     assert "while the source was listed" in str(caught.value)
     assert "longer time limit" in str(caught.value)
     assert not (tmp_path / "cache").exists()

@@ -5,35 +5,24 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from made import Made, build_here, digests
 from stops import Stopped
 from thorough import thorough
 
 from tpucache.errors import BuildError
 from tpucache.recipe import Recipe
 from tpucache.store.writer import ShardWriter
-from tpucache.warmup.build import build_cache
 from tpucache.warmup.estimate import Estimate
-from tpucache.warmup.sources.source import Item, Listing, Sample
-
-Digests = Callable[[Path], dict[str, str]]
+from tpucache.warmup.sources.source import Item
 
 
-@dataclass(frozen=True)
-class Arrays:
-    samples: int
-    bytes: int
-
-    def list(self) -> Listing:
-        return Listing([Sample(number, str(number)) for number in range(self.samples)])
-
-    def load(self, sample: Sample) -> Item:
-        return Item({"tokens": np.full(self.bytes, sample.number % 251, np.uint8)})
+def arrays(samples: int, nbytes: int) -> Made:
+    return Made(samples, lambda at: Item({"tokens": np.full(nbytes, at % 251, np.uint8)}))
 
 
 class Disk(NamedTuple):
@@ -63,7 +52,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 )
 def test_the_estimate_is_what_lmdb_takes(size: int, tmp_path: Path) -> None:
     reports: list[Estimate] = []
-    manifest = build_cache(Arrays(400, size), tmp_path / "cache", Recipe(size=8), jobs=1, announce=reports.append)
+    manifest = build_here(arrays(400, size), tmp_path / "cache", announce=reports.append)
     taken = sum(entry.bytes for entry in manifest.shards)
     pages = 4 * 4096 * len(manifest.shards)  # of a file's own
     assert taken - pages - 0.02 * taken <= reports[0].bytes <= 1.02 * taken
@@ -74,7 +63,7 @@ def test_a_small_cache_is_not_refused_for_room_that_it_does_not_need(
     tmp_path: Path, free: Callable[[int], None]
 ) -> None:
     free(40)
-    build_cache(Arrays(2000, 10_000), tmp_path / "cache", Recipe(size=8), jobs=1, announce=lambda _: None)
+    build_here(arrays(2000, 10_000), tmp_path / "cache", announce=lambda _: None)
 
 
 @pytest.mark.slow
@@ -91,7 +80,7 @@ def test_no_run_needs_more_room_than_was_estimated(
         return finished
 
     monkeypatch.setattr(ShardWriter, "finish", finish)
-    build_cache(Arrays(samples, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
+    build_here(arrays(samples, 10_000), cache, announce=reports.append)
     assert max(used) <= reports[0].bytes + reports[0].spooled
 
 
@@ -102,21 +91,19 @@ def test_a_refusal_leaves_nothing_behind_so_that_its_advice_can_be_followed(
     cache = tmp_path / "new" / "cache"
     free(10)
     with pytest.raises(BuildError, match=r"24\.\d MB for shards and \d+\.\d MB for tables .* and 10\.0 MB are free"):
-        build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=lambda _: None)
+        build_here(arrays(2000, 10_000), cache, announce=lambda _: None)
     assert not (tmp_path / "new").exists()
     free(100)
-    build_cache(Arrays(2000, 10_000), cache, Recipe(size=9), jobs=1, announce=lambda _: None)
+    build_here(arrays(2000, 10_000), cache, Recipe(size=9), announce=lambda _: None)
 
 
-def test_a_refused_addition_leaves_the_cache_as_it_was(
-    tmp_path: Path, free: Callable[[int], None], digests: Digests
-) -> None:
+def test_a_refused_addition_leaves_the_cache_as_it_was(tmp_path: Path, free: Callable[[int], None]) -> None:
     cache = tmp_path / "cache"
-    build_cache(Arrays(100, 10_000), cache, Recipe(size=8), jobs=1)
+    build_here(arrays(100, 10_000), cache)
     before = digests(tmp_path)
     free(10)
     with pytest.raises(BuildError, match="make room, or add fewer variants or samples"):
-        build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=lambda _: None)
+        build_here(arrays(2000, 10_000), cache, announce=lambda _: None)
     assert digests(tmp_path) == before
 
 
@@ -126,13 +113,13 @@ def test_what_is_built_already_still_has_to_be_sealed(tmp_path: Path, free: Call
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardWriter, "finish", stop)
         with pytest.raises(Stopped):
-            build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1)
+            build_here(arrays(2000, 10_000), cache)
     free(10)
     with pytest.raises(BuildError, match=r"needs about 24.*run the same command again; finished work is kept"):
-        build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
+        build_here(arrays(2000, 10_000), cache, announce=reports.append)
     assert reports[0].records < 2000
     free(40)
-    build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
+    build_here(arrays(2000, 10_000), cache, announce=reports.append)
     assert dataclasses.replace(reports[1], free=0, process_seconds=0) == dataclasses.replace(
         reports[0], free=0, process_seconds=0
     )

@@ -19,17 +19,17 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+from made import Made, build_here, digests
 from thorough import thorough
 
 import tpucache
-from tpucache import BuildError, CachedDataset, Recipe, SampleError, build_cache, repair_cache, verify_cache
+from tpucache import BuildError, CachedDataset, Recipe, repair_cache, verify_cache
 from tpucache.store.ahead import Lateness
-from tpucache.warmup import TableOptions, blocks, relabel_cache
-from tpucache.warmup.sources.source import Item, Listing, Sample
+from tpucache.warmup import TableOptions, blocks, compact_cache, delete_samples, relabel_cache, undo_delete
+from tpucache.warmup.sources.source import Item
 
 pytestmark = pytest.mark.slow
 
-Digests = Callable[[Path], dict[str, str]]
 
 _open, _open_lmdb = io.open, lmdb.open
 
@@ -156,16 +156,11 @@ class FaultyTransaction:
         self._transaction.commit()
 
 
-class Pictures:
-    def __init__(self, count: int) -> None:
-        self._count = count
+def pictures(count: int, *broken: int) -> Made:
+    def item(number: int) -> Item:
+        return Item({"image": np.random.default_rng(number).integers(0, 256, (12, 10, 3), np.uint8)})
 
-    def list(self) -> Listing:
-        return Listing([Sample(number, f"{number}.png", number % 2) for number in range(self._count)], ("a", "b"))
-
-    def load(self, sample: Sample) -> Item:
-        rng = np.random.default_rng(sample.number)
-        return Item({"image": rng.integers(0, 256, (12, 10, 3), np.uint8)})
+    return Made(count, item, lambda at: at % 2, "{}.png", broken=broken, facts={"classes": ("a", "b")})
 
 
 @pytest.fixture(autouse=True)
@@ -189,15 +184,15 @@ def _first(jitter: str) -> Recipe:
 
 
 def _build(jitter: str, cache: Path) -> None:
-    build_cache(Pictures(5), cache, _first(jitter), jobs=1)
+    build_here(pictures(5), cache, _first(jitter))
 
 
 def _add(jitter: str, cache: Path) -> None:
-    build_cache(Pictures(7), cache, Recipe(size=8, variants=2, augment=jitter), jobs=1)
+    build_here(pictures(7), cache, Recipe(size=8, variants=2, augment=jitter))
 
 
 def _repair(jitter: str, cache: Path) -> None:
-    repair_cache(Pictures(5), cache, jobs=1, augment=jitter)
+    repair_cache(pictures(5), cache, jobs=1, augment=jitter)
 
 
 def _nothing(jitter: str, cache: Path) -> None:
@@ -214,23 +209,12 @@ def _relabel(jitter: str, cache: Path) -> None:
     relabel_cache(cache, cache.with_name("labels.csv"), TableOptions(label_cols=("label",)))
 
 
-class Broken(Pictures):
-    def __init__(self, count: int, *broken: int) -> None:
-        super().__init__(count)
-        self._broken = broken
-
-    def load(self, sample: Sample) -> Item:
-        if sample.number in self._broken:
-            raise SampleError(sample.path, "is broken")
-        return super().load(sample)
-
-
 def _skip(jitter: str, cache: Path) -> None:
-    build_cache(Broken(5, 1, 0), cache, Recipe(size=8), jobs=1, on_error="skip")
+    build_here(pictures(5, 1, 0), cache, on_error="skip")
 
 
 def _retry(jitter: str, cache: Path) -> None:
-    build_cache(Broken(5, 0), cache, Recipe(size=8), jobs=1, retry=True)
+    build_here(pictures(5, 0), cache, retry=True)
 
 
 #: What is there before, what is then run, and how many points of failure it has at least.
@@ -296,8 +280,9 @@ def kills(run: Run, jitter: str, start: Path, cache: Path, counted: Faults) -> I
 ENDS = {"full disk": full_disks, "kill": kills}
 
 
-#: A full disk and kills in all that changes a cache; `build` under kills is the case that is always run.
-MORE = [(name, mode) for name in RUNS for mode in ENDS if (name, mode) != ("build", "kill")]
+#: A full disk and kills in all that changes a cache; these are always run.
+ALWAYS = [("build", "kill"), ("repair", "kill")]
+MORE = [(name, mode) for name in RUNS for mode in ENDS if (name, mode) not in ALWAYS]
 
 
 def changes(run: Run, jitter: str, cache: Path) -> Faults:
@@ -307,9 +292,9 @@ def changes(run: Run, jitter: str, cache: Path) -> Faults:
     return faults
 
 
-@pytest.mark.parametrize(("name", "mode"), [*thorough(*MORE), ("build", "kill")])
+@pytest.mark.parametrize(("name", "mode"), [*thorough(*MORE), *ALWAYS])
 def test_whatever_fails_is_reported_and_the_next_run_ends_in_the_same_bytes(
-    name: str, mode: str, jitter: str, tmp_path: Path, digests: Digests
+    name: str, mode: str, jitter: str, tmp_path: Path
 ) -> None:
     prepare, run, floor = RUNS[name]
     start, cache, finished = tmp_path / "start", tmp_path / "cache", set[State]()
@@ -333,29 +318,51 @@ def test_whatever_fails_is_reported_and_the_next_run_ends_in_the_same_bytes(
             assert verify_cache(cache) == [], where
         run(jitter, cache)
         assert digests(cache) == expected, where
-    print(len(calls), len(counted.chosen()), len(finished))
     assert len(finished) >= floor / 8
 
 
-@pytest.mark.parametrize("mode", [*thorough("full disk"), "kill"])
-def test_relabelling_that_fails_anywhere_leaves_the_old_labels_or_the_new_ones(
-    mode: str, jitter: str, tmp_path: Path, digests: Digests
+def shown(cache: Path) -> dict[str, Any]:
+    dataset = CachedDataset(cache)
+    items = zip(dataset.paths, dataset, strict=True)
+    return {path: (dataset.classes[int(label)], np.asarray(image).tobytes()) for path, (image, label) in items}
+
+
+CHANGES: dict[str, Run] = {
+    "relabel": _relabel,
+    "delete": lambda _, cache: delete_samples(cache, paths=["3.png"]),
+    "undo": lambda _, cache: undo_delete(cache),
+    "compact": lambda _, cache: compact_cache(cache),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("relabel", "kill"),
+        ("delete", "kill"),
+        *thorough(("relabel", "full disk"), ("undo", "kill"), ("compact", "kill")),
+    ],
+)
+def test_a_change_that_fails_anywhere_leaves_the_version_before_or_the_next(
+    name: str, mode: str, jitter: str, tmp_path: Path
 ) -> None:
-    start, cache = tmp_path / "start", tmp_path / "cache"
+    start, cache, change = tmp_path / "start", tmp_path / "cache", CHANGES[name]
     _build(jitter, start)
+    delete_samples(start, paths=["1.png"])
     rows = [f"{number}.png,{'xyz'[number % 3]}" for number in range(5)]
     (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows]))
-    counted = changes(_relabel, jitter, Path(shutil.copytree(start, tmp_path / "whole")))
-    calls = counted.calls
-    expected, seen = digests(tmp_path / "whole"), set()
-    assert len(calls) >= 15
-    assert {"open", "write", "fsync", "link", "replace", "mkdir", "unlink", "rmdir"} <= set(calls)
-    for where, _ in ENDS[mode](_relabel, jitter, start, cache, counted):
+    counted = changes(change, jitter, Path(shutil.copytree(start, tmp_path / "whole")))
+    expected, (before, after) = digests(tmp_path / "whole"), (shown(each) for each in (start, tmp_path / "whole"))
+    assert {"open", "write", "fsync", "replace"} <= {*counted.calls}
+    seen = []
+    for where, _ in ENDS[mode](change, jitter, start, cache, counted):
         assert verify_cache(cache) == [], where
-        dataset = CachedDataset(cache)
-        labels = dataset.classes, dataset.labels.tolist()
-        assert labels in [(("a", "b"), [0, 1, 0, 1, 0]), (("x", "y", "z"), [0, 1, 2, 0, 1])], where
-        seen.add(labels[0])
-        _relabel(jitter, cache)
-        assert digests(cache) == expected, where
-    assert len(seen) == 2
+        seen.append(shown(cache) == after)
+        assert seen[-1] or shown(cache) == before, where
+        if not seen[-1] or name in ("relabel", "compact"):
+            change(jitter, cache)
+        found = digests(cache).items()
+        assert {each for each in found if not each[0].startswith(".warmup")} == expected.items(), where
+    assert len(seen) > 3
+    assert any(seen)
+    assert name == "compact" or not all(seen)

@@ -6,12 +6,11 @@ import dataclasses
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from disk import SmallDisk
+from made import build_here, digests, write_photos
 from patience import PATIENCE
 from thorough import thorough
 
@@ -22,7 +21,6 @@ from tpucache.warmup.sources.source import Listing
 
 pytestmark = pytest.mark.slow
 
-Digests = Callable[[Path], dict[str, str]]
 BuildProgress = dict[str, tuple[int, int]]
 
 # Blocks of 50 and 51 samples: shards of 0.84 MB that differ by a record, out of spooled chunks of 0.62 MB.
@@ -45,14 +43,14 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.fixture(scope="module")
-def photos(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(write_photos(tmp_path_factory.mktemp("full") / "photos", _SAMPLES, size=(80, 70)))
 
 
 @pytest.fixture(scope="module")
 def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("whole") / "cache"
-    build_cache(photos, cache, _RECIPE, jobs=1)
+    build_here(photos, cache, _RECIPE)
     assert [path.name for path in sorted(cache.glob("*.lmdb"))] == ["v00-00000.lmdb", "v00-00001.lmdb"]
     return cache
 
@@ -89,7 +87,6 @@ def test_a_disk_that_fills_up_is_reported_and_with_room_again_the_run_continues(
     kilobytes: int,
     kind: type[FolderSource],
     jobs: int,
-    digests: Digests,
 ) -> None:
     source = kind(photos)
     disk.mount(f"size={kilobytes}k")
@@ -123,7 +120,7 @@ def test_too_little_room_is_reported_before_anything_is_built(
     ("limit", "jobs"), [("spool", "1"), *thorough(("spool", "2"), ("shard", "2")), ("last shard", "1")]
 )
 def test_a_file_that_may_not_grow_is_reported_and_without_the_limit_the_run_continues(
-    photos: Path, whole: Path, tmp_path: Path, limit: str, jobs: str, digests: Digests
+    photos: Path, whole: Path, tmp_path: Path, limit: str, jobs: str
 ) -> None:
     first = (whole / "v00-00000.lmdb").stat().st_size
     most = {"spool": 20_000, "shard": first - 1, "last shard": first}[limit]
@@ -145,6 +142,6 @@ def test_a_file_that_may_not_grow_is_reported_and_without_the_limit_the_run_cont
     if (limit, jobs) == ("last shard", "1"):
         assert list(kept) == ["v00-00000.lmdb"]
     assert not (cache / "manifest.json").exists()
-    build_cache(photos, cache, _RECIPE, jobs=1)
+    build_here(photos, cache, _RECIPE)
     assert kept.items() <= finished_shards(cache).items()
     assert digests(cache) == digests(whole)

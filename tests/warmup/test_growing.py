@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made import build_here, digests
 from patience import PATIENCE, wait_for
 from thorough import thorough
 
@@ -28,7 +29,6 @@ from tpucache.store import growing as reading
 from tpucache.store.ahead import Lateness
 from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import GrowingCache, Prospect
-from tpucache.warmup.build import build_cache
 from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.growing import build_for_readers
 from tpucache.warmup.plan import plan_build
@@ -37,7 +37,6 @@ from tpucache.warmup.run.folder import disk_failure
 from tpucache.warmup.sources.source import Item, Listing, Sample
 from tpucache.warmup.versions import delete_samples
 
-Digests = Callable[[Path], dict[str, str]]
 SAMPLES = 130  # three blocks
 SIZE = 16
 RECORD = SIZE * SIZE * 3  # bytes
@@ -137,7 +136,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Pat
     def build(recipe: Recipe) -> Path:
         if recipe not in made:
             made[recipe] = tmp_path_factory.mktemp("finished") / "cache"
-            build_cache(Gated(), made[recipe], recipe, jobs=1)
+            build_here(Gated(), made[recipe], recipe)
         return made[recipe]
 
     return build
@@ -169,7 +168,7 @@ CASES: Sequence[tuple[Recipe, Any, Any]] = [
     ("recipe", "variant", "shuffle"), [CASES[0], *thorough(CASES[1]), CASES[2], *thorough(CASES[3])]
 )
 def test_batches_and_bytes_are_those_of_the_finished_cache(
-    recipe: Recipe, variant: Any, shuffle: Any, tmp_path: Path, finished: Any, digests: Digests
+    recipe: Recipe, variant: Any, shuffle: Any, tmp_path: Path, finished: Any
 ) -> None:
     source, expected = Gated(), finished(recipe)
     with grown(source, tmp_path / "cache", recipe, variant) as (dataset, building):
@@ -280,9 +279,7 @@ def build_some(cache: Path, recipe: Recipe, most: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(8), *thorough(*range(8, 40))])
-def test_readers_of_a_continued_build_see_nothing_of_what_was_damaged(
-    seed: int, tmp_path: Path, finished: Any, digests: Digests
-) -> None:
+def test_readers_of_a_continued_build_see_nothing_of_what_was_damaged(seed: int, tmp_path: Path, finished: Any) -> None:
     random = np.random.default_rng(seed)
     recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
     for most in random.integers(20, SAMPLES // 3, 3).tolist():
@@ -318,7 +315,7 @@ def test_workers_know_from_the_first_sample_that_storage_answers_late(tmp_path: 
     assert plan.latency >= 0.1
 
 
-def test_of_two_builders_one_builds_and_the_other_takes_over(tmp_path: Path, finished: Any, digests: Digests) -> None:
+def test_of_two_builders_one_builds_and_the_other_takes_over(tmp_path: Path, finished: Any) -> None:
     recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
     first, second = Gated(lambda number: number < 60), Gated()
     with grown(first, cache, recipe) as (one, building):
@@ -370,7 +367,7 @@ def test_where_the_disk_is_full_readers_are_told_and_the_next_build_continues(
 def replace_cache(cache: Path, how: str) -> None:
     shutil.rmtree(cache)
     if how == "built anew":
-        build_cache(Gated(seed=1), cache, Recipe(size=SIZE), jobs=1)
+        build_here(Gated(seed=1), cache, Recipe(size=SIZE))
     elif how == "begun anew":
         build_some(cache, Recipe(size=SIZE), 90)
 
@@ -428,7 +425,7 @@ def test_a_build_that_is_refused_at_its_end_is_not_read_on(tmp_path: Path) -> No
         batches_of(dataset, 1)
 
 
-def test_files_of_another_build_count_for_nothing(tmp_path: Path, digests: Digests) -> None:
+def test_files_of_another_build_count_for_nothing(tmp_path: Path) -> None:
     recipe, caches = Recipe(size=SIZE), [tmp_path / "one", tmp_path / "other"]
     for seed, cache in enumerate(caches):
         source = Gated(lambda number: number < 100, seed=seed)
@@ -438,12 +435,12 @@ def test_files_of_another_build_count_for_nothing(tmp_path: Path, digests: Diges
     for path in [*caches[0].glob("*.lmdb"), *(caches[0] / WORK_NAME).iterdir()]:
         if path.name not in ("plan.json", "listing.npz"):
             shutil.copy(path, caches[1] / path.relative_to(caches[0]))
-    build_cache(Gated(seed=1), caches[1], recipe, jobs=1)
-    build_cache(Gated(seed=1), tmp_path / "whole", recipe, jobs=1)
+    build_here(Gated(seed=1), caches[1], recipe)
+    build_here(Gated(seed=1), tmp_path / "whole", recipe)
     assert digests(caches[1]) == digests(tmp_path / "whole")
 
 
-def test_requests_that_no_reader_wrote_are_passed_over(tmp_path: Path, finished: Any, digests: Digests) -> None:
+def test_requests_that_no_reader_wrote_are_passed_over(tmp_path: Path, finished: Any) -> None:
     recipe, gate, work = Recipe(size=SIZE), threading.Event(), tmp_path / "cache" / WORK_NAME
     with grown(Gated(lambda number: number < 8 or gate.is_set()), work.parent, recipe) as (dataset, building):
         os.mkfifo(work / "wanted-0")

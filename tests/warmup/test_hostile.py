@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from made import build_here, digests
 from patience import PATIENCE
 
-from tpucache import CachedDataset, Manifest, Recipe, SampleError, build_cache, verify_cache
+from tpucache import CachedDataset, Manifest, Recipe, SampleError, verify_cache
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.sources import FolderSource
 from tpucache.warmup.sources.source import Listing
@@ -112,9 +111,7 @@ def test_no_process_takes_much_memory(warmed: tuple[Path, int]) -> None:
 
 
 @pytest.mark.thorough
-def test_another_warmup_gives_the_same(
-    hostile: Path, warmed: tuple[Path, int], tmp_path: Path, digests: Callable[[Path], Any]
-) -> None:
+def test_another_warmup_gives_the_same(hostile: Path, warmed: tuple[Path, int], tmp_path: Path) -> None:
     before = digests(warmed[0])
     _warm_up(hostile, warmed[0], jobs=1)
     assert digests(warmed[0]) == before
@@ -126,7 +123,7 @@ def test_a_warmup_that_skips_nothing_names_the_sample_it_fails_at(
     hostile: Path, listing: Listing, tmp_path: Path
 ) -> None:
     with pytest.raises(SampleError) as caught:
-        build_cache(hostile, tmp_path / "cache", _RECIPE, jobs=1)
+        build_here(hostile, tmp_path / "cache", _RECIPE)
     assert caught.value.path in {sample.path for sample in listing.samples}
     assert caught.value.path in str(caught.value)
     assert not (tmp_path / "cache" / "manifest.json").exists()

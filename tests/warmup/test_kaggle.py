@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import build_here, write_photos
 from stops import Stopped, stop_after
 from thorough import thorough
 
@@ -28,14 +29,14 @@ _SHARDS = 4
 
 
 @pytest.fixture(scope="module")
-def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(write_photos(tmp_path_factory.mktemp("kaggle") / "photos", 40, size=(20, 20)))
 
 
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     cache = tmp_path_factory.mktemp("built") / "cache"
-    build_cache(source, cache, _RECIPE, jobs=1, target="kaggle")
+    build_here(source, cache, _RECIPE, target="kaggle")
     return {path.name: path.read_bytes() for path in cache.iterdir()}
 
 
@@ -67,7 +68,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def warm_up(source: Path, folder: Path, **options: Any) -> None:
-    build_cache(source, _PLACE, _RECIPE, jobs=1, local=folder, **{"keep_local": False, **options})
+    build_here(source, _PLACE, _RECIPE, local=folder, **{"keep_local": False, **options})
 
 
 @pytest.mark.parametrize("keep", [*thorough(True), False])
@@ -89,7 +90,7 @@ def test_a_dataset_has_the_bytes_of_a_local_build_in_one_version(
 def test_the_same_cache_is_built_once_and_sent_from_its_folder(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, made: list[str]
 ) -> None:
-    build_cache(source, tmp_path / "cache", _RECIPE, jobs=1, target="kaggle")
+    build_here(source, tmp_path / "cache", _RECIPE, target="kaggle")
     before = list(made)
     warm_up(source, tmp_path / "cache", keep_local=True)
     assert made == before
@@ -178,12 +179,14 @@ def test_what_expires_before_the_version_is_made_is_found_out_then(
     assert server.files(_ID) == built
 
 
-def test_a_broken_connection_continues_in_the_middle_of_a_file(
+def test_broken_connections_continue_in_the_middle_of_a_file_and_lost_answers_make_one_version(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path
 ) -> None:
     server.faults.cuts = [PIECE + 1000, 10, 2 * PIECE]
+    server.faults.busy, server.faults.broken, server.faults.lost = 3, 2, 1
     warm_up(source, tmp_path / "work")
     assert server.files(_ID) == built
+    assert len(server.datasets[_ID].versions) == 1
     assert server.received == sum(map(len, built.values())) + 1000 + 10
 
 
@@ -204,15 +207,6 @@ def test_a_kill_in_the_middle_of_a_file_continues_there(
     warm_up(source, tmp_path / "work")
     assert server.files(_ID) == built
     assert server.received == sum(map(len, built.values())) + 7
-
-
-def test_busy_broken_and_lost_answers_make_one_version(
-    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path
-) -> None:
-    server.faults.busy, server.faults.broken, server.faults.lost = 3, 2, 1
-    warm_up(source, tmp_path / "work")
-    assert server.files(_ID) == built
-    assert len(server.datasets[_ID].versions) == 1
 
 
 def test_a_version_that_lacks_a_file_is_noticed_and_the_next_one_has_it(
@@ -294,7 +288,7 @@ def test_a_dataset_that_no_warmup_made_is_left_alone(source: Path, server: Kaggl
 
 
 def test_nothing_is_added_to_a_finished_dataset(
-    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, write_photos: Any
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path
 ) -> None:
     warm_up(source, tmp_path / "work")
     more = write_photos(tmp_path / "more", 50, size=(20, 20))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from made import build_here
 from PIL import Image
 
 from tpucache.errors import RecipeError, SampleError, SourceError
@@ -20,7 +21,6 @@ from tpucache.store.cache import Cache
 from tpucache.store.format import VERSION
 from tpucache.store.manifest import Manifest
 from tpucache.warmup import TableOptions, TableSource
-from tpucache.warmup.build import build_cache
 
 Array = npt.NDArray[Any]
 SIDE = 8
@@ -48,7 +48,7 @@ def write_arrays(folder: Path, kind: str, count: int = 6) -> list[Array]:
 
 
 def _keep(folder: Path) -> Manifest:
-    return build_cache(folder / "source", folder / "cache", Recipe(size=SIDE, mode="keep"), jobs=1)
+    return build_here(folder / "source", folder / "cache", Recipe(size=SIDE, mode="keep"))
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -56,7 +56,7 @@ def _keep(folder: Path) -> Manifest:
 def test_images_of_the_size_are_kept_bit_for_bit(kind: str, codec: str, tmp_path: Path) -> None:
     arrays = write_arrays(tmp_path / "source", kind)
     recipe = Recipe(size=SIDE, mode="keep", codec=codec)
-    manifest = build_cache(tmp_path / "source", tmp_path / "cache", recipe, jobs=1)
+    manifest = build_here(tmp_path / "source", tmp_path / "cache", recipe)
     assert manifest.version == VERSION
     assert manifest.fields[0].dtype == arrays[0].dtype.str
     dataset = CachedDataset(tmp_path / "cache")
@@ -71,12 +71,12 @@ def test_images_of_the_size_are_kept_bit_for_bit(kind: str, codec: str, tmp_path
 def test_statistics_are_of_the_numbers_and_stay_exact_when_samples_are_added(kind: str, tmp_path: Path) -> None:
     recipe = Recipe(size=SIDE, mode="keep")
     write_arrays(tmp_path / "source", kind, 4)
-    build_cache(tmp_path / "source", tmp_path / "cache", recipe, jobs=1)
+    build_here(tmp_path / "source", tmp_path / "cache", recipe)
     images = np.stack(write_arrays(tmp_path / "source", kind, 6)).astype(np.float64)
-    added = build_cache(tmp_path / "source", tmp_path / "cache", recipe, jobs=1).statistics
+    added = build_here(tmp_path / "source", tmp_path / "cache", recipe).statistics
     np.testing.assert_allclose(added.mean, images.mean((0, 1, 2)), rtol=1e-9)
     np.testing.assert_allclose(added.std, images.std((0, 1, 2)), rtol=1e-9)
-    assert added == build_cache(tmp_path / "source", tmp_path / "anew", recipe, jobs=1).statistics
+    assert added == build_here(tmp_path / "source", tmp_path / "anew", recipe).statistics
     assert Manifest.load(tmp_path / "cache").statistics == added
 
 
@@ -86,7 +86,7 @@ def test_grey_is_the_luma_in_one_channel(tmp_path: Path) -> None:
     Image.fromarray(colours).save(tmp_path / "source" / "a.png")
     Image.fromarray(colours).convert("RGBA").save(tmp_path / "source" / "b.png")
     Image.fromarray(colours[..., 0]).save(tmp_path / "source" / "c.png")
-    manifest = build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, mode="grey", codec="png"), jobs=1)
+    manifest = build_here(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, mode="grey", codec="png"))
     assert (manifest.version, manifest.fields[0].shape) == (VERSION, (SIDE, SIDE, 1))
     assert len(manifest.statistics.mean) == 1
     luma = np.asarray(Image.fromarray(colours).convert("L"))
@@ -98,7 +98,7 @@ def test_grey_is_the_luma_in_one_channel(tmp_path: Path) -> None:
 def test_presets_move_pixels_of_any_depth_and_change_no_colours(tmp_path: Path) -> None:
     arrays = write_arrays(tmp_path / "source", "uint16")
     recipe = Recipe(size=SIDE, mode="keep", variants=1, augment="strong")
-    manifest = build_cache(tmp_path / "source", tmp_path / "cache", recipe, jobs=1)
+    manifest = build_here(tmp_path / "source", tmp_path / "cache", recipe)
     assert "ColorJitter" not in json.dumps(manifest.recipe["augmentation"])
     image, _ = CachedDataset(tmp_path / "cache", variant=1)[0]
     assert image.numpy().dtype == np.uint16
@@ -111,7 +111,7 @@ def test_an_image_of_another_kind_is_refused_by_name(name: str, tmp_path: Path) 
     other = np.zeros((SIDE, SIDE, 3), np.uint8) if name == "colours.png" else np.zeros((SIDE, SIDE), np.uint8)
     Image.fromarray(other).save(tmp_path / "source" / "b" / name)
     with pytest.raises(SampleError, match=f"{name}.*its image is uint8 .*in other samples uint16 with 1.*--mode rgb"):
-        build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, mode="keep"), jobs=1)
+        build_here(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, mode="keep"))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_the_limit_of_pixels_is_an_option_and_changes_no_record(tmp_path: Path) 
     (tmp_path / "source").mkdir()
     Image.new("L", (40, 30)).save(tmp_path / "source" / "a.png")
     with pytest.raises(SampleError, match="40 x 30 are more than --max-pixels 1199"):
-        build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, max_pixels=1199), jobs=1)
-    build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, max_pixels=1200), jobs=1)
-    build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE), jobs=1)  # finished: returned as it is
+        build_here(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, max_pixels=1199))
+    build_here(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, max_pixels=1200))
+    build_here(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE))  # finished: returned as it is
 
 
 def test_a_limit_above_pillows_own_is_kept_to_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +167,8 @@ def test_a_limit_above_pillows_own_is_kept_to_and_taken_back(tmp_path: Path, mon
     (tmp_path / "source").mkdir()
     Image.new("L", (40, 30)).save(tmp_path / "source" / "a.png")
     with pytest.raises(SampleError, match=r"too many pixels.*--max-pixels"):
-        build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE), jobs=1)
-    build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, max_pixels=1200), jobs=1)
+        build_here(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE))
+    build_here(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, max_pixels=1200))
     assert Image.MAX_IMAGE_PIXELS == 100
 
 
@@ -178,7 +178,7 @@ def test_files_of_several_frames_are_counted_in_a_warning(tmp_path: Path, caplog
     for suffix in ("gif", "tiff", "webp", "png"):
         frames[0].save(tmp_path / "photos" / f"more.{suffix}", save_all=True, append_images=frames[1:])
         frames[0].save(tmp_path / "photos" / f"one.{suffix}")
-    build_cache(tmp_path / "photos", tmp_path / "cache", Recipe(size=8), jobs=1)
+    build_here(tmp_path / "photos", tmp_path / "cache")
     (line,) = [record.getMessage() for record in caplog.records if "several frames" in record.getMessage()]
     assert line.endswith("only the first one is used: 4 files, such as 'more.gif'")
     cache = Cache.open(tmp_path / "cache")
@@ -197,6 +197,6 @@ def test_masks_of_several_frames_are_counted_in_the_same_warning(
     rows = [f"{name}.png,{name}_mask.{suffix}" for name in ("one", "more")]
     (tmp_path / "table.csv").write_text("\n".join(["path,mask", *rows]))
     source = TableSource(tmp_path / "table.csv", TableOptions(mask_col="mask"))
-    build_cache(source, tmp_path / "cache", Recipe(size=8, mask_values="keep"), jobs=1)
+    build_here(source, tmp_path / "cache", Recipe(size=8, mask_values="keep"))
     (line,) = [record.getMessage() for record in caplog.records if "several frames" in record.getMessage()]
     assert line.endswith("only the first one is used: 1 files, such as 'more.png'")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from made import build_here, digests
 from PIL import Image
 
-from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache, repair_cache, verify_cache
+from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, repair_cache, verify_cache
 from tpucache.cli import main
 from tpucache.errors import BuildError, DamageError, NotACacheError, SourceError, TpucacheError, UsageError
 from tpucache.runs import LAST_NAME
@@ -21,7 +22,6 @@ from tpucache.warmup import TableOptions, compact_cache, delete_samples, relabel
 
 pytestmark = pytest.mark.usefixtures("short_runs")
 
-Digests = Callable[[Path], Mapping[str, str]]
 KIND = TableOptions(label_cols=("kind",))
 
 
@@ -44,7 +44,7 @@ def write(path: Path, head: str, rows: list[str]) -> Path:
     return path
 
 
-def test_labels_folds_and_columns_change_and_records_do_not(copy: Path, table: Path, digests: Digests) -> None:
+def test_labels_folds_and_columns_change_and_records_do_not(copy: Path, table: Path) -> None:
     shards = {name: digest for name, digest in digests(copy).items() if name.endswith(".lmdb")}
     before = CachedDataset(copy)
     labels = before.labels
@@ -82,7 +82,7 @@ def test_what_the_table_lacks_stays(copy: Path, table: Path) -> None:
     assert {"fold", "age", "new"} <= set(CachedDataset(copy).table)
 
 
-def test_the_same_labels_again_change_nothing(copy: Path, table: Path, digests: Digests) -> None:
+def test_the_same_labels_again_change_nothing(copy: Path, table: Path) -> None:
     relabel_cache(copy, table, KIND)
     before = digests(copy)
     relabel_cache(copy, table, KIND)
@@ -174,7 +174,7 @@ _REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("rows", "options", "reason"), _REFUSED.values(), ids=_REFUSED)
 def test_what_does_not_fit_is_refused_and_changes_nothing(
-    rows: list[str], options: dict[str, Any], reason: str, copy: Path, tmp_path: Path, digests: Digests
+    rows: list[str], options: dict[str, Any], reason: str, copy: Path, tmp_path: Path
 ) -> None:
     before, lines = digests(copy), list[str]()
     for row in rows[1:]:
@@ -214,7 +214,7 @@ def test_a_cache_that_is_unfinished_damaged_or_read_only_is_refused(
 @pytest.mark.slow
 def test_a_warmup_that_is_adding_is_finished_first(photos: Path, table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "growing"
-    build_cache(photos, cache, Recipe(size=8), jobs=1)
+    build_here(photos, cache)
     work = cache / ".warmup"
     work.mkdir()
     plan = {"build": "0" * 48, "labels": {}, "asked": {}, "retry": False}
@@ -231,9 +231,9 @@ def test_a_relabelled_cache_grows_and_is_repaired_from_its_source(
     photos: Path, table: Path, tmp_path: Path, jitter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "growing"
-    build_cache(photos, cache, Recipe(size=8), jobs=1)
+    build_here(photos, cache)
     relabel_cache(cache, table, TableOptions(label_cols=("kind",), fold_col="fold"))
-    build_cache(photos, cache, Recipe(size=8, variants=1, augment=jitter), jobs=1)
+    build_here(photos, cache, Recipe(size=8, variants=1, augment=jitter))
     assert "was relabelled" in caplog.text
     dataset = CachedDataset(cache, variant=1)
     assert dataset.labels.tolist() == [number % 3 for number in range(150)]
@@ -267,7 +267,7 @@ def test_numbers_that_lost_their_zeros_are_named_with_what_to_do(
     (tmp_path / "photos").mkdir()
     for number in (7, 8, 10):
         Image.new("L", (2, 2), number).save(tmp_path / "photos" / f"{number:03}.png")
-    build_cache(tmp_path / "photos", tmp_path / "cache", Recipe(size=2), jobs=1)
+    build_here(tmp_path / "photos", tmp_path / "cache", Recipe(size=2))
     table = write(tmp_path / "labels.csv", "path,kind", [f"{key},{key}" for key in keys])
     with pytest.raises(SourceError) as caught:
         relabel_cache(tmp_path / "cache", table, KIND)

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from joblib.externals.loky import get_reusable_executor
+from made import Made, build_here, digests, failing_rename, write_photos
 from signed import signed
-from thorough import thorough
+from stops import Stopped, stop_after
 
-from tpucache import Manifest, Recipe, build_cache, verify_cache
+from tpucache import Manifest, Recipe, verify_cache
 from tpucache import repair_cache as repair_cache_of
 from tpucache.cli import main
-from tpucache.errors import BuildError, DamageError, FormatError, RecipeError, SourceError
+from tpucache.errors import DamageError, FormatError, RecipeError, SourceError
 from tpucache.store.format import INDEX_NAME, TIMES_NAME
 from tpucache.store.hashes import hashes_name
-from tpucache.warmup import repair
 from tpucache.warmup.sources import TableOptions, TableSource
-from tpucache.warmup.sources.source import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item
 
-Digests = Callable[[Path], dict[str, str]]
 Harm = Callable[[Path], None]
 
 
 def repair_cache(source: Any, cache: Path, **options: Any) -> list[Any]:
-    return repair_cache_of(source, cache, augment="moved_by_test:shift", **options)
+    return repair_cache_of(source, cache, augment="moved_by_test:shift", **{"jobs": 1, **options})
 
 
 def flip(path: Path) -> None:
@@ -52,7 +49,7 @@ def identities(cache: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.fixture(scope="module")
-def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photographs of which two are none, and later more of them, so that some sort before all others."""
     root = Path(write_photos(tmp_path_factory.mktemp("repaired") / "photos", 130, size=(30, 24)))
     (root / "cat" / "0000bad.jpg").write_bytes(b"no image")
@@ -76,12 +73,12 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def grown(source: Path, modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("grown") / "cache"
     recipe = Recipe(size=16, variants=1, augment="moved_by_test:shift")
-    build_cache(source, cache, recipe, jobs=1, on_error="skip")
+    build_here(source, cache, recipe, on_error="skip")
     (source / "ant").mkdir()
     for number, path in enumerate(sorted((source / "dog").iterdir())):
         shutil.copy(path, source / ("ant" if number % 2 else "dog") / f"more{number}.jpg")
-    build_cache(source, cache, recipe, jobs=1, on_error="skip")
-    build_cache(source, cache, Recipe(size=16, variants=2, augment="moved_by_test:shift"), jobs=1)
+    build_here(source, cache, recipe, on_error="skip")
+    build_here(source, cache, Recipe(size=16, variants=2, augment="moved_by_test:shift"))
     assert Manifest.load(cache).generation == 2
     assert len(Manifest.load(cache).skipped) == 2
     return cache
@@ -104,29 +101,29 @@ HARMED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "harm"), HARMED, ids=lambda each: each if isinstance(each, str) else ",".join(each))
 def test_what_is_damaged_comes_back_and_nothing_else_is_touched(
-    source: Path, grown: Path, cache: Path, names: tuple[str, ...], harm: str, digests: Digests
+    source: Path, grown: Path, cache: Path, names: tuple[str, ...], harm: str
 ) -> None:
     existing = {name: known for name, known in identities(cache).items() if name not in names}
     for name in names:
         HARMS[harm](cache / name)
-    damages = repair_cache(source, cache, jobs=1)
+    damages = repair_cache(source, cache)
     assert {damage.name for damage in damages} == set(names)
     assert digests(cache) == digests(grown)
     assert existing.items() <= identities(cache).items()
     after = identities(cache)
-    assert repair_cache(source, cache, jobs=1) == []
+    assert repair_cache(source, cache) == []
     assert identities(cache) == after
 
 
 def test_a_samples_table_is_not_made_again(source: Path, cache: Path) -> None:
     flip(cache / "samples-2.npz")
     with pytest.raises(DamageError, match=r"samples-2\.npz cannot be built again: copy it"):
-        repair_cache(source, cache, jobs=1)
+        repair_cache(source, cache)
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_all_shards_and_the_index_can_be_lost(source: Path, grown: Path, cache: Path, digests: Digests) -> None:
+def test_all_shards_and_the_index_can_be_lost(source: Path, grown: Path, cache: Path) -> None:
     manifest = Manifest.load(cache)
     for entry in (*manifest.shards, manifest.index):
         (cache / entry.name).unlink()
@@ -138,40 +135,32 @@ def test_all_shards_and_the_index_can_be_lost(source: Path, grown: Path, cache: 
 
 
 @pytest.mark.slow
-def test_samples_that_came_later_do_not_matter(
-    source: Path, grown: Path, cache: Path, tmp_path: Path, digests: Digests
-) -> None:
+def test_samples_that_came_later_do_not_matter(source: Path, grown: Path, cache: Path, tmp_path: Path) -> None:
     more = shutil.copytree(source, tmp_path / "more")
     shutil.copy(sorted((source / "emu").glob("*.jpg"))[0], more / "ant" / "0.jpg")
     flip(cache / "v00-00000.lmdb")
     flip(cache / "v01-00003.lmdb")
-    repair_cache(more, cache, jobs=1)
+    repair_cache(more, cache)
     assert digests(cache) == digests(grown)
 
 
-class SelfLabelled:
-    def list(self) -> Listing:
-        return Listing([Sample(number, f"{number}") for number in range(150)])
-
-    def load(self, sample: Sample) -> Item:
-        score = {"score": sample.number / 4} if sample.number % 2 else {}
-        return Item({"tokens": np.arange(sample.number, sample.number + 4)}, sample.number % 3, score)
+def self_labelled(number: int) -> Item:
+    score = {"score": number / 4} if number % 2 else {}
+    return Item({"tokens": np.arange(number, number + 4)}, number % 3, score)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v00-00001.lmdb", INDEX_NAME])
-def test_labels_known_only_from_samples_are_read_again(tmp_path: Path, name: str, digests: Digests) -> None:
-    build_cache(SelfLabelled(), tmp_path, Recipe(size=8), jobs=1)
+def test_labels_known_only_from_samples_are_read_again(tmp_path: Path, name: str) -> None:
+    build_here(Made(150, self_labelled), tmp_path)
     before = digests(tmp_path)
     (tmp_path / name).unlink()
-    repair_cache(SelfLabelled(), tmp_path, jobs=1)
+    repair_cache(Made(150, self_labelled), tmp_path)
     assert digests(tmp_path) == before
 
 
 @pytest.mark.slow
-def test_a_source_that_is_not_the_caches_is_refused(
-    source: Path, cache: Path, tmp_path: Path, digests: Digests
-) -> None:
+def test_a_source_that_is_not_the_caches_is_refused(source: Path, cache: Path, tmp_path: Path) -> None:
     flip(cache / "v00-00000.lmdb")
     before = digests(cache)
     other = shutil.copytree(source, tmp_path / "other")
@@ -179,19 +168,19 @@ def test_a_source_that_is_not_the_caches_is_refused(
     data = photo.read_bytes()
     photo.write_bytes(data + b"x")
     with pytest.raises(SourceError, match=f"another size.*{photo.name}"):
-        repair_cache(other, cache, jobs=1)
+        repair_cache(other, cache)
     photo.unlink()
     with pytest.raises(SourceError, match=f"lacks 1 of the samples.*{photo.name}"):
-        repair_cache(other, cache, jobs=1)
+        repair_cache(other, cache)
     (other / "cat" / photo.name).write_bytes(data)
     with pytest.raises(SourceError, match="lacks 1"):
-        repair_cache(other, cache, jobs=1)
+        repair_cache(other, cache)
     assert digests(cache) == before
 
 
 @pytest.mark.slow
 def test_pixels_that_changed_in_secret_are_named_and_nothing_is_replaced(
-    source: Path, grown: Path, cache: Path, tmp_path: Path, digests: Digests
+    source: Path, grown: Path, cache: Path, tmp_path: Path
 ) -> None:
     flip(cache / "v01-00000.lmdb")
     flip(cache / "v00-00001.lmdb")
@@ -201,9 +190,9 @@ def test_pixels_that_changed_in_secret_are_named_and_nothing_is_replaced(
     first = by_size[-1]
     first.write_bytes(by_size[len(by_size) // 2].read_bytes().ljust(first.stat().st_size, b"\0"))
     with pytest.raises(DamageError, match=rf"1 samples differ: 'cat/{first.name}'"):
-        repair_cache(other, cache, jobs=1)
+        repair_cache(other, cache)
     assert digests(cache) == before
-    repair_cache(source, cache, jobs=1)
+    repair_cache(source, cache)
     assert digests(cache) == digests(grown)
 
 
@@ -215,11 +204,11 @@ def test_versions_that_make_other_records_are_named(source: Path, cache: Path, m
     entry["sha256"] = entry["records_sha256"] = "0" * 64
     (cache / "manifest.json").write_text(signed(manifest))
     with pytest.raises(DamageError, match=r"v00-00000.*nothing is replaced.*pillow 0\.1, now"):
-        repair_cache(source, cache, jobs=1)
+        repair_cache(source, cache)
 
 
 def test_a_callable_that_changed_is_refused_where_it_matters(
-    source: Path, cache: Path, grown: Path, modules: Path, digests: Digests
+    source: Path, cache: Path, grown: Path, modules: Path
 ) -> None:
     path = modules / "moved_by_test.py"
     text = path.read_text()
@@ -227,10 +216,10 @@ def test_a_callable_that_changed_is_refused_where_it_matters(
     try:
         flip(cache / "v01-00000.lmdb")
         with pytest.raises(RecipeError, match="moved_by_test:shift has changed"):
-            repair_cache(source, cache, jobs=1)
+            repair_cache(source, cache)
         shutil.copy(grown / "v01-00000.lmdb", cache / "v01-00000.lmdb")
         flip(cache / "v00-00000.lmdb")
-        repair_cache(source, cache, jobs=1)
+        repair_cache(source, cache)
     finally:
         path.write_text(text)
     assert digests(cache) == digests(grown)
@@ -239,10 +228,10 @@ def test_a_callable_that_changed_is_refused_where_it_matters(
 def test_a_damaged_manifest_is_not_repaired(source: Path, cache: Path) -> None:
     (cache / "manifest.json").write_text("{")
     with pytest.raises(FormatError, match="manifest cannot be repaired: copy it again"):
-        repair_cache(source, cache, jobs=1)
+        repair_cache(source, cache)
 
 
-def test_damaged_files_that_no_manifest_lists_are_removed(source: Path, cache: Path, digests: Digests) -> None:
+def test_damaged_files_that_no_manifest_lists_are_removed(source: Path, cache: Path) -> None:
     before = digests(cache)
     flip(cache / TIMES_NAME)
     (cache / hashes_name(Manifest.load(cache))).write_bytes(b"no hashes")
@@ -264,40 +253,19 @@ def test_an_index_that_was_written_wrong_is_not_repaired(source: Path, cache: Pa
     next(entry for entry in manifest["tables"] if entry["name"] == "index-2.npy")["sha256"] = digest
     (cache / "manifest.json").write_text(signed(manifest))
     with pytest.raises(DamageError, match="it was written so"):
-        repair_cache(source, cache, jobs=1)
-
-
-class Killed(BaseException):
-    """The end of a process: nothing that follows is run."""
+        repair_cache(source, cache)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [*thorough(0, 1, 4), 7, *thorough(9, 10, 11, 12), 13, *thorough(14, 15)])
-def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next(
-    source: Path, grown: Path, cache: Path, step: int, monkeypatch: pytest.MonkeyPatch, digests: Digests
-) -> None:
-    names = ("v00-00002.lmdb", "v01-00002.lmdb", "v02-00000.lmdb", "index-2.npy")
-    for name in names:
+def test_a_repair_that_was_stopped_continues_where_it_was(source: Path, grown: Path, cache: Path) -> None:
+    for name in ("v00-00002.lmdb", "v01-00002.lmdb", "v02-00000.lmdb", "index-2.npy"):
         flip(cache / name)
-    calls = 0
-    real = os.fsync
-
-    def dying(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > step:
-            raise Killed
-        real(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", dying)
-        with pytest.raises(Killed):
-            repair_cache(source, cache, jobs=1)
+    with pytest.raises(Stopped):
+        repair_cache(source, cache, on_progress=stop_after(0))
     reports: list[int] = []
-    repair_cache(source, cache, jobs=1, on_progress=lambda progress: reports.append(progress.samples))
+    repair_cache(source, cache, on_progress=lambda progress: reports.append(progress.samples))
     assert digests(cache) == digests(grown)
-    if 4 <= step <= 9:
-        assert reports[0] > 0, "what was finished was built again"
+    assert reports[0] > 0, "what was finished was built again"
 
 
 @pytest.mark.slow
@@ -306,20 +274,18 @@ def test_an_addition_that_is_not_finished_continues_after_a_repair(
     modules: Path,
     cache: Path,
     tmp_path: Path,
-    failing_rename: Callable[..., AbstractContextManager[None]],
-    digests: Digests,
 ) -> None:
     recipe = Recipe(size=16, variants=3, augment="moved_by_test:shift")
     whole = Path(shutil.copytree(cache, tmp_path / "whole"))
-    build_cache(source, whole, recipe, jobs=1)
+    build_here(source, whole, recipe)
     with failing_rename("index-*.npy", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
-        build_cache(source, cache, recipe, jobs=1)
+        build_here(source, cache, recipe)
     flip(cache / "v00-00000.lmdb")
-    repair_cache(source, cache, jobs=1)
+    repair_cache(source, cache)
     assert verify_cache(cache) == []
     assert (cache / ".warmup" / "plan.json").exists()
     reports: list[int] = []
-    build_cache(source, cache, recipe, jobs=1, on_progress=lambda progress: reports.append(progress.samples))
+    build_here(source, cache, recipe, on_progress=lambda progress: reports.append(progress.samples))
     assert reports[0] == Manifest.load(cache).samples, "what was added was built again"
     assert digests(cache) == digests(whole)
 
@@ -334,32 +300,23 @@ def test_an_augmentation_that_a_manifest_names_is_imported_only_if_it_is_named_t
     manifest = cache / "manifest.json"
     manifest.write_text(signed(manifest.read_text().replace("moved_by_test:shift", "trap_by_test:shift")))
     flip(cache / "v00-00000.lmdb")
-    repair_cache_of(source, cache, jobs=1, augment=named)  # the clean images are not augmented
+    repair_cache_of(source, cache, augment=named)  # the clean images are not augmented
     flip(cache / "v01-00000.lmdb")
     with pytest.raises(RecipeError, match=r"'trap_by_test:shift'.*add --augment trap_by_test:shift"):
-        repair_cache_of(source, cache, jobs=1, augment=named)
+        repair_cache_of(source, cache, augment=named)
     assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
-def test_no_repair_while_a_warmup_writes(source: Path, cache: Path) -> None:
-    flip(cache / "v00-00000.lmdb")
-    (cache / ".warmup").mkdir()
-    with repair.hold(cache / ".warmup"), pytest.raises(BuildError, match="another process is writing"):
-        repair_cache(source, cache, jobs=1)
-
-
-@pytest.mark.slow
 def test_a_table_source_is_repaired_with_the_same_columns(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], digests: Digests
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos = sorted(path.relative_to(source).as_posix() for path in (source / "emu").glob("0*.jpg"))
     rows = [f"{path},{number % 3},{number / 8},note {number}" for number, path in enumerate(photos)]
     table, cache = tmp_path / "train.csv", tmp_path / "cache"
     table.write_text("\n".join(["file,fold,age,remark", *rows]))
     options = TableOptions(label_cols=("age",), fold_col="fold", root=source)
-    build_cache(TableSource(table, options), cache, Recipe(size=8), jobs=1)
+    build_here(TableSource(table, options), cache)
     before = digests(cache)
     named = ["--build", f"--label-col age --fold-col fold --root {source}"]
     for names in (["v00-00000.lmdb"], ["index.npy", "v00-00000.lmdb"]):

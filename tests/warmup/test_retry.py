@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made import build_here, digests, encode, failing_rename, smooth_image
 
-from tpucache import Recipe, SourceError, UnfinishedError, build_cache, repair_cache, verify_cache
+from tpucache import Recipe, SourceError, UnfinishedError, repair_cache, verify_cache
 from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
 from tpucache.warmup import TableOptions, TableSource, compact_cache, relabel_cache
 
 pytestmark = pytest.mark.slow
 
-Digests = Callable[[Path], dict[str, str]]
 COUNT = 11
 BAD = (0, 4, 7, 8, 10)
 OPTIONS = TableOptions(label_cols=("label",), fold_col="fold")
 
 
 class Data:
-    def __init__(self, root: Path, recipe: Recipe, encode: Callable[..., bytes], image: Callable[..., Any]) -> None:
+    def __init__(self, root: Path, recipe: Recipe) -> None:
         self.root, self.recipe, self.table = root, recipe, root / "train.csv"
         root.mkdir()
-        self._files = [encode(image(14, 12, seed=number), "PNG") for number in range(COUNT)]
+        self._files = [encode(smooth_image(14, 12, seed=number)) for number in range(COUNT)]
         rows = [f"{number}.png,{'xyz'[number % 3]},{number % 2},{number * 'word'}" for number in range(COUNT)]
         self.table.write_text("\n".join(["path,label,fold,text", *rows]) + "\n")
         self.write(*range(COUNT))
@@ -37,12 +36,15 @@ class Data:
 
     def build(self, cache: Path, **options: Any) -> Manifest:
         source = TableSource(self.table, OPTIONS)
-        return build_cache(source, cache, self.recipe, jobs=1, on_error="skip", **options)
+        return build_here(source, cache, self.recipe, on_error="skip", **options)
 
 
 @pytest.fixture
-def data(tmp_path: Path, jitter: str, encode: Callable[..., bytes], smooth_image: Callable[..., Any]) -> Data:
-    data = Data(tmp_path / "data", Recipe(size=8, variants=1, augment=jitter), encode, smooth_image)
+def data(
+    tmp_path: Path,
+    jitter: str,
+) -> Data:
+    data = Data(tmp_path / "data", Recipe(size=8, variants=1, augment=jitter))
     data.build(tmp_path / "sound")
     data.write(*BAD, content=b"no image")
     data.build(tmp_path / "cache")
@@ -64,7 +66,9 @@ def rows_of(cache: Path) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_samples_that_became_sound_are_added_with_the_records_of_a_sound_source(
-    is_killed: bool, data: Data, tmp_path: Path, digests: Digests, failing_rename: Any
+    is_killed: bool,
+    data: Data,
+    tmp_path: Path,
 ) -> None:
     cache, sound = tmp_path / "cache", Manifest.load(tmp_path / "sound")
     first = Manifest.load(cache)
@@ -91,7 +95,7 @@ def test_samples_that_became_sound_are_added_with_the_records_of_a_sound_source(
     assert digests(cache) == digests(tmp_path / "sound")
 
 
-def test_a_cache_with_retried_samples_is_repaired(data: Data, tmp_path: Path, digests: Digests) -> None:
+def test_a_cache_with_retried_samples_is_repaired(data: Data, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     data.write(*BAD)
     data.build(cache, retry=True)
@@ -113,9 +117,7 @@ def test_samples_are_added_and_tried_again_at_once(data: Data, tmp_path: Path) -
     assert names == {**{number: f"{number}.png" for number in range(COUNT)}, COUNT: "new.png"}
 
 
-def test_skipped_samples_of_a_relabelled_cache_have_no_known_labels(
-    data: Data, tmp_path: Path, digests: Digests
-) -> None:
+def test_skipped_samples_of_a_relabelled_cache_have_no_known_labels(data: Data, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     relabel_cache(cache, data.table, TableOptions(label_cols=("text",)))
     data.write(*BAD)

@@ -7,8 +7,9 @@ import csv
 import numpy as np
 import pytest
 import torch
+from made import build_here
 
-from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, SourceError, UsageError, build_cache
+from tpucache import CachedDataset, CachedLoader, MixedLoader, SourceError, UsageError
 from tpucache.cli import main
 from tpucache.training.data import soft_labelled
 from tpucache.training.settings import TrainSettings
@@ -23,7 +24,7 @@ SOFT = SoftOptions(soft_labels=True)
 def cache(tmp_path):
     rng = np.random.default_rng(0)
     items = [(rng.integers(0, 256, (8, 8, 3)).astype(np.uint8), number % 2) for number in range(4)]
-    build_cache(items, tmp_path / "cache", Recipe(size=8), jobs=1, classes=NAMES)
+    build_here(items, tmp_path / "cache", classes=NAMES)
     return tmp_path / "cache"
 
 
@@ -129,7 +130,7 @@ def test_soft_labels_are_not_mixed_with_class_numbers(cache, tmp_path):
 
 def test_labels_are_not_mixed_with_standardised_ones(tmp_path):
     items = [(np.full((8, 8, 3), number, np.uint8), number + 0.5) for number in range(4)]
-    build_cache(items, tmp_path / "cache", Recipe(size=8), jobs=1)
+    build_here(items, tmp_path / "cache")
     plain = CachedDataset(tmp_path / "cache")
     for other in (plain, plain.with_standardised_labels([1.0], [3.0])):
         loaders = [CachedLoader(each, 4) for each in (plain.with_standardised_labels([1.0], [2.0]), other)]

@@ -6,20 +6,19 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from made import build_here, digests, jpeg, smooth_image
 from PIL import Image
 
-from tpucache import Recipe, build_cache
+from tpucache import Recipe
 from tpucache.cli import main
 from tpucache.errors import SampleError
 from tpucache.warmup import TableOptions, TableSource, dry_run
-
-Digests = Callable[[Path], Mapping[str, str]]
 
 
 def run(source: Path, cache: Path, *flags: str) -> int:
@@ -81,7 +80,7 @@ def test_the_estimate_is_within_a_factor_of_one_and_a_half(
         Image.fromarray(draw(rng, number).astype(np.uint8)).save(tmp_path / "source" / f"{number:03}.png")
     found = dry_run(tmp_path / "source", tmp_path / "cache", recipe, jobs=1)
     assert not (tmp_path / "cache").exists()
-    manifest = build_cache(tmp_path / "source", tmp_path / "cache", recipe, jobs=1)
+    manifest = build_here(tmp_path / "source", tmp_path / "cache", recipe)
     assert found.estimate.records == manifest.records
     actual = sum(entry.bytes for entry in manifest.shards)
     assert actual / 1.5 < found.estimate.bytes < actual * 1.5
@@ -108,7 +107,7 @@ def test_samples_that_a_build_refuses_before_it_begins_are_all_listed(
     assert {tried.path.partition("/")[0] for tried in found.listed} == {"cat", "emu"}
     assert all("which is none of the 1 given" in tried.reason for tried in found.listed)
     with pytest.raises(SampleError, match="which is none of the 1 given"):
-        build_cache(photos, tmp_path / "cache", Recipe(size=8), jobs=1, classes=["dog"])
+        build_here(photos, tmp_path / "cache", classes=["dog"])
     assert not (tmp_path / "cache").exists()
     (tmp_path / "classes.txt").write_text("dog")
     assert run(photos, tmp_path / "cache", "--classes", str(tmp_path / "classes.txt")) == 0
@@ -116,19 +115,21 @@ def test_samples_that_a_build_refuses_before_it_begins_are_all_listed(
 
 
 @pytest.mark.slow
-def test_only_what_a_finished_cache_lacks_is_estimated(photos: Path, tmp_path: Path, digests: Digests) -> None:
+def test_only_what_a_finished_cache_lacks_is_estimated(photos: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    build_cache(photos, cache, Recipe(size=8), jobs=1)
+    build_here(photos, cache)
     before = digests(cache)
     assert dry_run(photos, cache, Recipe(size=8)).estimate.records == 0
     assert digests(cache) == before
 
 
 @pytest.mark.slow
-def test_a_hostile_folder_is_reported(tmp_path: Path, encode: Callable[..., bytes], smooth_image: Any) -> None:
+def test_a_hostile_folder_is_reported(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    good = encode(smooth_image(40, 30))
+    good = jpeg(smooth_image(40, 30))
     for name, data in (("a.jpg", good), ("b.jpg", good[: len(good) // 2]), ("c.png", b""), ("e\n\x1b[31m.jpg", good)):
         (source / name).write_bytes(data)
     os.mkfifo(source / "d.jpg")

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made import build_here
 from PIL import Image
-from thorough import thorough
 
-from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache, repair_cache, stage_cache, verify_cache
+from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, repair_cache, stage_cache, verify_cache
 from tpucache.cli import main, make_parser
-from tpucache.cli.parser import CommandParser
 from tpucache.errors import BuildError, DamageError, FormatError, SourceError, StoreError, TpucacheError, UsageError
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.cache import Cache
@@ -42,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("versions")
     for number in range(COUNT):
         draw(root / "source", f"{'ab'[number % 2]}/{number:02}.png", number)
-    build_cache(root / "source", root / "cache", RECIPE, jobs=1)
+    build_here(root / "source", root / "cache", RECIPE)
     return root
 
 
@@ -58,10 +57,6 @@ def contents(cache: str | Path, version: int | None = None) -> dict[str, Any]:
             for path, (image, label) in zip(dataset.paths, dataset, strict=True)
         }
         return {"shown": shown, "digest": dataset.digest, "identity": dataset.manifest.identity}
-
-
-def main_parser_commands() -> list[CommandParser]:
-    return [*make_parser().commands.values()]
 
 
 def relabel(cache: Path, labels: Callable[[int], str]) -> None:
@@ -90,7 +85,7 @@ def test_a_deleted_sample_is_gone_at_once_and_every_other_stays(root: Path) -> N
     # Deleted samples do not come back by a warmup, whether the source still has them or not.
     (root / "source" / "a/02.png").unlink()
     draw(root / "source", "a/new.png", 99)
-    assert build_cache(root / "source", cache, RECIPE, jobs=1).samples == COUNT - 3
+    assert build_here(root / "source", cache, RECIPE).samples == COUNT - 3
     assert gone.isdisjoint(contents(cache)["shown"])
     assert verify_cache(cache) == []
 
@@ -107,13 +102,6 @@ def test_digests_differ_where_other_samples_of_the_same_labels_were_deleted(root
     with pytest.raises(UsageError, match="the state cannot be continued here"):
         CachedLoader(CachedDataset(root / "a 00.png"), 5, shuffle=True).load_state_dict(state)
     CachedLoader(CachedDataset(cache, version=2), 5, shuffle=True).load_state_dict(state)
-
-
-def test_statistics_are_those_of_the_samples_that_are_left(root: Path) -> None:
-    left = delete_samples(root / "cache", where="path < 'a/10.png'").statistics
-    for number in range(0, 10, 2):
-        (root / "source" / f"a/{number:02}.png").unlink()
-    assert left == build_cache(root / "source", root / "fresh", RECIPE, jobs=1).statistics
 
 
 CHANGES = st.lists(
@@ -146,7 +134,7 @@ def test_each_version_reads_as_it_was_whatever_came_after(
                 for _ in range(value):
                     added += 1
                     draw(root / "source", f"a/new{added:02}.png", 100 + added)
-                build_cache(root / "source", cache, RECIPE, jobs=1)
+                build_here(root / "source", cache, RECIPE)
             elif what == "delete":
                 rng = np.random.default_rng(value)
                 gone = rng.choice(list(shown), 1 + value % 3, replace=False).tolist()
@@ -219,7 +207,7 @@ def test_a_reader_of_a_compacted_folder_gets_an_error_and_never_another_picture(
     cache = root / "cache"
     delete_samples(cache, paths=["a/22.png"])  # the first records of the shard stay where they are
     draw(root / "source", "a/zz.png", 1)
-    build_cache(root / "source", cache, RECIPE, jobs=1)
+    build_here(root / "source", cache, RECIPE)
     unread, read = CachedDataset(cache, in_memory=False), CachedDataset(cache, in_memory=False)
     shown = [np.asarray(read[number][0]).tobytes() for number in range(len(read))]
     compact_cache(cache)
@@ -228,21 +216,18 @@ def test_a_reader_of_a_compacted_folder_gets_an_error_and_never_another_picture(
         unread[0]
 
 
-def fresh(root: Path, recipe: Recipe) -> Path:
-    build_cache(root / "source", root / "fresh", recipe, jobs=1)
-    return root / "fresh"
-
-
 @pytest.mark.parametrize("recipe", [RECIPE, Recipe(size=8, codec="raw", max_blocks=3), Recipe(size=8, codec="zstd")])
 def test_compact_writes_what_a_fresh_warmup_of_the_remaining_sources_writes(root: Path, recipe: Recipe) -> None:
     cache = root / "other"
-    build_cache(root / "source", cache, recipe, jobs=1)
-    delete_samples(cache, paths=["a/00.png", "b/11.png", "b/23.png"])
+    build_here(root / "source", cache, recipe)
+    left = delete_samples(cache, paths=["a/00.png", "b/11.png", "b/23.png"]).statistics
     for name in ("a/00.png", "b/11.png", "b/23.png"):
         (root / "source" / name).unlink()
+    assert left == build_here(root / "source", root / "left", recipe).statistics
     draw(root / "source", "a/05 new.png", 77)
-    build_cache(root / "source", cache, recipe, jobs=1)
-    manifest, other = compact_cache(cache), fresh(root, recipe)
+    build_here(root / "source", cache, recipe)
+    manifest, other = compact_cache(cache), root / "fresh"
+    build_here(root / "source", other, recipe)
     assert sorted(path.name for path in cache.iterdir()) == sorted(path.name for path in other.iterdir())
     for path in other.iterdir():
         assert path.name == "manifest.json" or path.read_bytes() == (cache / path.name).read_bytes()
@@ -252,29 +237,29 @@ def test_compact_writes_what_a_fresh_warmup_of_the_remaining_sources_writes(root
     assert {**found, "digests": 0} == {**expected, "digests": 0}
     assert verify_cache(cache) == []
     assert compact_cache(cache) == manifest
-    assert build_cache(root / "source", cache, recipe, jobs=1) == manifest
+    assert build_here(root / "source", cache, recipe) == manifest
 
 
 def test_compact_keeps_the_numbers_by_which_augmented_variants_were_drawn(root: Path) -> None:
     cache, recipe = root / "other", Recipe(size=8, codec="raw", variants=1)
-    build_cache(root / "source", cache, recipe, jobs=1)
-    before = {path: np.asarray(item[0]).tobytes() for path, item in zip(*shown_in(cache, 1), strict=True)}
+    build_here(root / "source", cache, recipe)
+
+    def shown() -> dict[str, bytes]:
+        dataset = CachedDataset(cache, 1)
+        return {path: np.asarray(image).tobytes() for path, (image, _) in zip(dataset.paths, dataset, strict=True)}
+
+    before = shown()
     delete_samples(cache, paths=["a/00.png", "b/11.png"])
     manifest = compact_cache(cache)
     assert [(each.number, each.path) for each in manifest.deleted] == [(0, ""), (17, "")]
-    after = {path: np.asarray(item[0]).tobytes() for path, item in zip(*shown_in(cache, 1), strict=True)}
-    assert after == {path: shown for path, shown in before.items() if path in after}
+    after = shown()
+    assert after == {path: image for path, image in before.items() if path in after}
     assert len(after) == COUNT - 2
     assert verify_cache(cache) == []
     # What the source still has is a new sample now, as nothing is left by which it would be known.
-    assert build_cache(root / "source", cache, recipe, jobs=1).samples == COUNT
+    assert build_here(root / "source", cache, recipe).samples == COUNT
     assert verify_cache(cache) == []
     assert CachedDataset(cache).numbers.tolist()[-2:] == [24, 25]
-
-
-def shown_in(cache: Path, variant: int) -> tuple[list[str], CachedDataset]:
-    dataset = CachedDataset(cache, variant)
-    return dataset.paths, dataset
 
 
 def test_nothing_of_a_deleted_sample_is_left_after_compact(root: Path) -> None:
@@ -299,7 +284,7 @@ def three(root: Path) -> Path:
     cache = root / "cache"
     delete_samples(cache, paths=["a/00.png", "b/11.png"])
     draw(root / "source", "a/new.png", 5)
-    build_cache(root / "source", cache, RECIPE, jobs=1)
+    build_here(root / "source", cache, RECIPE)
     return cache
 
 
@@ -341,7 +326,7 @@ def test_files_of_another_cache_are_not_those_of_a_version(root: Path) -> None:
     cache, other = root / "cache", root / "other"
     for number in range(COUNT):
         draw(root / "others", f"{'ab'[number % 2]}/{number:02}.png", 100 + number)
-    build_cache(root / "others", other, RECIPE, jobs=1)
+    build_here(root / "others", other, RECIPE)
     for folder in (cache, other):
         delete_samples(folder, paths=["a/02.png"])
     for path in (*other.glob("index*.npy"), *other.glob("*.lmdb")):
@@ -382,10 +367,19 @@ def test_a_folder_of_that_very_name_is_no_version(three: Path) -> None:
 
 
 def test_changes_are_refused_while_somebody_else_writes(three: Path) -> None:
-    (three / ".warmup").mkdir()
+    source = three.parent / "source"
+    draw(source, "a/newer.png", 6)
+    new, damaged = three.parent / "new", Path(shutil.copytree(three, three.parent / "damaged"))
+    (damaged / "v00-00000.lmdb").unlink()
+    for cache in (three, new, damaged):
+        (cache / ".warmup").mkdir(parents=True)
     before = {path.name: path.read_bytes() for path in three.iterdir() if path.is_file()}
-    with hold(three / ".warmup"):
+    with hold(three / ".warmup"), hold(new / ".warmup"), hold(damaged / ".warmup"):
         for change in (
+            lambda: build_here(source, three, RECIPE),
+            lambda: build_here(source, new, RECIPE),
+            lambda: repair_cache(source, damaged, jobs=1),
+            lambda: relabel(three, str),
             lambda: delete_samples(three, paths=["a/02.png"]),
             lambda: undo_delete(three),
             lambda: compact_cache(three),
@@ -415,81 +409,6 @@ def test_a_deletion_that_cannot_be_meant_changes_nothing(three: Path, chosen: An
     assert {path.name: path.read_bytes() for path in three.iterdir()} == before
 
 
-class StopError(Exception):
-    """What ends a command in the middle, as a kill would: nothing is cleaned up after it."""
-
-
-def stopping(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
-    done: list[str] = []
-
-    def wrapped(real: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            if len(done) == at:
-                raise StopError
-            done.append(name)
-            return real(*args, **named)
-
-        return call
-
-    import tpucache.store.manifest
-    import tpucache.warmup.tables
-    import tpucache.warmup.versions
-    from tpucache.store import files
-
-    for module in (
-        tpucache.store.manifest,
-        tpucache.store.history,
-        tpucache.warmup.versions,
-        tpucache.warmup.tables,
-        tpucache.warmup.versions,
-    ):
-        for name in ("write_atomically", "link_or_copy", "remove_old_files", "sync_directory"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, wrapped(getattr(files, name, getattr(module, name)), name))
-    monkeypatch.setattr(tpucache.warmup.versions, "remove_folder", lambda folder: None)
-    return done
-
-
-@pytest.mark.parametrize("what", ["delete", *thorough("undo", "relabel", "compact")])
-def test_a_change_that_is_stopped_anywhere_leaves_the_version_before_or_the_next(
-    three: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
-) -> None:
-    delete_samples(three, paths=["a/04.png"])
-    rows = [f"{path},k{number % 3}" for number, path in enumerate(CachedDataset(three).paths)]
-    table = tmp_path / "labels.csv"
-    table.write_text("\n".join(["path,kind", *rows]) + "\n")
-    change: dict[str, Callable[[Path], Any]] = {
-        "delete": lambda cache: delete_samples(cache, paths=["a/02.png"]),
-        "undo": undo_delete,
-        "relabel": lambda cache: relabel_cache(cache, table, TableOptions(label_cols=("kind",))),
-        "compact": compact_cache,
-    }
-    before = contents(three)["shown"]
-    whole = Path(shutil.copytree(three, tmp_path / "whole"))
-    change[what](whole)
-    after = contents(whole)["shown"]
-    identity, at, is_done = Manifest.load(whole).identity, 0, False
-    while not is_done:
-        cache = Path(shutil.copytree(three, tmp_path / f"at{at}"))
-        with monkeypatch.context() as patch:
-            stopping(patch, at)
-            try:
-                change[what](cache)
-                is_done = True
-            except StopError:
-                pass
-        assert contents(cache)["shown"] in (before, after)
-        assert verify_cache(cache) == []
-        if contents(cache)["shown"] != after or what == "compact":
-            change[what](cache)
-        assert Manifest.load(cache).identity == identity
-        names = {path.name for path in cache.iterdir()} - {".warmup"}  # which the stop left, and a next change removes
-        assert names == {path.name for path in whole.iterdir()}
-        shutil.rmtree(cache)
-        at += 1
-    assert at > 3
-
-
 def sent(target: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in target.iterdir()}
 
@@ -502,7 +421,7 @@ def test_push_and_fetch_copy_what_is_new_and_every_version_arrives(root: Path) -
     delete_samples(cache, paths=["a/00.png"])
     expected[2] = contents(cache)
     draw(root / "source", "a/new.png", 5)
-    build_cache(root / "source", cache, RECIPE, jobs=1)
+    build_here(root / "source", cache, RECIPE)
     expected[3] = contents(cache)
     before = [sent(there), sent(here)]
     push_cache(cache, str(there))
@@ -543,7 +462,7 @@ def test_versions_are_read_over_a_network_as_they_are_here(three: Path, tmp_path
 
 def test_large_records_of_deleted_samples_may_lie_between_others_over_a_network(root: Path, tmp_path: Path) -> None:
     cache, recipe = root / "large", Recipe(size=160, codec="raw")
-    build_cache(root / "source", cache, recipe, jobs=1)
+    build_here(root / "source", cache, recipe)
     kept = CachedDataset(cache).paths[::8]
     delete_samples(cache, paths=[path for path in CachedDataset(cache).paths if path not in kept])
     here = [np.asarray(image).tobytes() for image, _ in CachedDataset(cache)]
@@ -556,13 +475,13 @@ def test_skipped_samples_that_are_tried_again_make_versions(root: Path) -> None:
     source, cache = root / "source", root / "other"
     for name in ("a/bad1.png", "a/bad2.png"):
         (source / name).write_bytes(b"no picture")
-    build_cache(source, cache, RECIPE, jobs=1, on_error="skip")
+    build_here(source, cache, RECIPE, on_error="skip")
     expected = {1: contents(cache)}
     draw(source, "b/more.png", 3)
-    build_cache(source, cache, RECIPE, jobs=1)
+    build_here(source, cache, RECIPE)
     for number, name in enumerate(("a/bad1.png", "a/bad2.png"), 3):
         draw(source, name, 50)
-        assert build_cache(source, cache, RECIPE, jobs=1, retry=True).number == number
+        assert build_here(source, cache, RECIPE, retry=True).number == number
         assert contents(cache, 1) == expected[1]
         assert verify_cache(cache) == []
     assert len(contents(cache)["shown"]) == COUNT + 3
@@ -624,8 +543,6 @@ _TAKEN: dict[str, list[str] | None] = {
     "delete CACHE": ["delete", "{two}", "--where", "class == 'a'"],
     "compact CACHE": ["compact", "{two}"],
     "verify CACHE": ["verify", "{two}"],
-    "plan --classes": None,  # by the same function as warmup's
-    "plan --like": None,
     "inspect CACHE": ["inspect", "{two}"],
     "preview CACHE": ["preview", "{two}", "-o", "{new}.png"],
     "report CACHE|RUN": ["report", "{two}", "-o", "{new}.html"],
@@ -677,7 +594,7 @@ def test_every_command_takes_a_version_or_refuses_it_in_one_line(
 
 def test_no_command_takes_a_cache_that_the_test_above_does_not_know() -> None:
     taken = set()
-    for command in main_parser_commands():
+    for command in make_parser().commands.values():
         taken |= {
             f"{command.prog.split()[-1]} {action.option_strings[0] if action.option_strings else action.metavar}"
             for action in command.actions

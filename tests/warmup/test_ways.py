@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stops import Stopped
+from made import Made, build_here, digests
+from stops import Stopped, stop_after
 from thorough import thorough
 
 from tpucache.errors import SampleError, UnfinishedError
@@ -21,32 +21,20 @@ from tpucache.store.growing import Prospect, ask_for
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.growing import build_for_readers
-from tpucache.warmup.sources.source import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item
 
-Digests = Callable[[Path], dict[str, str]]
 COUNT, SIDE = 160, 96  # with one megabyte a shard, six blocks
 BAD = (0, *range(32, 64), 101, 159)  # one of them a block of nothing else
 
 
-@dataclasses.dataclass
-class Pictures:
-    nbytes: int = 1000
-    broken: tuple[int, ...] = ()
-    labelled: bool = True
-    loaded: list[int] = dataclasses.field(default_factory=list)
+def pictures(nbytes: int = 1000, broken: tuple[int, ...] = (), is_listed: bool = False) -> Made:
+    def item(number: int) -> Item:
+        columns = {"rank": number, **({"weight": number / 4} if number % 5 else {})}
+        pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+        return Item({"image": pixels}, None if is_listed else number % 3, columns)
 
-    def list(self) -> Listing:
-        samples = [Sample(at, f"{at:03}.png", None if self.labelled else at % 3, self.nbytes) for at in range(COUNT)]
-        return Listing(samples, classes=("ant", "bee", "cat"))
-
-    def load(self, sample: Sample) -> Item:
-        self.loaded.append(sample.number)
-        if sample.number in self.broken:
-            raise SampleError(sample.path, "is broken")
-        random = np.random.default_rng(sample.number)
-        columns = {"rank": sample.number, **({"weight": sample.number / 4} if sample.number % 5 else {})}
-        pixels = random.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-        return Item({"image": pixels}, sample.number % 3 if self.labelled else None, columns)
+    facts = {"classes": ("ant", "bee", "cat")}
+    return Made(COUNT, item, lambda at: at % 3 if is_listed else None, "{:03}.png", nbytes, broken, facts)
 
 
 def stop_at(reports: int) -> Callable[[BuildProgress], None]:
@@ -64,19 +52,19 @@ def stop_at(reports: int) -> Callable[[BuildProgress], None]:
 def stopped(source: Any, cache: Path, recipe: Recipe, harm: Callable[[Path], None] | None = None, **how: Any) -> None:
     for reports in (2, 5, 9, 3):
         try:
-            build_cache(source, cache, recipe, jobs=1, on_progress=stop_at(reports), **how)
+            build_here(source, cache, recipe, on_progress=stop_at(reports), **how)
         except Stopped:
             if harm is not None:
                 harm(cache / WORK_NAME)
         else:  # blocks that are built whole report a few times only
             return
-    build_cache(source, cache, recipe, jobs=1, **how)
+    build_here(source, cache, recipe, **how)
 
 
 def late(source: Any, cache: Path, recipe: Recipe, **how: Any) -> None:
     with pytest.raises(UnfinishedError, match="time limit"):
-        build_cache(source, cache, recipe, jobs=1, time_limit=0, **how)
-    build_cache(source, cache, recipe, jobs=1, **how)
+        build_here(source, cache, recipe, time_limit=0, **how)
+    build_here(source, cache, recipe, **how)
 
 
 def followed(source: Any, cache: Path, recipe: Recipe, **how: Any) -> None:
@@ -87,13 +75,13 @@ def followed(source: Any, cache: Path, recipe: Recipe, **how: Any) -> None:
         ask_for(cache / WORK_NAME, np.arange(COUNT)[::-1])
 
     with pytest.raises(Stopped):
-        build_for_readers(source, cache, ask, recipe=recipe, jobs=1, on_progress=stop_at(4))
+        build_for_readers(source, cache, ask, recipe=recipe, jobs=1, on_progress=stop_after(20))
     build_for_readers(source, cache, ask, recipe=recipe, jobs=1)
 
 
 def begun_without_readers(source: Any, cache: Path, recipe: Recipe, **how: Any) -> None:
     with pytest.raises(Stopped):
-        build_cache(source, cache, recipe, jobs=1, on_progress=stop_at(4), **how)
+        build_here(source, cache, recipe, on_progress=stop_after(20), **how)
     if how:
         pytest.skip("no reader")
     build_for_readers(source, cache, lambda _: None, recipe=recipe, jobs=1)
@@ -128,11 +116,11 @@ WAYS: dict[str, Callable[..., None]] = {
     "begun without readers": begun_without_readers,
 }
 #: Blocks that are built whole, blocks whose records are spooled, several variants, and samples that are skipped.
-KINDS: dict[str, tuple[Pictures, int, dict[str, Any]]] = {
-    "whole": (Pictures(labelled=False), 0, {}),
-    "spooled": (Pictures(nbytes=0), 0, {}),
-    "variants": (Pictures(nbytes=0, labelled=False), 2, {}),
-    "skipped": (Pictures(nbytes=0, broken=BAD), 0, {"on_error": "skip"}),
+KINDS: dict[str, tuple[Made, int, dict[str, Any]]] = {
+    "whole": (pictures(is_listed=True), 0, {}),
+    "spooled": (pictures(nbytes=0), 0, {}),
+    "variants": (pictures(nbytes=0, is_listed=True), 2, {}),
+    "skipped": (pictures(nbytes=0, broken=BAD), 0, {"on_error": "skip"}),
 }
 
 
@@ -152,14 +140,14 @@ def recipe_of(variants: int, module: str) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def expected(module: str, tmp_path_factory: pytest.TempPathFactory, digests: Digests) -> Callable[[str], Any]:
+def expected(module: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     made: dict[str, dict[str, str]] = {}
 
     def files(kind: str) -> dict[str, str]:
         if kind not in made:
             source, variants, how = KINDS[kind]
             cache = tmp_path_factory.mktemp(kind) / "cache"
-            manifest = build_cache(source, cache, recipe_of(variants, module), jobs=1, **how)
+            manifest = build_here(source, cache, recipe_of(variants, module), **how)
             assert len(manifest.shards) == 5 * (variants + 1)
             assert [skip.number for skip in manifest.skipped] == [*source.broken]
             made[kind] = digests(cache)
@@ -174,9 +162,7 @@ OTHERS = [(way, kind) for way in WAYS for kind in KINDS if (way, kind) not in QU
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "kind"), [*dict.fromkeys(QUICK), *thorough(*OTHERS)])
-def test_every_way_gives_the_same_bytes(
-    way: str, kind: str, tmp_path: Path, module: str, expected: Any, digests: Digests
-) -> None:
+def test_every_way_gives_the_same_bytes(way: str, kind: str, tmp_path: Path, module: str, expected: Any) -> None:
     source, variants, how = KINDS[kind]
     wanted = expected(kind)
     cache = tmp_path / "cache"
@@ -187,12 +173,12 @@ def test_every_way_gives_the_same_bytes(
 
 @pytest.mark.slow
 def test_what_is_built_is_not_built_again(module: str, tmp_path: Path) -> None:
-    source, recipe = Pictures(nbytes=0, labelled=False), recipe_of(1, module)
+    source, recipe = pictures(nbytes=0, is_listed=True), recipe_of(1, module)
     with pytest.raises(Stopped):
-        build_cache(source, tmp_path / "cache", recipe, jobs=1, on_progress=stop_at(30))
+        build_here(source, tmp_path / "cache", recipe, on_progress=stop_after(60))
     done = len({*source.loaded})
     source.loaded.clear()
-    build_cache(source, tmp_path / "cache", recipe, jobs=1)
+    build_here(source, tmp_path / "cache", recipe)
     assert COUNT - done <= len(source.loaded) <= COUNT - done + 12  # a few are compared
     assert not (tmp_path / "cache" / WORK_NAME).exists()
 
@@ -204,17 +190,17 @@ def test_records_take_room_for_a_few_blocks_only(module: str, tmp_path: Path) ->
     def look(_: BuildProgress) -> None:
         most.append(sum(path.stat().st_size for path in (tmp_path / "cache" / WORK_NAME).glob("spool-*")))
 
-    build_cache(Pictures(nbytes=0), tmp_path / "cache", recipe_of(0, module), jobs=1, on_progress=look)
+    build_here(pictures(nbytes=0), tmp_path / "cache", recipe_of(0, module), on_progress=look)
     assert max(most) <= 2 * 1.1 * COUNT * SIDE * SIDE * 3 / 5
 
 
 def test_where_samples_may_not_be_skipped_those_skipped_before_are_tried(tmp_path: Path) -> None:
-    source, cache, recipe = Pictures(nbytes=0, broken=(1,)), tmp_path / "cache", Recipe(size=SIDE, shard_mb=1)
+    source, cache, recipe = pictures(nbytes=0, broken=(1,)), tmp_path / "cache", Recipe(size=SIDE, shard_mb=1)
     with pytest.raises(Stopped):
-        build_cache(source, cache, recipe, jobs=1, on_error="skip", on_progress=stop_at(20))
+        build_here(source, cache, recipe, on_error="skip", on_progress=stop_after(60))
     with pytest.raises(SampleError, match="is broken"):
-        build_cache(source, cache, recipe, jobs=1)
-    assert build_cache(Pictures(nbytes=0), cache, recipe, jobs=1).samples == COUNT
+        build_here(source, cache, recipe)
+    assert build_here(pictures(nbytes=0), cache, recipe).samples == COUNT
 
 
 @pytest.mark.slow
@@ -227,5 +213,5 @@ def test_a_shard_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatch: 
         synced.add(os.fstat(descriptor).st_ino)
 
     monkeypatch.setattr(os, "fsync", note)
-    build_cache(Pictures(nbytes=0), cache, Recipe(size=SIDE, shard_mb=1), jobs=1)
+    build_here(pictures(nbytes=0), cache, Recipe(size=SIDE, shard_mb=1))
     assert len({path.stat().st_ino for path in cache.glob("*.lmdb")} & synced) == 5

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import encode, jpeg
 from PIL import Image, ImageOps
 from thorough import examples
 
@@ -167,12 +168,12 @@ def test_no_boxes_are_rows_of_minus_one(boxes: Array) -> None:
 
 @pytest.mark.parametrize("fit", _FITS)
 @pytest.mark.parametrize("turn", _TURNS)
-def test_a_mask_is_what_pillow_makes_of_it_with_the_nearest_pixel(turn: int, fit: Any, encode: Any) -> None:
+def test_a_mask_is_what_pillow_makes_of_it_with_the_nearest_pixel(turn: int, fit: Any) -> None:
     mask = np.random.default_rng(turn).integers(0, 256, (49, 81), np.uint8)  # odd: no middle lies between two pixels
     recipe = Recipe(size=(23, 31), fit=fit, coordinates="stored")
-    image = encode(Image.new("RGB", (81, 49)), "PNG", orientation=turn)
+    image = encode(Image.new("RGB", (81, 49)), orientation=turn)
     got = _clean(Item({"image": image, "mask": mask}), recipe)["mask"][..., 0]
-    with Image.open(io.BytesIO(encode(Image.fromarray(mask), "PNG", orientation=turn))) as opened:
+    with Image.open(io.BytesIO(encode(mask, orientation=turn))) as opened:
         shown = ImageOps.exif_transpose(opened)
     size, nearest = (recipe.width, recipe.height), Image.Resampling.NEAREST
     if fit == "crop":
@@ -185,10 +186,10 @@ def test_a_mask_is_what_pillow_makes_of_it_with_the_nearest_pixel(turn: int, fit
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("fit", _FITS)
 @pytest.mark.parametrize("turn", _TURNS)
-def test_a_mask_lies_on_the_pixels_of_its_image(turn: int, fit: Any, exact: bool, encode: Any) -> None:
+def test_a_mask_lies_on_the_pixels_of_its_image(turn: int, fit: Any, exact: bool) -> None:
     drawn = _blocks(637, 403)
     recipe = Recipe(size=(90, 120), fit=fit, exact=exact, coordinates="stored")
-    clean = _clean(Item({"image": encode(Image.fromarray(drawn), orientation=turn), "mask": drawn}), recipe)
+    clean = _clean(Item({"image": jpeg(Image.fromarray(drawn), orientation=turn), "mask": drawn}), recipe)
     mask, seen = clean["mask"][..., 0] > 0, clean["image"][..., 1] > 127
 
     def same(rows: int, columns: int) -> float:

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 import pytest
+from made import build_here
 from PIL import Image, TiffImagePlugin, TiffTags
 
 from scripts.checks.sources import (
@@ -20,7 +21,6 @@ from scripts.checks.sources import (
 )
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.build import build_cache
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.pillow import decode, opened
 from tpucache.warmup.records.presize import presize
@@ -50,7 +50,7 @@ def test_a_dry_run_and_a_build_leave_out_the_pictures_that_pillow_refuses(field:
     source, recipe = Encoded(files, field), Recipe(size=16, mask_values="keep")
     tried = dry_run(source, tmp_path / "cache", recipe, jobs=1)
     assert {each.path for each in tried.failed} == refused
-    manifest = build_cache(source, tmp_path / "cache", recipe, jobs=1, on_error="skip")
+    manifest = build_here(source, tmp_path / "cache", recipe, on_error="skip")
     assert {each.path for each in manifest.skipped} == refused
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from made import build_here
 
 from tpucache.errors import SampleError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
-from tpucache.warmup.build import build_cache
 from tpucache.warmup.records import dicom
 from tpucache.warmup.records.presize import presize
 
@@ -192,7 +192,7 @@ def test_a_folder_of_them_becomes_a_cache(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     for number in range(3):
         (tmp_path / "source" / f"{number}.dcm").write_bytes(encoded(NUMBERS // (number + 1)))
-    build_cache(tmp_path / "source", tmp_path / "cache", KEEP, jobs=1)
+    build_here(tmp_path / "source", tmp_path / "cache", KEEP)
     image, _ = CachedDataset(tmp_path / "cache")[1]
     np.testing.assert_array_equal(image.numpy()[0], NUMBERS // 2)
 

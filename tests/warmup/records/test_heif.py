@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made import build_here
 from PIL import Image
 
-from tpucache import CachedDataset, CachedLoader, build_cache
+from tpucache import CachedDataset, CachedLoader
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records import pillow
@@ -46,7 +47,7 @@ def test_a_folder_of_photographs_trains_a_step(photograph: bytes, tmp_path: Path
     for name in ("cat/1.heic", "dog/2.HEIF"):
         (tmp_path / "source" / name).parent.mkdir(parents=True)
         (tmp_path / "source" / name).write_bytes(photograph)
-    assert build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=8), jobs=1).classes == ("cat", "dog")
+    assert build_here(tmp_path / "source", tmp_path / "cache").classes == ("cat", "dog")
     model = torch.nn.Linear(3 * 8 * 8, 2)
     ((images, labels),) = CachedLoader(CachedDataset(tmp_path / "cache"), 2)
     torch.nn.functional.cross_entropy(model(images.flatten(1) / 255), labels).backward()

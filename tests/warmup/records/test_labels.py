@@ -1,31 +1,23 @@
-"""Labels that come with the loaded sample: one that is unlike the others costs its sample, never the whole build."""
+"""Labels and columns that come with the loaded sample: an odd one costs its sample, never the whole build."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made import Made, build_here, labelled
 
-from tpucache import CachedDataset, Recipe, SampleError, build_cache
+from tpucache import CachedDataset
+from tpucache.errors import SampleError, SourceError
+from tpucache.store.cache import Cache
+from tpucache.store.format import WORK_NAME
+from tpucache.store.samples import Strings
+from tpucache.warmup.plan import check_labels
 from tpucache.warmup.records.encode import LabelRule
-from tpucache.warmup.sources.source import Item, Label, Listing, Sample
-
-
-@dataclass(frozen=True)
-class Labelled:
-    labels: Sequence[Label]
-    classes: tuple[str, ...] = ()
-
-    def list(self) -> Listing:
-        return Listing([Sample(number, str(number)) for number in range(len(self.labels))], self.classes)
-
-    def load(self, sample: Sample) -> Item:
-        return Item({"tokens": np.arange(4)}, self.labels[sample.number])
-
+from tpucache.warmup.sources.labels import MOST_CLASSES
+from tpucache.warmup.sources.source import Item, Label
 
 _NONE = "has no label, as other samples have"
 _ODD = {
@@ -42,19 +34,19 @@ _ODD = {
 def test_an_odd_label_is_reported_at_its_sample_and_can_be_skipped(
     usual: Label, odd: Label, classes: tuple[str, ...], reason: str, tmp_path: Path
 ) -> None:
-    source = Labelled([usual] * 7 + [odd] + [usual] * 4, classes)
+    source = labelled([usual] * 7 + [odd] + [usual] * 4, classes)
     with pytest.raises(SampleError, match=f"'7': {reason}"):
-        build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
-    manifest = build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+        build_here(source, tmp_path / "cache")
+    manifest = build_here(source, tmp_path / "cache", on_error="skip")
     assert [skipped.number for skipped in manifest.skipped] == [7]
     assert re.match(reason, manifest.skipped[0].reason)
 
 
 def test_samples_without_a_label_are_reported_where_only_one_has_one(tmp_path: Path) -> None:
-    source = Labelled([None] * 7 + [3] + [None] * 4)
+    source = labelled([None] * 7 + [3] + [None] * 4)
     with pytest.raises(SampleError, match=f"'0': {_NONE}"):
-        build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
-    manifest = build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+        build_here(source, tmp_path / "cache")
+    manifest = build_here(source, tmp_path / "cache", on_error="skip")
     assert [skipped.number for skipped in manifest.skipped] == [*range(7), *range(8, 12)]
     assert CachedDataset(tmp_path / "cache").labels.tolist() == [3]
 
@@ -69,29 +61,80 @@ _ADDED = {
 
 @pytest.mark.parametrize(("usual", "reason"), _ADDED.values(), ids=_ADDED)
 def test_added_samples_have_labels_like_existing_ones(usual: Label, reason: str, tmp_path: Path) -> None:
-    build_cache(Labelled([usual] * 5), tmp_path / "cache", Recipe(size=8), jobs=1)
-    more = Labelled([usual] * 6 + [(1.0, 2.0, 3.0), usual])
+    build_here(labelled([usual] * 5), tmp_path / "cache")
+    more = labelled([usual] * 6 + [(1.0, 2.0, 3.0), usual])
     with pytest.raises(SampleError, match=f"'6': {reason}"):
-        build_cache(more, tmp_path / "cache", Recipe(size=8), jobs=1)
-    manifest = build_cache(more, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+        build_here(more, tmp_path / "cache")
+    manifest = build_here(more, tmp_path / "cache", on_error="skip")
     assert [skipped.number for skipped in manifest.skipped] == [6]
     assert CachedDataset(tmp_path / "cache").labels[6].tolist() == (-1 if usual is None else np.array(usual).tolist())
 
 
 def test_values_that_are_added_are_numbers_where_those_of_the_cache_are(tmp_path: Path) -> None:
-    build_cache(Labelled([(3.0,), (7.0,), (0.5,)]), tmp_path / "cache", Recipe(size=8), jobs=1)
+    build_here(labelled([(3.0,), (7.0,), (0.5,)]), tmp_path / "cache")
     more: list[Label] = [(3.0,), (7.0,), (0.5,), *[(float(number % 2),) for number in range(200)]]
-    build_cache(Labelled(more), tmp_path / "cache", Recipe(size=8), jobs=1)
+    build_here(labelled(more), tmp_path / "cache")
     assert CachedDataset(tmp_path / "cache").labels[:5, 0].tolist() == [3, 7, 0.5, 0, 1]
 
 
 def test_whole_floats_are_classes_where_they_count_from_0_and_else_numbers(tmp_path: Path) -> None:
-    build_cache(Labelled([(3.0,), (7.0,)]), tmp_path / "numbers", Recipe(size=8), jobs=1)
+    build_here(labelled([(3.0,), (7.0,)]), tmp_path / "numbers")
     assert CachedDataset(tmp_path / "numbers").labels.tolist() == [[3], [7]]
-    build_cache(Labelled([(1.0,), (0.0,), (2.0,)]), tmp_path / "classes", Recipe(size=8), jobs=1)
+    build_here(labelled([(1.0,), (0.0,), (2.0,)]), tmp_path / "classes")
     assert CachedDataset(tmp_path / "classes").labels.tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize("label", [0, 4, (1.0,), None], ids=str)
 def test_labels_of_one_kind_pass(label: Label) -> None:
     LabelRule(label, 5).check(label, "a")
+
+
+def uneven(number: int) -> Item:
+    columns: dict[str, str | int | float] = {"rank": number}
+    if number % 3 == 1:
+        columns["score"] = number / 2
+    if number > 150:
+        columns |= {"remark": "late", "count": 1}
+    return Item({"tokens": np.arange(4)}, columns=columns)
+
+
+def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tmp_path: Path) -> None:
+    build_here(Made(200, uneven), tmp_path)
+    table = Cache.open(tmp_path).samples
+    numbers = np.arange(200)
+    np.testing.assert_array_equal(table["score"], np.where(numbers % 3 == 1, numbers / 2, np.nan))
+    np.testing.assert_array_equal(table["count"], np.where(numbers > 150, 1, np.nan))
+    np.testing.assert_array_equal(table["rank"], numbers)
+    remarks = table["remark"]
+    assert isinstance(remarks, Strings)
+    assert list(remarks) == [""] * 151 + ["late"] * 49
+
+
+WRONG = [-7, 2**62, MOST_CLASSES, 10**400]
+
+
+def images(wrong: int, is_listed: bool) -> Made:
+    labels = [0, 1, wrong, 0] if is_listed else [wrong, 1, 1, 0]
+
+    def item(number: int) -> Item:
+        return Item({"image": np.zeros((8, 8, 3), np.uint8)}, None if is_listed else labels[number])
+
+    return Made(4, item, lambda at: labels[at] if is_listed else None)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda number: str(number)[:20])
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_number_that_is_no_class_is_refused_before_a_block_is_written(
+    wrong: int, is_listed: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError if is_listed else SampleError, match=r"has the label .*class numbers"):
+        build_here(images(wrong, is_listed), tmp_path / "cache")
+    written = [
+        path for path in (tmp_path / "cache" / WORK_NAME).glob("*") if path.suffix == ".lmdb" or path.match("spool-*")
+    ]
+    assert written == []
+    assert [*(tmp_path / "cache").glob("*.lmdb")] == []
+
+
+def test_the_largest_number_of_a_class_is_still_one() -> None:
+    check_labels(images(MOST_CLASSES - 1, is_listed=True).list())

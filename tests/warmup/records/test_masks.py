@@ -9,6 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from made import encode, jpeg
 from PIL import Image
 
 from tpucache.cli.arguments import colours
@@ -21,19 +22,13 @@ CLASSES = np.array([[0, 1, 1], [1, 0, 0]], np.uint8)
 COLOURS = Recipe(mask_colours=("000000", "ff8000", "0000ff"))
 
 
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
-    target = io.BytesIO()
-    image.save(target, kind, **({"quality": 95} if kind == "JPEG" else {}))
-    return target.getvalue()
-
-
 @pytest.mark.parametrize(
     "data",
     [
-        encoded(Image.fromarray(CLASSES * np.uint8(255))),
-        encoded(Image.fromarray(CLASSES.astype(np.uint16) * np.uint16(65535))),
-        encoded(Image.fromarray(CLASSES.astype(np.uint16) * np.uint16(65535)), "TIFF"),
-        encoded(Image.fromarray(CLASSES.astype(bool))),
+        encode(CLASSES * np.uint8(255)),
+        encode(CLASSES.astype(np.uint16) * np.uint16(65535)),
+        encode(CLASSES.astype(np.uint16) * np.uint16(65535), "TIFF"),
+        encode(CLASSES.astype(bool)),
         CLASSES * np.uint8(255),
         CLASSES.astype(bool),
         CLASSES[..., None].astype(np.uint16) * np.uint16(65535),
@@ -48,7 +43,7 @@ def test_black_and_white_are_0_and_1(data: Any) -> None:
 
 def test_a_jpeg_that_is_nearly_black_and_white_is_scaled() -> None:
     disc = (np.add.outer((np.arange(40) - 20) ** 2, (np.arange(40) - 20) ** 2) < 150).astype(np.uint8)
-    data = encoded(Image.fromarray(disc * np.uint8(255)), "JPEG")
+    data = jpeg(Image.fromarray(disc * np.uint8(255)))
     assert len(np.unique(np.asarray(Image.open(io.BytesIO(data))))) > 2
     assert (decode_mask(data, "a", SCALE) != disc).mean() < 0.01
 
@@ -56,26 +51,26 @@ def test_a_jpeg_that_is_nearly_black_and_white_is_scaled() -> None:
 @pytest.mark.parametrize("value", [1, 127, 254])
 def test_a_third_value_is_not_scaled_away(value: int) -> None:
     with pytest.raises(SampleError, match=f"holds {value}, and --mask-values scale takes only 0 and 255"):
-        decode_mask(encoded(Image.fromarray(np.array([[0, 255, value]], np.uint8))), "a", SCALE)
+        decode_mask(encode(np.array([[0, 255, value]], np.uint8)), "a", SCALE)
 
 
 def test_without_the_option_numbers_are_kept_and_65535_is_refused_with_it() -> None:
-    assert decode_mask(encoded(Image.fromarray(CLASSES * np.uint8(255))), "a").max() == 255
+    assert decode_mask(encode(CLASSES * np.uint8(255)), "a").max() == 255
     with pytest.raises(SampleError, match="--mask-values scale makes 0 and 65535 into 0 and 1"):
-        decode_mask(encoded(Image.fromarray(CLASSES.astype(np.uint16) * np.uint16(65535))), "a")
+        decode_mask(encode(CLASSES.astype(np.uint16) * np.uint16(65535)), "a")
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "array"])
 def test_colours_are_numbers_in_the_order_of_the_table(mode: str) -> None:
     numbers = np.array([[0, 1, 2], [2, 2, 1]])
     pixels = np.array([[0, 0, 0], [255, 128, 0], [0, 0, 255]], np.uint8)[numbers]
-    data = pixels if mode == "array" else encoded(Image.fromarray(pixels).convert(mode))
+    data = pixels if mode == "array" else encode(Image.fromarray(pixels).convert(mode))
     np.testing.assert_array_equal(decode_mask(data, "a", COLOURS), numbers)
 
 
 def test_a_colour_that_is_not_in_the_table_is_named() -> None:
     with pytest.raises(SampleError, match="the colour 1, 2, 3, which --mask-colours does not list"):
-        decode_mask(encoded(Image.new("RGB", (2, 2), (1, 2, 3))), "a", COLOURS)
+        decode_mask(encode(Image.new("RGB", (2, 2), (1, 2, 3))), "a", COLOURS)
 
 
 def palette_of(colours: Any) -> Image.Image:
@@ -91,7 +86,7 @@ def palette_of(colours: Any) -> Image.Image:
 )
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "BMP"])
 def test_a_palette_of_black_and_white_is_scaled_by_its_colours(colours: Any, expected: Any, kind: str) -> None:
-    data = encoded(palette_of(colours), kind)
+    data = encode(palette_of(colours), kind)
     if kind == "BMP" and colours[0] == [0] * 3:
         with pytest.raises(SampleError, match="Pillow reads a black and white BMP of 4 or 8 bits as 1 bit"):
             decode_mask(data, "a", SCALE)
@@ -100,22 +95,20 @@ def test_a_palette_of_black_and_white_is_scaled_by_its_colours(colours: Any, exp
 
 
 def test_a_bmp_of_one_bit_is_read() -> None:
-    np.testing.assert_array_equal(
-        decode_mask(encoded(Image.fromarray(CLASSES.astype(bool)), "BMP"), "a", SCALE), CLASSES
-    )
+    np.testing.assert_array_equal(decode_mask(encode(CLASSES.astype(bool), "BMP"), "a", SCALE), CLASSES)
 
 
 @pytest.mark.parametrize("mode", ["P", "PA", "L", "LA", "1", "RGB", "RGBA"])
 def test_a_mask_means_the_same_however_its_file_stores_it(mode: str) -> None:
     image = palette_of([[255] * 3, [0] * 3]).convert("L").convert(mode)
     kind = "TIFF" if mode == "PA" else "PNG"
-    np.testing.assert_array_equal(decode_mask(encoded(image, kind), "a", SCALE), 1 - CLASSES)
+    np.testing.assert_array_equal(decode_mask(encode(image, kind), "a", SCALE), 1 - CLASSES)
     table = Recipe(mask_colours=("000000", "ff0000", "ffffff"))
-    np.testing.assert_array_equal(decode_mask(encoded(image, kind), "a", table), (1 - CLASSES) * 2)
+    np.testing.assert_array_equal(decode_mask(encode(image, kind), "a", table), (1 - CLASSES) * 2)
 
 
 def test_the_colours_of_a_palette_are_looked_up() -> None:
-    data = encoded(palette_of([[0, 0, 255], [255, 128, 0]]))
+    data = encode(palette_of([[0, 0, 255], [255, 128, 0]]))
     np.testing.assert_array_equal(decode_mask(data, "a", COLOURS), 2 - CLASSES)
     np.testing.assert_array_equal(decode_mask(data, "a"), CLASSES)  # without the table: the indices
     with pytest.raises(SampleError, match="has colours, and --mask-values scale takes only black and white"):
@@ -132,15 +125,15 @@ def test_an_array_has_the_colours_that_a_file_with_its_pixels_has() -> None:
     ("greys", "is_unclear"), [([0, 255], False), ([0, 1], False), ([255, 0], True), ([0, 127], True), ([7, 7], True)]
 )
 def test_a_palette_of_greys_is_unclear_unless_they_are_its_indices(greys: list[int], is_unclear: bool) -> None:
-    assert has_grey_palette(encoded(palette_of([[grey] * 3 for grey in greys]))) is is_unclear
-    assert not has_grey_palette(encoded(palette_of([[grey, 9, grey] for grey in greys])))
-    assert not has_grey_palette(encoded(Image.fromarray(CLASSES)))
+    assert has_grey_palette(encode(palette_of([[grey] * 3 for grey in greys]))) is is_unclear
+    assert not has_grey_palette(encode(palette_of([[grey, 9, grey] for grey in greys])))
+    assert not has_grey_palette(encode(CLASSES))
 
 
 def test_only_a_palette_of_two_colours_may_have_white_at_1() -> None:
     image = Image.fromarray(np.arange(4, dtype=np.uint8)[None], "P")
     image.putpalette([grey for grey in (0, 255, 254, 253) for _ in range(3)])
-    assert has_grey_palette(encoded(image))
+    assert has_grey_palette(encode(image))
 
 
 @pytest.mark.parametrize("heading", ["", "name,r,g,b\n", "\ufeffname, red, green, blue\r\n"])
@@ -173,10 +166,10 @@ def test_colours_of_16_bits_are_not_cut_to_black(recipe: Recipe, channels: int) 
 
 def test_colours_are_looked_up_in_grey_of_16_bits_too() -> None:
     recipe = Recipe(mask_colours=("000000", "404040"))
-    data = encoded(Image.fromarray(CLASSES.astype(np.uint16) * np.uint16(64)))
+    data = encode(CLASSES.astype(np.uint16) * np.uint16(64))
     np.testing.assert_array_equal(decode_mask(data, "a", recipe), CLASSES)
     with pytest.raises(SampleError, match="the colour 1, 1, 1, which --mask-colours does not list"):
-        decode_mask(encoded(Image.fromarray(CLASSES.astype(np.uint16))), "a", recipe)
+        decode_mask(encode(CLASSES.astype(np.uint16)), "a", recipe)
 
 
 @pytest.mark.parametrize("white", [1, 20, 1000])

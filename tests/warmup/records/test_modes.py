@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hostile_bytes import chunk
+from made import encode
 from PIL import Image
 
 from tpucache.errors import SampleError
@@ -25,9 +25,7 @@ DEEP = RNG.integers(0, 65536, (9, 7, 3)).astype(np.uint16)
 
 
 def kept(image: Image.Image, file_format: str = "PNG", **options: Any) -> npt.NDArray[Any]:
-    target = io.BytesIO()
-    image.save(target, file_format, **options)
-    return presize(target.getvalue(), KEEP, "a")
+    return presize(encode(image, file_format, **options), KEEP, "a")
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "CMYK", "I;16", "F"])
@@ -202,16 +200,13 @@ def test_alpha_that_is_0_everywhere_hides_no_picture(mode: Any) -> None:
     opaque = presize(pixels[..., :3], recipe, "a")
     np.testing.assert_array_equal(presize(bmp_of_alpha(pixels), recipe, "a"), opaque)
     for name in ("PNG", "TGA", "TIFF", "WEBP"):
-        target = io.BytesIO()
-        Image.fromarray(pixels).save(target, name, **({"lossless": True, "exact": True} if name == "WEBP" else {}))
+        data = encode(pixels, name, **({"lossless": True, "exact": True} if name == "WEBP" else {}))
         with pytest.raises(SampleError, match="alpha is 0 everywhere"):
-            presize(target.getvalue(), recipe, "a")
+            presize(data, recipe, "a")
     with pytest.raises(SampleError, match="has 4 channels, and nothing says"):
         presize(pixels, recipe, "a")
     pixels[:] = 0
-    target = io.BytesIO()
-    Image.fromarray(pixels).save(target, "PNG")
-    assert (presize(target.getvalue(), recipe, "a") == 255).all()
+    assert (presize(encode(pixels), recipe, "a") == 255).all()
     pixels[0, 0] = 9, 9, 9, 255
     assert (presize(bmp_of_alpha(pixels), recipe, "a") == 255).mean() > 0.9
 

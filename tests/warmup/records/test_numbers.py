@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from made import encode
 from PIL import Image
 
 from tpucache.errors import SampleError
@@ -26,24 +25,18 @@ PIXELS = {
 }
 
 
-def png(pixels: npt.NDArray[Any]) -> bytes:
-    target = io.BytesIO()
-    Image.fromarray(pixels).save(target, "PNG")
-    return target.getvalue()
-
-
 @pytest.mark.parametrize("mode", ["rgb", "grey"])
 @pytest.mark.parametrize("kind", PIXELS)
 def test_an_array_is_what_a_file_of_it_is(kind: str, mode: Mode) -> None:
     pixels = PIXELS[kind]
     recipe = Recipe(size=(9, 7), mode=mode)
-    expected = presize(png(pixels), recipe, "a")
+    expected = presize(encode(pixels), recipe, "a")
     channels = pixels.reshape(9, 7, -1)
     if kind in ("LA", "RGBA"):
         with pytest.raises(SampleError, match="nothing says whether the last is transparency"):
             presize(channels, recipe, "a")
         channels = pixels = np.dstack([channels[..., :-1], np.full((9, 7), 255, np.uint8)])
-        expected = presize(png(pixels), recipe, "a")
+        expected = presize(encode(pixels), recipe, "a")
     for array in (pixels, channels, np.moveaxis(channels, 2, 0)):
         np.testing.assert_array_equal(presize(array, recipe, "a"), expected)
 
@@ -59,8 +52,8 @@ def test_a_fourth_channel_of_a_tiff_is_transparency_only_if_the_file_says_so(mod
         return target.getvalue().replace(tag + value, new)
 
     recipe = Recipe(size=(9, 7), mode=mode)
-    np.testing.assert_array_equal(presize(tiff(255), recipe, "a"), presize(png(PIXELS["RGB"]), recipe, "a"))
-    expected = presize(png(np.dstack([PIXELS["RGB"], np.full((9, 7), 77, np.uint8)])), recipe, "a")
+    np.testing.assert_array_equal(presize(tiff(255), recipe, "a"), presize(encode(PIXELS["RGB"]), recipe, "a"))
+    expected = presize(encode(np.dstack([PIXELS["RGB"], np.full((9, 7), 77, np.uint8)])), recipe, "a")
     np.testing.assert_array_equal(presize(tiff(77, 2), recipe, "a"), expected)
     with pytest.raises(SampleError, match="has 4 channels, and nothing says"):
         presize(tiff(77), recipe, "a")

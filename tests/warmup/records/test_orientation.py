@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from made import encode
 from PIL import Image
 
 from tpucache.errors import SampleError
@@ -52,14 +53,6 @@ def _quarters(height: int, width: int) -> npt.NDArray[np.uint8]:
     return np.kron(colours, np.ones((height // 2, width // 2, 1), np.uint8))
 
 
-def _encode(pixels: Array, turn: int, file_format: str = "PNG", **options: Any) -> bytes:
-    target = io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = turn
-    Image.fromarray(pixels).save(target, file_format, exif=exif, **options)
-    return target.getvalue()
-
-
 @pytest.mark.parametrize("turn", _TURNS)
 @pytest.mark.parametrize("name", _FORMATS)
 def test_every_format_is_turned_once(name: str, turn: int) -> None:
@@ -68,7 +61,7 @@ def test_every_format_is_turned_once(name: str, turn: int) -> None:
     if file_format not in Image.SAVE:
         pytest.skip(f"this Pillow has no {file_format}")
     stored = _quarters(32, 48)
-    data = _encode(stored, turn, file_format, **_FORMATS[name])
+    data = encode(stored, file_format, turn, **_FORMATS[name])
     expected = _DISPLAYED[turn](stored)
     got = presize(data, Recipe(size=expected.shape[:2]), "a")
     assert np.abs(got.astype(int) - expected)[4:-4, 4:-4].mean() < 6
@@ -91,7 +84,7 @@ def test_an_orientation_of_xmp_turns_a_tiff_once(name: str, turn: int) -> None:
 
 
 def test_an_orientation_that_is_no_whole_number_turns_nothing() -> None:
-    data = bytearray(_encode(_quarters(32, 48), 6, "TIFF"))
+    data = bytearray(encode(_quarters(32, 48), "TIFF", 6))
     at = data.index(struct.pack("<HHI", 0x0112, 3, 1))
     data += struct.pack("<II", 13, 2)
     data[at : at + 12] = struct.pack("<HHII", 0x0112, 5, 1, len(data) - 8)
@@ -120,7 +113,7 @@ def test_what_is_drawn_on_the_stored_image_turns_with_it_and_on_the_displayed_do
     shown = mask if coordinates == "displayed" else _DISPLAYED[turn](mask)
     rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
     left, top, right, bottom = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-    image = _encode(_quarters(*shape), turn, file_format)
+    image = encode(_quarters(*shape), file_format, turn)
     clean = _clean(
         Item({"image": image, "mask": mask, "boxes": boxes, "keypoints": points}),
         Recipe(size=displayed, coordinates=coordinates, max_boxes=1),
@@ -133,7 +126,7 @@ def test_what_is_drawn_on_the_stored_image_turns_with_it_and_on_the_displayed_do
 @pytest.mark.parametrize("shape", [(32, 48), (48, 48)])
 @pytest.mark.parametrize("turn", range(2, 9))
 def test_a_mask_whose_size_cannot_tell_is_refused(turn: int, shape: tuple[int, int]) -> None:
-    data = _encode(_quarters(*shape), turn)
+    data = encode(_quarters(*shape), orientation=turn)
     stored = _object(*shape)[0]
     displayed = _DISPLAYED[turn](stored)
     for mask in (stored, displayed):
@@ -148,7 +141,7 @@ def test_a_mask_whose_size_cannot_tell_is_refused(turn: int, shape: tuple[int, i
 @pytest.mark.parametrize("field", [{"boxes": np.ones((1, 4))}, {"keypoints": np.ones((1, 2))}], ids=str)
 @pytest.mark.parametrize("turn", range(2, 9))
 def test_boxes_and_points_on_a_turned_image_are_refused_where_nothing_is_stated(turn: int, field: Any) -> None:
-    item = Item({"image": _encode(_quarters(32, 48), turn), **field})
+    item = Item({"image": encode(_quarters(32, 48), orientation=turn), **field})
     with pytest.raises(SampleError, match="--coordinates displayed") as caught:
         _clean(item, Recipe(size=8))
     assert caught.value.path == "some/path"
@@ -156,7 +149,7 @@ def test_boxes_and_points_on_a_turned_image_are_refused_where_nothing_is_stated(
 
 @pytest.mark.parametrize("turn", _TURNS)
 def test_where_both_readings_are_the_same_nothing_is_refused(turn: int) -> None:
-    image = _encode(_quarters(48, 48), turn)
+    image = encode(_quarters(48, 48), orientation=turn)
     item = Item({"image": image, "mask": np.full((48, 48), 7, np.uint8), "boxes": np.empty((0, 4))})
     clean = _clean(item, Recipe(size=8))
     assert (clean["mask"] == 7).all()
@@ -168,7 +161,7 @@ def test_where_both_readings_are_the_same_nothing_is_refused(turn: int) -> None:
 @pytest.mark.parametrize("turn", _TURNS)
 def test_a_mask_turned_as_its_image_is_always_lies_on_it(turn: int, file_format: str, coordinates: Any) -> None:
     stored = _object(48, 48)[0]
-    item = Item({"image": _encode(_quarters(48, 48), turn), "mask": _encode(stored, turn, file_format)})
+    item = Item({"image": encode(_quarters(48, 48), orientation=turn), "mask": encode(stored, file_format, turn)})
     clean = _clean(item, Recipe(size=48, coordinates=coordinates))
     np.testing.assert_array_equal(clean["mask"][..., 0], _DISPLAYED[turn](stored))
 
@@ -177,7 +170,7 @@ def test_a_mask_turned_as_its_image_is_always_lies_on_it(turn: int, file_format:
 @pytest.mark.parametrize("turn", range(2, 9))
 def test_the_orientation_of_a_mask_itself_counts_for_what_is_displayed(turn: int, file_format: str) -> None:
     stored = _object(48, 48)[0]
-    item = Item({"image": _encode(_quarters(48, 48), 1), "mask": _encode(stored, turn, file_format)})
+    item = Item({"image": encode(_quarters(48, 48), orientation=1), "mask": encode(stored, file_format, turn)})
     shown = {
         "displayed": _DISPLAYED[turn](stored),
         "stored": stored,
@@ -192,7 +185,7 @@ def test_the_orientation_of_a_mask_itself_counts_for_what_is_displayed(turn: int
 @pytest.mark.parametrize(("coordinates", "size"), [("displayed", "32 x 48"), ("stored", "48 x 32")])
 def test_a_mask_of_the_other_reading_s_size_is_refused(coordinates: Any, size: str) -> None:
     mask = np.zeros((32, 48) if coordinates == "displayed" else (48, 32), np.uint8)
-    item = Item({"image": _encode(_quarters(32, 48), 6), "mask": mask})
+    item = Item({"image": encode(_quarters(32, 48), orientation=6), "mask": mask})
     with pytest.raises(SampleError, match=f"the image {size}"):
         _clean(item, Recipe(size=8, coordinates=coordinates))
 
@@ -206,7 +199,7 @@ def test_a_point_on_an_edge_stays_in_its_pixel_when_the_image_is_turned(turn: in
     outside = [(drawn[1], 3), (3, drawn[0]), (-1, 3)]
     displayed = (61, 37) if turn >= 5 else (37, 61)
     recipe = Recipe(size=displayed, fit=fit, coordinates=coordinates)
-    image = _encode(np.zeros((37, 61), np.uint8), turn)
+    image = encode(np.zeros((37, 61), np.uint8), orientation=turn)
     item = Item({"image": image, "keypoints": np.array([*inside, *outside], float)})
     rows = _clean(item, recipe)["keypoints"]
     np.testing.assert_array_equal(rows[:, 2], [1] * len(inside) + [0] * len(outside))
@@ -231,7 +224,7 @@ def test_a_turned_image_becomes_what_it_becomes_when_it_was_saved_upright(turn: 
         "keypoints": np.array([[0, 0], [width, height], [width / 2, height / 2], *rng.uniform(-9, 90, (9, 2))]),
     }
     recipe = Recipe(size=(23, 31), fit=fit, coordinates="displayed")
-    turned = _clean(Item({"image": _encode(stored, turn), **fields}), recipe)
+    turned = _clean(Item({"image": encode(stored, orientation=turn), **fields}), recipe)
     expected = _clean(Item({"image": upright, **fields}), recipe)
     assert np.abs(turned.pop("image").astype(int) - expected.pop("image")).mean() < 0.7
     for name, array in expected.items():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import encode, jpeg, smooth_image, without
 from PIL import Image, features
 from thorough import examples
 
@@ -33,14 +34,13 @@ _JPEGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def without_simplejpeg(without: Any) -> Iterator[None]:
+def without_simplejpeg() -> Iterator[None]:
     with without("simplejpeg"):
         yield
 
 
-def _jpeg(kind: str, image: Image.Image, encode: Any) -> bytes:
-    data: bytes = encode(image.convert({"grey": "L", "CMYK": "CMYK"}.get(kind, "RGB")), **_JPEGS[kind])
-    return data
+def _jpeg(kind: str, image: Image.Image) -> bytes:
+    return jpeg(image.convert({"grey": "L", "CMYK": "CMYK"}.get(kind, "RGB")), **_JPEGS[kind])
 
 
 def _decoded(data: bytes, least: tuple[int, int] | None = None) -> Decoded:
@@ -58,8 +58,10 @@ def _pillow_decodes(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("kind", _JPEGS)
-def test_a_full_decode_is_what_pillow_makes_of_it(kind: str, smooth_image: Any, encode: Any) -> None:
-    data = _jpeg(kind, smooth_image(99, 71), encode)
+def test_a_full_decode_is_what_pillow_makes_of_it(
+    kind: str,
+) -> None:
+    data = _jpeg(kind, smooth_image(99, 71))
     pixels, scale = _decoded(data)
     with Image.open(io.BytesIO(data)) as expected:
         np.testing.assert_array_equal(pixels, np.asarray(expected.convert("L" if kind == "grey" else "RGB")))
@@ -68,9 +70,9 @@ def test_a_full_decode_is_what_pillow_makes_of_it(kind: str, smooth_image: Any, 
 
 @pytest.mark.parametrize("kind", _JPEGS)
 def test_a_jpeg_cut_anywhere_is_refused_where_pillow_refuses_it_in_full(
-    kind: str, smooth_image: Any, encode: Any
+    kind: str,
 ) -> None:
-    data = _jpeg(kind, smooth_image(72, 56), encode)
+    data = _jpeg(kind, smooth_image(72, 56))
     for cut in (*range(0, len(data) - 12, 37), *range(len(data) - 12, len(data) + 1)):
         accepted = _pillow_decodes(data[:cut])
         for exact in (False, True):
@@ -82,9 +84,9 @@ def test_a_jpeg_cut_anywhere_is_refused_where_pillow_refuses_it_in_full(
                 assert accepted, cut
 
 
-def test_what_only_pillow_takes_is_decoded_by_pillow(smooth_image: Any, encode: Any) -> None:
+def test_what_only_pillow_takes_is_decoded_by_pillow() -> None:
     simplejpeg = pytest.importorskip("simplejpeg")
-    plain = encode(smooth_image(99, 71))
+    plain = jpeg(smooth_image(99, 71))
     at = plain.index(b"\xff\xc4")
     odd = plain[:at] + b"\0\0" + plain[at:]
     with pytest.raises(ValueError, match="extraneous"):
@@ -113,25 +115,27 @@ def test_a_jpeg_is_decoded_at_the_smallest_scale_of_at_least_what_is_wanted(
 
 @pytest.mark.usefixtures("without_simplejpeg")
 @pytest.mark.parametrize("kind", _JPEGS)
-def test_pillow_alone_scales_too(kind: str, smooth_image: Any, encode: Any) -> None:
-    data = _jpeg(kind, smooth_image(400, 300), encode)
+def test_pillow_alone_scales_too(
+    kind: str,
+) -> None:
+    data = _jpeg(kind, smooth_image(400, 300))
     pixels, scale = _decoded(data, (90, 60))
     assert (pixels.shape[:2], scale) == ((75, 100), 0.25)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in _JPEGS if kind != "CMYK"])
-def test_both_libraries_make_the_same_of_a_scale_that_both_have(
-    kind: str, smooth_image: Any, encode: Any, request: pytest.FixtureRequest
-) -> None:
-    data = _jpeg(kind, smooth_image(400, 300), encode)
+def test_both_libraries_make_the_same_of_a_scale_that_both_have(kind: str, request: pytest.FixtureRequest) -> None:
+    data = _jpeg(kind, smooth_image(400, 300))
     first = _decoded(data, (200, 150)).pixels.astype(int)
     request.getfixturevalue("without_simplejpeg")
     assert np.abs(first - _decoded(data, (200, 150)).pixels).max() <= 1
 
 
 @pytest.mark.parametrize("value", range(1, 9))
-def test_an_orientation_is_read(value: int, smooth_image: Any, encode: Any) -> None:
-    data = encode(smooth_image(9, 7), orientation=value)
+def test_an_orientation_is_read(
+    value: int,
+) -> None:
+    data = jpeg(smooth_image(9, 7), orientation=value)
     with opened(data, "a.jpg") as image:
         assert orientation(image, data) == value
 
@@ -152,9 +156,9 @@ _MASKS: dict[str, tuple[Callable[[], Image.Image], list[list[int]]]] = {
 
 
 @pytest.mark.parametrize("name", _MASKS)
-def test_a_mask_is_numbers(name: str, encode: Any) -> None:
+def test_a_mask_is_numbers(name: str) -> None:
     make, expected = _MASKS[name]
-    mask = decode_mask(encode(make(), "PNG"), "a")
+    mask = decode_mask(encode(make()), "a")
     assert mask.dtype == np.uint8
     np.testing.assert_array_equal(mask, expected)
 
@@ -169,9 +173,9 @@ def test_a_mask_is_numbers(name: str, encode: Any) -> None:
     ],
     ids=["RGB", "RGBA", "LA", "above 255"],
 )
-def test_what_is_not_a_number_a_pixel_is_no_mask(make: Any, reason: str, encode: Any) -> None:
+def test_what_is_not_a_number_a_pixel_is_no_mask(make: Any, reason: str) -> None:
     with pytest.raises(SampleError, match=reason) as caught:
-        decode_mask(encode(make(), "PNG"), "some/mask")
+        decode_mask(encode(make()), "some/mask")
     assert caught.value.path == "some/mask"
 
 

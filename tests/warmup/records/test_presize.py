@@ -12,6 +12,7 @@ import pytest
 from hostile_bytes import RGB, png_file
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from made import encode, jpeg, smooth_image, without
 from PIL import Image, ImageOps
 from thorough import examples, thorough
 
@@ -51,9 +52,12 @@ def _psnr(image: Pixels, reference: Pixels) -> float:
 @pytest.mark.parametrize("shape", _SHAPES, ids=str)
 @pytest.mark.parametrize("size", [64, (97, 31), *thorough(pytest.param((48, 96)))], ids=str)
 def test_a_photograph_is_near_a_full_decode_and_lanczos(
-    shape: tuple[int, int], mode: str, fit: Any, size: Any, smooth_image: Any, encode: Any
+    shape: tuple[int, int],
+    mode: str,
+    fit: Any,
+    size: Any,
 ) -> None:
-    data = encode(smooth_image(*shape).convert(mode))
+    data = jpeg(smooth_image(*shape).convert(mode))
     recipe = Recipe(size=size, fit=fit)
     image = presize(data, recipe, "a.jpg")
     assert image.dtype == np.uint8
@@ -66,15 +70,19 @@ def test_a_photograph_is_near_a_full_decode_and_lanczos(
     [{"orientation": 0}, {"orientation": 9}, {"exif": b"Exif\x00\x00II*\x00\xff\xff\xff\xffgarbage"}],
     ids=str,
 )
-def test_an_orientation_that_does_not_exist_changes_nothing(options: Any, smooth_image: Any, encode: Any) -> None:
-    plain, odd = (presize(encode(smooth_image(90, 60), **each), Recipe(size=32), "a.jpg") for each in ({}, options))
+def test_an_orientation_that_does_not_exist_changes_nothing(
+    options: Any,
+) -> None:
+    plain, odd = (presize(jpeg(smooth_image(90, 60), **each), Recipe(size=32), "a.jpg") for each in ({}, options))
     np.testing.assert_array_equal(odd, plain)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fit", _FITS)
-def test_exact_is_at_least_as_near_as_the_scaled_decode(fit: Any, smooth_image: Any, encode: Any) -> None:
-    data = encode(smooth_image(1200, 800))
+def test_exact_is_at_least_as_near_as_the_scaled_decode(
+    fit: Any,
+) -> None:
+    data = jpeg(smooth_image(1200, 800))
     scaled, exact = (Recipe(size=64, fit=fit, exact=exact) for exact in (False, True))
     reference = _reference(data, exact)
     exact_image, scaled_image = presize(data, exact, "a.jpg"), presize(data, scaled, "a.jpg")
@@ -105,8 +113,8 @@ def test_the_part_that_is_kept_lies_inside_the_image(width: int, height: int, si
 
 
 @pytest.mark.parametrize(("image_size", "size"), [((600, 400), 33), ((400, 600), 33), ((500, 500), (20, 51))], ids=str)
-def test_padding_is_black_and_around_the_middle(image_size: Any, size: Any, encode: Any) -> None:
-    image = presize(encode(Image.new("RGB", image_size, "white"), "PNG"), Recipe(size=size, fit="pad"), "a.png")
+def test_padding_is_black_and_around_the_middle(image_size: Any, size: Any) -> None:
+    image = presize(encode(Image.new("RGB", image_size, "white")), Recipe(size=size, fit="pad"), "a.png")
     white = (image == 255).all(axis=2)
     assert ((image == 0).all(axis=2) | white).all()
     for axis in (0, 1):
@@ -161,7 +169,7 @@ _MODES: dict[str, tuple[Callable[[], tuple[Image.Image, dict[str, Any]]], str, t
 
 
 @pytest.mark.parametrize("name", _MODES)
-def test_every_mode_becomes_rgb_by_the_policy(name: str, encode: Any) -> None:
+def test_every_mode_becomes_rgb_by_the_policy(name: str) -> None:
     make, file_format, expected = _MODES[name]
     image, options = make()
     result = presize(encode(image, file_format, **options), Recipe(size=8), "a")
@@ -170,7 +178,7 @@ def test_every_mode_becomes_rgb_by_the_policy(name: str, encode: Any) -> None:
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "PNG", "WEBP", "TIFF"])
-def test_the_first_frame_of_an_animation_is_taken(file_format: str, encode: Any) -> None:
+def test_the_first_frame_of_an_animation_is_taken(file_format: str) -> None:
     frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime", "blue")]
     options = {"lossless": True} if file_format == "WEBP" else {}
     data = encode(frames[0], file_format, save_all=True, append_images=frames[1:], **options)
@@ -200,8 +208,8 @@ def test_what_is_no_image_is_a_sample_error_naming_the_path(data: bytes, reason:
 
 
 @pytest.mark.slow
-def test_a_broken_chunk_amid_the_pixels_is_a_sample_error(smooth_image: Any, encode: Any) -> None:
-    data = bytearray(encode(smooth_image(400, 300), "PNG"))
+def test_a_broken_chunk_amid_the_pixels_is_a_sample_error() -> None:
+    data = bytearray(encode(smooth_image(400, 300)))
     second = data.index(b"IDAT", data.index(b"IDAT") + 4)
     data[second : second + 4] = b"\0\1\2\3"
     with pytest.raises(SampleError, match="does not decode: SyntaxError"):
@@ -209,15 +217,17 @@ def test_a_broken_chunk_amid_the_pixels_is_a_sample_error(smooth_image: Any, enc
 
 
 @pytest.mark.parametrize("fit", _FITS)
-def test_an_array_is_presized_as_the_file_of_it_is(fit: Any, smooth_image: Any, encode: Any) -> None:
+def test_an_array_is_presized_as_the_file_of_it_is(
+    fit: Any,
+) -> None:
     image, recipe = smooth_image(61, 43), Recipe(size=(20, 28), fit=fit)
     for mode in ("RGB", "L"):
-        data = encode(image.convert(mode), "PNG")
+        data = encode(image.convert(mode))
         pixels = np.asarray(image.convert(mode))
         np.testing.assert_array_equal(presize(pixels, recipe, "a"), presize(data, recipe, "a.png"))
 
 
-def test_what_pillow_does_more_slowly_is_reported_with_its_remedy(without: Any) -> None:
+def test_what_pillow_does_more_slowly_is_reported_with_its_remedy() -> None:
     with without("simplejpeg", "cykooz_resizer"):
         decoding, resizing = slow_parts()
     assert "pip install simplejpeg" in decoding

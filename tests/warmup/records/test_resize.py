@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import smooth_image, without
 from PIL import Image, ImageDraw
 from thorough import examples
 
@@ -91,13 +92,13 @@ def test_the_same_size_changes_nothing(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(resize(pixels, (0.0, 0.0, 5.0, 8.0), (5, 8)), pixels)
 
 
-def test_pixels_of_any_strides_are_read_as_they_are(smooth_image: Any) -> None:
+def test_pixels_of_any_strides_are_read_as_they_are() -> None:
     turned = np.asarray(smooth_image(40, 30)).swapaxes(0, 1)[:, ::-1]
     expected = resize(np.ascontiguousarray(turned), (0, 0, 30, 40), (12, 9))
     np.testing.assert_array_equal(resize(turned, (0, 0, 30, 40), (12, 9)), expected)
 
 
-def test_the_version_is_of_what_resizes(without: Any) -> None:
+def test_the_version_is_of_what_resizes() -> None:
     from importlib.metadata import version
 
     assert resizer_versions() == {"cykooz_resizer": version("cykooz-resizer")}

@@ -6,11 +6,12 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made import build_here, digests, write_photos
 from patience import wait_for
 
 from tpucache import BuildError, Recipe, build_cache
@@ -23,7 +24,6 @@ distributed = pytest.importorskip("distributed")
 
 pytestmark = pytest.mark.slow
 
-Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 64
 # Where a test asks for it, workers are held once something is kept, so that one can be killed in the middle.
@@ -55,14 +55,14 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(write_photos(tmp_path_factory.mktemp("shared") / "photos", 150, size=(80, 70)))
 
 
 @pytest.fixture(scope="module")
 def local(source: Path, slow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("local") / "cache"
-    build_cache(source, cache, _RECIPE, jobs=1)
+    build_here(source, cache, _RECIPE)
     return cache
 
 
@@ -74,11 +74,9 @@ def cluster(slow: Path) -> Iterator[Any]:
         yield running
 
 
-def test_dask_workers_in_this_process_write_the_bytes_of_a_local_run(
-    write_photos: Any, tmp_path: Path, digests: Digests
-) -> None:
+def test_dask_workers_in_this_process_write_the_bytes_of_a_local_run(tmp_path: Path) -> None:
     source, recipe = write_photos(tmp_path / "photos", 60, size=(20, 20)), Recipe(size=16)
-    build_cache(source, tmp_path / "local", recipe, jobs=1)
+    build_here(source, tmp_path / "local", recipe)
     with distributed.LocalCluster(
         n_workers=2, processes=False, threads_per_worker=1, dashboard_address=":0", silence_logs=50
     ) as running:
@@ -88,7 +86,7 @@ def test_dask_workers_in_this_process_write_the_bytes_of_a_local_run(
 
 @pytest.mark.thorough
 def test_a_dask_cluster_writes_the_bytes_of_a_local_run(
-    source: Path, local: Path, cluster: Any, tmp_path: Path, digests: Digests, capsys: pytest.CaptureFixture[str]
+    source: Path, local: Path, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = tmp_path / "cache"
     options = f"--size {_SIZE} --variants 1 --augment dask_slow_by_test:slowly --backend dask"
@@ -107,7 +105,6 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_finished_work_i
     cluster: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    digests: Digests,
 ) -> None:
     cache, reports = tmp_path / "cache", list[BuildProgress]()
     engine = Executor("dask", scheduler=cluster.scheduler_address)

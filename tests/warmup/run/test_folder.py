@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import build_here
 from PIL import Image
 
-from tpucache import Recipe, build_cache, verify_cache
-from tpucache.errors import BuildError, RecipeError, SampleError, UsageError
+from tpucache import Recipe, verify_cache
+from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, UsageError
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.warmup import open_source, select_source
 from tpucache.warmup.run.folder import check_source
@@ -51,10 +52,10 @@ def test_a_plan_that_cannot_be_read_is_a_build_error(text: str, reason: str, tmp
     Image.new("RGB", (8, 8)).save(tmp_path / "images" / "a.png")
     (tmp_path / "images" / "b.png").write_bytes(b"no image")
     with pytest.raises(SampleError):
-        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
+        build_here(tmp_path / "images", tmp_path / "cache")
     (tmp_path / "cache" / WORK_NAME / "plan.json").write_text(text)
     with pytest.raises(BuildError, match=reason):
-        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
+        build_here(tmp_path / "images", tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -70,12 +71,12 @@ def test_a_plan_by_which_nothing_was_made_gives_way_to_another(
         (images / name).mkdir(parents=True)
         (images / name / "a.png").write_bytes(b"no image")
     with pytest.raises(SampleError):
-        build_cache(images, cache, Recipe(size=8), jobs=1)
+        build_here(images, cache)
     assert (cache / WORK_NAME / "plan.json").exists()
     for path in images.glob("*/*"):
         Image.new("RGB", (8, 8)).save(path)
     source = select_source(open_source(images), limit=options.pop("limit", None))
-    manifest = build_cache(source, cache, Recipe(**{"size": 8, **other}), jobs=1, **options)
+    manifest = build_here(source, cache, Recipe(**{"size": 8, **other}), **options)
     assert manifest.samples >= 1
     assert verify_cache(cache) == []
     assert not (cache / WORK_NAME).exists()
@@ -87,7 +88,10 @@ def test_a_plan_by_which_samples_were_made_does_not(tmp_path: Path) -> None:
         Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"{number:02}.png")
     (tmp_path / "images" / "149.png").write_bytes(b"no image")
     with pytest.raises(SampleError):
-        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
+        build_here(tmp_path / "images", tmp_path / "cache")
     assert list((tmp_path / "cache" / WORK_NAME).glob("shard-*.npz"))
     with pytest.raises(RecipeError, match=r"another recipe: .*Give the same options to continue"):
-        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=16), jobs=1)
+        build_here(tmp_path / "images", tmp_path / "cache", Recipe(size=16))
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "more.png")
+    with pytest.raises(SourceError, match=r"150 samples, the source now has 151; 1 new: 'more\.png'"):
+        build_here(tmp_path / "images", tmp_path / "cache")

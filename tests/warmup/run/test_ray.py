@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made import build_here, digests, write_photos
 from patience import PATIENCE
 
 from tpucache import Recipe, build_cache
@@ -100,7 +101,7 @@ class StandIn:
 
 
 def test_a_run_by_ray_has_a_few_tasks_under_way_and_writes_the_bytes_of_a_local_run(
-    write_photos: Any, tmp_path: Path, digests: Callable[[Path], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, ray, before = (
         write_photos(tmp_path / "photos", 60, size=(20, 20)),
@@ -108,7 +109,7 @@ def test_a_run_by_ray_has_a_few_tasks_under_way_and_writes_the_bytes_of_a_local_
         signal.getsignal(signal.SIGTERM),
     )
     recipe = Recipe(size=16)
-    build_cache(source, tmp_path / "local", recipe, jobs=1)
+    build_here(source, tmp_path / "local", recipe)
     monkeypatch.setitem(sys.modules, "ray", ray)
     build_cache(source, tmp_path / "cache", recipe, engine=Executor("ray", scheduler="ray://a:1"))
     assert digests(tmp_path / "cache") == digests(tmp_path / "local")
@@ -118,12 +119,10 @@ def test_a_run_by_ray_has_a_few_tasks_under_way_and_writes_the_bytes_of_a_local_
 
 
 @pytest.mark.thorough
-def test_ray_writes_the_bytes_of_a_local_run_also_when_a_worker_dies(
-    write_photos: Any, workers: Path, tmp_path: Path, digests: Callable[[Path], dict[str, str]]
-) -> None:
+def test_ray_writes_the_bytes_of_a_local_run_also_when_a_worker_dies(workers: Path, tmp_path: Path) -> None:
     source = write_photos(tmp_path / "photos", 150, size=(80, 70))
     recipe = Recipe(size=32, variants=1, augment="ray_slow_by_test:slowly")
-    build_cache(source, tmp_path / "local", recipe, jobs=1)
+    build_here(source, tmp_path / "local", recipe)
     cache, killed, stop = tmp_path / "cache", list[int](), threading.Event()
 
     def kill() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made import build_here
 from patience import PATIENCE
 from thorough import thorough
 
@@ -148,7 +149,7 @@ def test_each_sample_of_slow_storage_is_read_once_while_tasks_follow_each_other(
 
 def test_a_build_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="is broken"):
-        build_cache(Slow(broken=20), tmp_path / "cache", Recipe(size=8, max_blocks=4), jobs=1)
+        build_here(Slow(broken=20), tmp_path / "cache", Recipe(size=8, max_blocks=4))
     assert not loading_threads()
 
 
@@ -165,7 +166,7 @@ def test_a_cache_is_the_same_whether_its_files_are_read_ahead_or_not(
             return super().load(sample)
 
     def build(source: FolderSource, name: str) -> dict[str, bytes]:
-        build_cache(source, tmp_path / name, Recipe(size=8, variants=variants, augment="flip"), jobs=1)
+        build_here(source, tmp_path / name, Recipe(size=8, variants=variants, augment="flip"))
         return {path.name: read_file(path) for path in (tmp_path / name).glob("*.lmdb")}
 
     assert build(Late(photos), "ahead") == build(FolderSource(photos), "at once")

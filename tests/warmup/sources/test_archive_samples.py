@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
-
 import numpy as np
 import pytest
+from made import build_here, tar_of, write
 
-from tpucache import Recipe, build_cache
 from tpucache.errors import SampleError, SourceError
 from tpucache.warmup.sources import TableOptions, label_source, open_source
 
@@ -23,6 +19,10 @@ def _write(path, samples):
         for number, sample in enumerate(samples):
             writer.write({"__key__": f"{number:04d}", **sample})
     return path
+
+
+def _tar(folder, *names):
+    return open_source(write(folder / "a.tar", tar_of(dict.fromkeys(names, b"1"))))
 
 
 def _pixels(number):
@@ -85,23 +85,6 @@ def test_labels_in_json_and_captions(tmp_path):
         open_source(path, TableOptions(label_cols=("none",))).list()
 
 
-@pytest.mark.parametrize(
-    ("texts", "classes", "labels"),
-    [
-        (["01", "1", "02"], ("01", "02", "1"), [0, 2, 1]),  # as in a table
-        (["1", "cat", "2"], ("1", "2", "cat"), [0, 2, 1]),
-        (["2", "0", " 1\n"], (), [2, 0, 1]),
-        (["10", "0", "3"], (), [10, 0, 3]),
-        (["1", "", "0"], (), [1, None, 0]),
-    ],
-)
-def test_a_padded_number_is_a_name_in_cls_files_too(tmp_path, texts, classes, labels):
-    path = _write(tmp_path / "a.tar", [{"png": _pixels(n), "cls": text} for n, text in enumerate(texts)])
-    listing = label_source(open_source(path), "auto").list()
-    assert listing.classes == classes
-    assert [sample.label for sample in listing.samples] == labels
-
-
 def test_arrays_are_fields_and_other_files_are_left_out(tmp_path):
     path = _write(tmp_path / "a.tar", [{"features.npy": np.arange(4) + n, "cls": n, "pyd": {"a": 1}} for n in range(2)])
     source = open_source(path, TableOptions(label_cols=("cls",)))
@@ -124,12 +107,7 @@ def test_arrays_are_fields_and_other_files_are_left_out(tmp_path):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_group_that_cannot_be_used_is_a_sample_that_does_not_load(tmp_path, files, reason):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name, data in {"1.png": b"image", "1.cls": b"0", **files}.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    source = open_source(tmp_path / "a.tar")
+    source = open_source(write(tmp_path / "a.tar", tar_of({"1.png": b"image", "1.cls": b"0", **files})))
     good, bad = source.list().samples
     assert source.load(good).fields == {"image": b"image"}
     with pytest.raises(SampleError, match=reason):
@@ -139,28 +117,15 @@ def test_a_group_that_cannot_be_used_is_a_sample_that_does_not_load(tmp_path, fi
 def test_a_sample_without_the_label_that_others_have_is_refused(tmp_path):
     path = _write(tmp_path / "a.tar", [{"png": _pixels(1), "cls": 1}, {"png": _pixels(2)}])
     with pytest.raises(SampleError, match=r"0001.*no label, as other samples have"):
-        build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
-    manifest = build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+        build_here(path, tmp_path / "cache")
+    manifest = build_here(path, tmp_path / "cache", on_error="skip")
     assert (manifest.samples, len(manifest.skipped)) == (1, 1)
 
 
 def test_json_beside_images_of_class_folders_is_no_group(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name in ("cat/1.png", "cat/1.json", "dog/2.png"):
-            archive.addfile(tarfile.TarInfo(name))
-    listing = open_source(tmp_path / "a.tar").list()
+    listing = _tar(tmp_path, "cat/1.png", "cat/1.json", "dog/2.png").list()
     assert listing.classes == ("cat", "dog")
     assert listing.left_out == {".json": 1}
-    assert json.dumps(listing.classes)
-
-
-def _tar(path, *names):
-    with tarfile.open(path, "w") as tar:
-        for name in names:
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            tar.addfile(member, io.BytesIO(b"1"))
-    return path
 
 
 def test_a_label_whose_name_has_a_dot_before_the_suffix_is_refused_with_the_reason(tmp_path):
@@ -170,18 +135,18 @@ def test_a_label_whose_name_has_a_dot_before_the_suffix_is_refused_with_the_reas
     with pytest.raises(
         SourceError, match=r"'a.1.cls' is not the label of 'a.1.png': .* ends at the first dot, here 'a'"
     ):
-        open_source(_tar(tmp_path / "a.tar", *names)).list()
+        _tar(tmp_path, *names).list()
     with pytest.raises(SourceError, match="Rename the files"):
-        open_source(_tar(tmp_path / "b.tar", "cat/a.1.png", "cat/a.1.cls")).list()
+        _tar(tmp_path, "cat/a.1.png", "cat/a.1.cls").list()
 
 
 def test_images_whose_names_have_dots_are_samples_of_their_own_without_labels(tmp_path):
-    source = open_source(_tar(tmp_path / "a.tar", "cat/a.1.png", "cat/a.2.png", "dog/b.png"))
+    source = _tar(tmp_path, "cat/a.1.png", "cat/a.2.png", "dog/b.png")
     assert [sample.path for sample in source.list().samples] == ["cat/a.1.png", "cat/a.2.png", "dog/b.png"]
-    listing = open_source(_tar(tmp_path / "b.tar", "a.png", "a.fine.cls", "a.cls")).list()
+    listing = _tar(tmp_path, "a.png", "a.fine.cls", "a.cls").list()
     assert ([sample.label for sample in listing.samples], listing.left_out) == ([1], {".fine.cls": 1})
 
 
 def test_two_files_of_a_sample_whose_suffixes_differ_only_by_large_letters_are_refused(tmp_path):
     with pytest.raises(SourceError, match=r"'0.png' and '0.PNG' are the same file of a sample"):
-        open_source(_tar(tmp_path / "a.tar", "0.png", "0.PNG", "0.cls")).list()
+        _tar(tmp_path, "0.png", "0.PNG", "0.cls").list()

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from made import build_here, digests, write_photos
 from stops import Stopped, stop_after
 
 from tpucache import Recipe, build_cache
@@ -37,7 +38,7 @@ def _pack(folder: Path, target: Path, top: str = "") -> Path:
 
 
 @pytest.fixture(scope="module")
-def few(write_photos, tmp_path_factory) -> Path:
+def few(tmp_path_factory) -> Path:
     return write_photos(tmp_path_factory.mktemp("few") / "train", 12, size=(20, 16))
 
 
@@ -61,7 +62,7 @@ def test_an_archive_lists_and_loads_what_its_folder_does(few, tmp_path, name, to
 
 @pytest.mark.slow
 def test_records_from_archives_are_those_from_the_folder_and_nothing_is_unpacked(few, tmp_path):
-    expected = _records(build_cache(few, tmp_path / "folder", Recipe(size=8, variants=1, augment="flip"), jobs=1))
+    expected = _records(build_here(few, tmp_path / "folder", Recipe(size=8, variants=1, augment="flip")))
     recipe = Recipe(size=8, variants=1, augment="flip")
     for name in ("a.zip", "a.tar"):
         archive = _pack(few, tmp_path / name)
@@ -127,19 +128,19 @@ def test_a_table_in_an_archive_or_beside_it(few, tmp_path, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])
-def test_a_stopped_run_continues_to_the_same_bytes_and_notices_another_archive(photos, tmp_path, digests, name):
+def test_a_stopped_run_continues_to_the_same_bytes_and_notices_another_archive(photos, tmp_path, name):
     archive = _pack(photos, tmp_path / name)
-    build_cache(archive, tmp_path / "whole", SMALL, jobs=1)
+    build_here(archive, tmp_path / "whole")
     with pytest.raises(Stopped):
-        build_cache(archive, tmp_path / "parts", SMALL, jobs=1, on_progress=stop_after(40))
+        build_here(archive, tmp_path / "parts", on_progress=stop_after(40))
     shutil.copytree(tmp_path / "parts", tmp_path / "changed")
-    build_cache(archive, tmp_path / "parts", SMALL, jobs=1)
+    build_here(archive, tmp_path / "parts")
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
     few = tmp_path / "few"
     shutil.copytree(photos / "cat", few / "cat")
     _pack(few, archive)
     with pytest.raises(SourceError, match="gone"):
-        build_cache(archive, tmp_path / "changed", SMALL, jobs=1)
+        build_here(archive, tmp_path / "changed")
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])

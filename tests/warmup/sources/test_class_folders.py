@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import tarfile
@@ -11,34 +10,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from made import build_here, png, write
 
 from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.warmup import build_cache
 from tpucache.warmup.sources import open_source, select_source
 
 KINDS = ("folder", "zip", "tar")
 SMALL = Recipe(size=8)
 
 
-def _picture(level: int) -> bytes:
-    target = io.BytesIO()
-    Image.fromarray(np.full((8, 8, 3), level, np.uint8)).save(target, "PNG")
-    return target.getvalue()
-
-
 def _make(tmp_path: Path, kind: str, *names: str) -> Path:
     """Return a folder `data`, or an archive of it, with these files and, where a name ends with a slash, folders."""
     root = tmp_path / "data"
     for level, name in enumerate(names):
-        path = root / name
         if name.endswith("/"):
-            path.mkdir(parents=True)
+            (root / name).mkdir(parents=True)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_picture(level) if path.suffix == ".png" else b"text")
+            write(root / name, png(level) if name.endswith(".png") else b"text")
     if kind == "folder":
         return root
     if kind == "tar":
@@ -88,7 +78,7 @@ def test_an_empty_class_folder_keeps_its_number_and_is_named(
     source = _make(tmp_path, kind, "ant/1.png", "bee/", "cat/deep/", "dog/2.png")
     assert _found(source) == (("ant", "bee", "cat", "dog"), {"1.png": 0, "2.png": 3})
     assert "empty folders are classes without a sample, which keep their numbers: 'bee', 'cat'" in caplog.text
-    manifest = build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+    manifest = build_here(source, tmp_path / "cache")
     assert manifest.classes == ("ant", "bee", "cat", "dog")
     assert manifest.statistics.class_counts == (1, 0, 0, 1)
 
@@ -119,14 +109,14 @@ def test_parts_of_a_data_set_are_refused_with_the_command_for_each(
 ) -> None:
     source = _make(tmp_path, kind, *names)
     with pytest.raises(SourceError) as caught:
-        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+        build_here(source, tmp_path / "cache")
     where = source if kind == "folder" else source / "data"
     assert f"`warmup {where / train} CACHE/{Path(train).name} …`" in str(caught.value)
     for part in held_out:
         command = f"`warmup {where / part} CACHE/{Path(part).name} --like CACHE/{Path(train).name}`"
         assert command in str(caught.value)
     assert not (tmp_path / "cache").exists()
-    build_cache(where / train, tmp_path / "train", SMALL, jobs=1)
+    build_here(where / train, tmp_path / "train")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,8 +134,8 @@ def test_parts_of_a_data_set_are_refused_with_the_command_for_each(
 def test_images_and_their_masks_are_no_classes(tmp_path: Path, kind: str, names: tuple[str, str]) -> None:
     source = _make(tmp_path, kind, *(f"{name}/1.png" for name in names))
     with pytest.raises(SourceError, match=f"holds the folders {names[0]} and {names[1]}, which are images and their"):
-        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
-    build_cache(source, tmp_path / "cache", SMALL, jobs=1, classes=names)
+        build_here(source, tmp_path / "cache")
+    build_here(source, tmp_path / "cache", classes=names)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +166,7 @@ def test_images_and_their_masks_in_a_folder_for_each_image_are_no_class(tmp_path
     names = [f"id{number}/{name}/{number}.png" for number in range(2) for name in ("images", "masks")]
     source = _make(tmp_path, kind, *names)
     with pytest.raises(SourceError, match="id0 holds the folders images and masks, which are images and their masks"):
-        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+        build_here(source, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,16 +174,16 @@ def test_parts_of_a_data_set_in_class_folders_are_refused(tmp_path: Path, kind: 
     names = ("bottle/train/good/1.png", "bottle/test/good/2.png", "bottle/ground_truth/bad/2.png", "cable/train/3.png")
     source = _make(tmp_path, kind, *names)
     with pytest.raises(SourceError, match="bottle holds the folders train, test, which are parts of a data set"):
-        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+        build_here(source, tmp_path / "cache")
     chosen = select_source(open_source(source), include=["*/train/*"])
-    build_cache(chosen, tmp_path / "cache", SMALL, jobs=1, classes=["bottle", "cable"])
+    build_here(chosen, tmp_path / "cache", classes=["bottle", "cable"])
     assert len(Cache.open(tmp_path / "cache").samples.paths) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_classes_that_are_called_as_parts_are_used_where_they_are_given(tmp_path: Path, kind: str) -> None:
     source = _make(tmp_path, kind, "train/1.png", "test/2.png", "bus/3.png")
-    build_cache(source, tmp_path / "cache", SMALL, jobs=1, classes=["bus", "test", "train"])
+    build_here(source, tmp_path / "cache", classes=["bus", "test", "train"])
     cache = Cache.open(tmp_path / "cache")
     assert cache.manifest.classes == ("bus", "test", "train")
     labels = cache.samples.labels

@@ -18,6 +18,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "store" / "remote"))  # for servers.py
 
+from made import build_here
 from servers import Server
 
 from tpucache import Recipe, SourceError, StoreError, UsageError, build_cache
@@ -65,15 +66,15 @@ def records(cache: Path) -> dict[str, bytes]:
 
 
 def test_a_bucket_gives_the_cache_of_the_same_folder(bucket: str, photos: Path, tmp_path: Path) -> None:
-    build_cache(photos, tmp_path / "own", _RECIPE, jobs=1)
-    build_cache(bucket, tmp_path / "cache", _RECIPE, jobs=1)
+    build_here(photos, tmp_path / "own", _RECIPE)
+    build_here(bucket, tmp_path / "cache", _RECIPE)
     assert records(tmp_path / "cache") == records(tmp_path / "own")
     assert open_source(bucket).list() == open_source(photos).list()
 
 
 @pytest.mark.thorough
 def test_workers_read_a_zip_from_a_web_server(zipped: Server, photos: Path, tmp_path: Path) -> None:
-    build_cache(photos, tmp_path / "own", _RECIPE, jobs=1)
+    build_here(photos, tmp_path / "own", _RECIPE)
     manifest = build_cache(f"{zipped.url}/photos.zip", tmp_path / "cache", _RECIPE, jobs=2)
     assert records(tmp_path / "cache") == records(tmp_path / "own")
     assert zipped.requests["photos.zip"] < 2 * manifest.samples + 60  # one a sample, and some are tried first
@@ -83,8 +84,8 @@ def test_a_connection_that_breaks_is_tried_again_and_a_network_that_is_gone_is_n
     zipped: Server, photos: Path, tmp_path: Path
 ) -> None:
     zipped.fault = lambda name, number: "cut" if number % 5 == 0 else None
-    build_cache(photos, tmp_path / "own", _RECIPE, jobs=1)
-    build_cache(f"{zipped.url}/photos.zip", tmp_path / "cache", _RECIPE, jobs=1)
+    build_here(photos, tmp_path / "own", _RECIPE)
+    build_here(f"{zipped.url}/photos.zip", tmp_path / "cache", _RECIPE)
     assert records(tmp_path / "cache") == records(tmp_path / "own")
     source = open_source(f"{zipped.url}/photos.zip")
     sample = source.list().samples[0]
@@ -98,12 +99,12 @@ def test_a_build_that_is_continued_does_not_list_again(bucket: str, photos: Path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_cache(bucket, tmp_path / "cache", _RECIPE, jobs=1, on_progress=stop)
+        build_here(bucket, tmp_path / "cache", _RECIPE, on_progress=stop)
     before = len(open_source(bucket).list().samples)
     first = open_source(bucket).list().samples[0].path
     files = fsspec.filesystem("memory")
     files.copy(f"/photos/{first}", f"/photos/{first}.jpg")
-    counts = [build_cache(bucket, tmp_path / "cache", _RECIPE, jobs=1).samples for _ in range(2)]
+    counts = [build_here(bucket, tmp_path / "cache", _RECIPE).samples for _ in range(2)]
     assert counts == [before, before + 1]  # a finished one is compared with what is there now
 
 
@@ -134,8 +135,8 @@ def test_parquet_files_are_copied_once(tmp_path: Path, photos: Path, monkeypatch
     files = fsspec.filesystem("memory")
     for path in local.iterdir():
         files.pipe_file(f"/sets/data/{path.name}", path.read_bytes())
-    build_cache("memory://sets/data/train-*.parquet", tmp_path / "cache", _RECIPE, jobs=1)
-    build_cache(str(local), tmp_path / "own", _RECIPE, jobs=1)
+    build_here("memory://sets/data/train-*.parquet", tmp_path / "cache", _RECIPE)
+    build_here(str(local), tmp_path / "own", _RECIPE)
     assert records(tmp_path / "cache") == records(tmp_path / "own")
     with pytest.raises(SourceError, match="give a pattern for them"):
         open_source("memory://sets/data").list()

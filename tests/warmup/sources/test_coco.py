@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made import build_here
 from PIL import Image
 
 from scripts.checks.sources import Listed, random_coco
@@ -17,7 +18,6 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.build import build_cache
 from tpucache.warmup.repair import repair_cache
 from tpucache.warmup.sources import box_source, open_source
 
@@ -51,7 +51,7 @@ def write(folder: Path, content: Any) -> Path:
 def build(folder: Path, content: Any, **options: Any) -> Manifest:
     boxes = write(folder, content)
     source = box_source(open_source(folder / "images"), boxes)
-    return build_cache(source, folder / "cache", Recipe(size=20, max_boxes=3, **options), jobs=1)
+    return build_here(source, folder / "cache", Recipe(size=20, max_boxes=3, **options))
 
 
 def test_boxes_follow_the_image_and_classes_are_the_categories_by_id(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
     plain = open_source(tmp_path / "images")
     build(tmp_path, coco())
     with pytest.raises(SourceError, match=r"cache was made with --boxes boxes\.json: give --boxes again"):
-        build_cache(plain, tmp_path / "cache", Recipe(size=20, max_boxes=3), jobs=1)
-    build_cache(plain, tmp_path / "plain", Recipe(size=20), jobs=1)
+        build_here(plain, tmp_path / "cache", Recipe(size=20, max_boxes=3))
+    build_here(plain, tmp_path / "plain", Recipe(size=20))
     with pytest.raises(SourceError, match="plain was made without --boxes"):
-        build_cache(box_source(plain, boxes), tmp_path / "plain", Recipe(size=20), jobs=1)
+        build_here(box_source(plain, boxes), tmp_path / "plain", Recipe(size=20))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_fault_of_one_image_is_skipped_with_it_and_listed(tmp_path: Path, capl
     ]
     boxes = write(tmp_path, content)
     source = box_source(open_source(tmp_path / "images"), boxes)
-    manifest = build_cache(source, tmp_path / "cache", Recipe(size=20, max_boxes=3), jobs=1, on_error="skip")
+    manifest = build_here(source, tmp_path / "cache", Recipe(size=20, max_boxes=3), on_error="skip")
     (skipped,) = manifest.skipped
     assert skipped.path == "b.png"
     assert "annotation 5 has the category 4, which the file does not list" in skipped.reason

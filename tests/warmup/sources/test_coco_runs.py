@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import build_here
 from PIL import Image
 
 from tpucache.errors import SampleError, SourceError, UsageError
@@ -24,7 +25,6 @@ from tpucache.recipe import Recipe
 from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
 from tpucache.training.settings import TrainSettings
-from tpucache.warmup.build import build_cache
 from tpucache.warmup.records.masks import draw_runs
 from tpucache.warmup.sources.columns import TableOptions
 from tpucache.warmup.sources.table import TableSource, read_runs
@@ -56,7 +56,7 @@ def write(folder: Path, rows: list[dict[str, str]], size: tuple[int, int] = (6, 
 
 def masks_of(folder: Path, path: Path, recipe: Recipe, **options: Any) -> Mask:
     source = TableSource(path, TableOptions(**{"rle_cols": ("EncodedPixels",), **options}))
-    build_cache(source, folder / "cache", recipe, jobs=1)
+    build_here(source, folder / "cache", recipe)
     dataset = CachedDataset(folder / "cache")
     return np.stack([dataset[number]["mask"].numpy()[..., 0] for number in range(len(dataset))])
 

@@ -158,8 +158,13 @@ def test_an_image_alone_or_with_its_label_is_an_image(make: Make, image: Any) ->
     ids=repr,
 )
 def test_labels_are_class_numbers_or_vectors(make: Make, given: Any, label: Any) -> None:
-    source = make((IMAGE, given), {"image": IMAGE, "target": given}, {"image": IMAGE, "labels": given})
-    for number in range(3):
+    source = make(
+        (IMAGE, given),
+        {"image": IMAGE, "target": given},
+        {"image": IMAGE, "labels": given},
+        {"image": IMAGE, "targets": given},
+    )
+    for number in range(4):
         found = _load(source, number).label
         assert found == label
         assert type(found) is type(label)

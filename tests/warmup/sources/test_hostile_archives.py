@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import tar_of, zip_of
 from thorough import examples
 
 from tpucache.errors import SampleError, SourceError
@@ -20,25 +21,7 @@ from tpucache.warmup.sources import open_source
 FILES = {f"{'ab'[n % 2]}/{n}.jpg": bytes([n]) * (300 * n + 1) for n in range(6)}
 
 
-def _tar(files=FILES) -> bytes:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    return target.getvalue()
-
-
-def _zip(files=FILES, method=zipfile.ZIP_DEFLATED) -> bytes:
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", method) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return target.getvalue()
-
-
-WHOLE = {"zip": _zip(), "tar": _tar()}
+WHOLE = {"zip": zip_of(FILES), "tar": tar_of(FILES)}
 
 
 def _refused(path: Path, data: bytes) -> str:
@@ -90,13 +73,13 @@ def test_an_archive_cut_short_is_refused_wherever_it_is_cut(tmp_path, kind):
 
 
 @pytest.mark.parametrize("name", ["../a.jpg", "a/../../b.jpg", "/../a.jpg"])
-@pytest.mark.parametrize("make", [_zip, _tar])
+@pytest.mark.parametrize("make", [zip_of, tar_of])
 def test_names_that_lead_out_are_refused(tmp_path, name, make):
-    assert "leads out" in _refused(tmp_path / f"a.{make.__name__[1:]}", make({"a/1.jpg": b"1", name: b"2"}))
+    assert "leads out" in _refused(tmp_path / f"a.{make.__name__[:3]}", make({"a/1.jpg": b"1", name: b"2"}))
 
 
 def test_a_name_that_is_there_twice_is_refused(tmp_path):
-    target = io.BytesIO(_tar({"a/1.jpg": b"1"}))
+    target = io.BytesIO(tar_of({"a/1.jpg": b"1"}))
     with tarfile.open(fileobj=target, mode="a") as archive:
         archive.addfile(tarfile.TarInfo("./a/1.jpg"))
     assert "'a/1.jpg' more than once" in _refused(tmp_path / "a.tar", target.getvalue())
@@ -114,12 +97,12 @@ def _changed_directory(data: bytes, offset: int, value: bytes) -> bytes:
 
 
 def test_encrypted_overlapping_and_impossible_entries_are_refused(tmp_path):
-    whole = _zip()
+    whole = zip_of(FILES)
     path = tmp_path / "a.zip"
     assert "is encrypted" in _refused(path, _changed_directory(whole, 8, b"\x01\x00"))
     assert "claims 4,294,967,294 bytes" in _refused(path, _changed_directory(whole, 24, struct.pack("<I", 2**32 - 2)))
     assert "entries overlap" in _refused(path, _changed_directory(whole, 20, struct.pack("<I", 9000)))
-    assert "method 14" in _refused(path, _zip(method=zipfile.ZIP_LZMA))
+    assert "method 14" in _refused(path, zip_of(FILES, zipfile.ZIP_LZMA))
 
 
 @pytest.mark.slow
@@ -139,15 +122,15 @@ def test_a_bomb_is_unpacked_no_further_than_it_claims(tmp_path):
 
 def test_a_compressed_tar_says_what_to_do(tmp_path):
     for name in ("a.tar.gz", "a.tgz", "a.tar"):
-        assert r"compressed as a whole (gzip)" in _refused(tmp_path / name, gzip.compress(_tar()))
+        assert r"compressed as a whole (gzip)" in _refused(tmp_path / name, gzip.compress(tar_of(FILES)))
 
 
 def test_two_tars_in_one_file_are_refused(tmp_path):
-    assert "more data after its end" in _refused(tmp_path / "a.tar", _tar() + _tar({"c/9.jpg": b"9"}))
+    assert "more data after its end" in _refused(tmp_path / "a.tar", tar_of(FILES) + tar_of({"c/9.jpg": b"9"}))
 
 
 def test_sparse_files_and_links_out_of_a_tar_are_refused(tmp_path):
-    sparse = bytearray(_tar({"a/1.jpg": b"1"}))
+    sparse = bytearray(tar_of({"a/1.jpg": b"1"}))
     header = tarfile.TarInfo("a/1.jpg")
     header.type = tarfile.GNUTYPE_SPARSE
     header.size = 1

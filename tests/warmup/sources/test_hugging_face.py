@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from made import build_here, png
 
-from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
+from tpucache import CachedDataset, CachedLoader, Recipe
 
 NAMES = ["ant", "bee"]
 COUNT = 10
@@ -21,15 +20,9 @@ COUNT = 10
 needs_datasets = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs datasets")
 
 
-def _png(number: int) -> bytes:
-    target = io.BytesIO()
-    Image.new("RGB", (9, 9), (number * 9, 80, 30)).save(target, "PNG")
-    return target.getvalue()
-
-
 def _rows(broken: int | None = None, key: str = "image") -> list[dict[str, Any]]:
     """Return rows as the library gives them with undecoded images; one image may be cut short."""
-    images = [_png(number)[: 40 if number == broken else None] for number in range(COUNT)]
+    images = [png(number)[: 40 if number == broken else None] for number in range(COUNT)]
     return [
         {key: {"bytes": data, "path": f"{number}.png"}, "label": number % 2, "age": number / 2}
         for number, data in enumerate(images)
@@ -55,7 +48,7 @@ KINDS = [pytest.param(_dataset, marks=needs_datasets, id="datasets.Dataset"), py
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_become_a_cache_that_trains_a_step(kind: Callable[..., Any], tmp_path: Path) -> None:
-    manifest = build_cache(kind(_rows()), tmp_path, Recipe(size=8), jobs=1)
+    manifest = build_here(kind(_rows()), tmp_path)
     assert manifest.statistics.class_counts == (5, 5)
     data = CachedDataset(tmp_path)
     assert [int(data[number][0][0, 0, 0]) for number in range(COUNT)] == [number * 9 for number in range(COUNT)]
@@ -70,7 +63,7 @@ def test_rows_become_a_cache_that_trains_a_step(kind: Callable[..., Any], tmp_pa
 @needs_datasets
 def test_names_of_classes_and_the_choice_of_rows_are_those_of_the_dataset(tmp_path: Path) -> None:
     chosen = _dataset(_rows(key="img")).shuffle(seed=1).filter(lambda row: row["label"] == 1).select(range(3))
-    manifest = build_cache(chosen, tmp_path, Recipe(size=8), jobs=1)
+    manifest = build_here(chosen, tmp_path)
     assert manifest.classes == tuple(NAMES)
     data = CachedDataset(tmp_path)
     assert data.labels is not None
@@ -81,7 +74,7 @@ def test_names_of_classes_and_the_choice_of_rows_are_those_of_the_dataset(tmp_pa
 
 @needs_datasets
 def test_items_that_the_user_transforms_are_taken_as_they_come(tmp_path: Path) -> None:
-    build_cache(_dataset(_rows()).with_transform(_invert), tmp_path, Recipe(size=9), jobs=1)
+    build_here(_dataset(_rows()).with_transform(_invert), tmp_path, Recipe(size=9))
     assert [int(image[0, 0, 0]) for image, _ in CachedDataset(tmp_path)] == [255 - n * 9 for n in range(COUNT)]
 
 
@@ -89,6 +82,6 @@ def test_items_that_the_user_transforms_are_taken_as_they_come(tmp_path: Path) -
 def test_a_stream_becomes_the_cache_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "here"))
     rows = _dataset(_rows(key="photo"))
-    found = build_cache(rows.to_iterable_dataset(num_shards=2), tmp_path / "a", Recipe(size=8), jobs=1)
-    expected = build_cache(rows, tmp_path / "b", Recipe(size=8), jobs=1)
+    found = build_here(rows.to_iterable_dataset(num_shards=2), tmp_path / "a")
+    expected = build_here(rows, tmp_path / "b")
     assert (found.fingerprint, found.classes) == (expected.fingerprint, tuple(NAMES))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from made import build_here, png, tar_of
 from PIL import Image
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.warmup import build_cache, relabel_cache
+from tpucache.warmup import relabel_cache
 from tpucache.warmup.build_options import LabelKind
 from tpucache.warmup.sources import TableOptions, TableSource, label_source, open_source, select_source
 from tpucache.warmup.sources.labels import read_labels
@@ -74,6 +73,7 @@ MEANINGS: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...], list[Any]]
     "a stated value in another spelling": (["0", "1", "-1"], {"missing": ["-1.0"]}, ("0", "1"), [0, 1, None]),
     "a stated name": (["10", "unknown", "9"], {"missing": ["unknown"]}, ("9", "10"), [1, None, 0]),
     "whole numbers": ([0, 2, 1], {}, (), [0, 2, 1]),
+    "whole numbers as numbers": ([1, 0, 2], {"kind": "numbers"}, (), [[1.0], [0.0], [2.0]]),
     "whole numbers with -1": ([0, -1, 1], {}, (), [0, None, 1]),
     "a stated number": ([0, 255, 1], {"missing": [255]}, (), [0, None, 1]),
     "truth values": ([True, False], {}, ("False", "True"), [1, 0]),
@@ -236,7 +236,7 @@ def test_a_label_beyond_those_looked_at_is_refused_and_never_left_out(tmp_path: 
     labels: list[Any] = [None] * 200
     labels[1] = 3  # between two that are looked at
     with pytest.raises(SourceError, match="say with --labels"):
-        build_cache(Stated(labels, in_samples=True), tmp_path / "cache", Recipe(), jobs=1, on_error="skip")
+        build_here(Stated(labels, in_samples=True), tmp_path / "cache", Recipe(), on_error="skip")
     numbers = [0, 1, 2] * 50
     numbers[75] = 7
     assert meaning(Stated(numbers, in_samples=True), "multilabel")[0] == tuple("01234567")
@@ -250,20 +250,20 @@ def test_a_class_that_is_called_otherwise_is_another_class_and_a_new_one_may_be_
         (tmp_path / "table.csv").write_text(f"path,label\n{rows}")
         return TableSource(tmp_path / "table.csv", TableOptions(label_cols=("label",), label_sep="|"))
 
-    build_cache(table("a|b", "b"), tmp_path / "cache", SMALL, jobs=1)
+    build_here(table("a|b", "b"), tmp_path / "cache")
     with pytest.raises(SourceError, match="2 samples have another label"):
-        build_cache(table("a|c", "c"), tmp_path / "cache", SMALL, jobs=1)
-    assert build_cache(table("a|b", "b", "0|b"), tmp_path / "cache", SMALL, jobs=1).classes == ("0", "a", "b")
+        build_here(table("a|c", "c"), tmp_path / "cache")
+    assert build_here(table("a|b", "b", "0|b"), tmp_path / "cache").classes == ("0", "a", "b")
     assert Cache.open(tmp_path / "cache").samples.labels.tolist() == [[0, 1, 1], [0, 0, 1], [1, 0, 1]]
     options = TableOptions(label_cols=("label",), label_sep="|")
     with pytest.raises(SourceError, match="leave out --labels numbers"):
-        build_cache(select_source(table("a"), limit=2), tmp_path / "numbers", SMALL, jobs=1, labels="numbers")
+        build_here(select_source(table("a"), limit=2), tmp_path / "numbers", labels="numbers")
     table("a|b", "c|a", "b")
     relabel_cache(tmp_path / "cache", tmp_path / "table.csv", options)
     assert Cache.open(tmp_path / "cache").manifest.classes == ("a", "b", "c")
-    build_cache(Stated([["a", "b"]] * 2, in_samples=True), tmp_path / "items", Recipe(), jobs=1)
+    build_here(Stated([["a", "b"]] * 2, in_samples=True), tmp_path / "items", Recipe())
     with pytest.raises(SourceError, match="the source now has"):
-        build_cache(Stated([["a", "c"]] * 2, in_samples=True), tmp_path / "items", Recipe(), jobs=1)
+        build_here(Stated([["a", "c"]] * 2, in_samples=True), tmp_path / "items", Recipe())
 
 
 def test_a_column_of_classes_is_the_label_of_an_object_as_of_parquet(tmp_path: Path) -> None:
@@ -276,30 +276,22 @@ def test_a_column_of_classes_is_the_label_of_an_object_as_of_parquet(tmp_path: P
     rows.to_parquet(str(tmp_path / "rows.parquet"))
     rows.save_to_disk(str(tmp_path / "saved"))
     for name, source in (("object", rows), ("parquet", tmp_path / "rows.parquet"), ("folder", tmp_path / "saved")):
-        manifest = build_cache(source, tmp_path / name, SMALL, jobs=1)
+        manifest = build_here(source, tmp_path / name)
         assert (manifest.classes, manifest.statistics.class_counts) == (("ant", "bee"), (1, 2))
     several = rows.add_column("coarse", [0, 0, 1]).cast_column("coarse", kind)
     with pytest.raises(SourceError, match="several columns of classes, fine, coarse"):
-        build_cache(several, tmp_path / "several", SMALL, jobs=1)
+        build_here(several, tmp_path / "several")
 
 
 def write_tar(path: Path, rows: list[dict[str, Any]]) -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, "PNG")
-    with tarfile.open(path, "w") as tar:
-        for number, row in enumerate(rows):
-            for name, data in ((f"{number}.png", file.getvalue()), (f"{number}.json", json.dumps(row).encode())):
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    labels = {f"{number}.json": json.dumps(row).encode() for number, row in enumerate(rows)}
+    path.write_bytes(tar_of({f"{number}.png": png() for number in range(len(rows))} | labels))
 
 
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, "PNG")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    parquet.write_table(pyarrow.table({"image": [file.getvalue()] * len(rows), **columns}), path)
+    parquet.write_table(pyarrow.table({"image": [png()] * len(rows), **columns}), path)
 
 
 def test_another_column_that_may_be_the_label_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -320,7 +312,7 @@ def test_a_column_that_may_be_the_label_is_named_as_the_source_spells_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_parquet(tmp_path / "rows.parquet", [{" label": "cat"}, {" label": "dog"}])
-    build_cache(tmp_path / "rows.parquet", tmp_path / "cache", SMALL, jobs=1)
+    build_here(tmp_path / "rows.parquet", tmp_path / "cache")
     assert "the samples have no labels, and ' label' may be labels" in caplog.text
 
 

@@ -1,6 +1,6 @@
 """The table of docs/labels.md: what each form of label means from each source, compared with what is read.
 
-    python tests/warmup/sources/test_label_table.py
+    PYTHONPATH=tests python tests/warmup/sources/test_label_table.py
 
 writes the table anew.
 """
@@ -8,11 +8,9 @@ writes the table anew.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -20,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
+from made import png, tar_of
 from PIL import Image
 
 from tpucache.errors import SampleError, SourceError
@@ -89,18 +88,12 @@ SAME_NAMES: Final[Mapping[tuple[str, str], tuple[str, tuple[str, ...], list[Any]
 _NAMED: Final = ("`ClassLabel`", "lists of `ClassLabel`")
 
 
-def _png(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (2, 2), number).save(file, "PNG")
-    return file.getvalue()
-
-
 def _folder(name: str, form: Form, folder: Path) -> tuple[Any, str] | None:
     if not all(isinstance(value, str) for value in form.values):
         return None
     for number, value in enumerate(form.values):
         (folder / value).mkdir(exist_ok=True)
-        (folder / value / f"{number}.png").write_bytes(_png(number))
+        (folder / value / f"{number}.png").write_bytes(png(number))
     return open_source(folder), ""
 
 
@@ -114,7 +107,7 @@ def _table(name: str, form: Form, folder: Path) -> tuple[Any, str] | None:
         rows = csv.writer(file)
         rows.writerow(["path", *columns])
         for number, value in enumerate(form.values):
-            (folder / f"{number}.png").write_bytes(_png(number))
+            (folder / f"{number}.png").write_bytes(png(number))
             rows.writerow([f"{number}.png", *(value if several else [" ".join(map(str, value)) if lists else value])])
     options = TableOptions(label_cols=tuple(columns), label_sep=" " if lists and not several else None)
     told = "several `--label-col`" if several else "`--label-sep`" if lists else ""
@@ -125,13 +118,11 @@ def _tar(name: str, form: Form, folder: Path) -> tuple[Any, str] | None:
     if name in _NAMED:
         return None
     lists = isinstance(form.values[0], list) or name == "text of numbers"  # which a .cls holds as numbers
-    with tarfile.open(folder / "photos.tar", "w") as tar:
-        for number, value in enumerate(form.values):
-            label = json.dumps({"label": value}) if lists else str(value)
-            for ending, data in (("png", _png(number)), ("json" if lists else "cls", label.encode())):
-                member = tarfile.TarInfo(f"{number}.{ending}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    files = {f"{number}.png": png(number) for number in range(len(form.values))}
+    for number, value in enumerate(form.values):
+        label = json.dumps({"label": value}) if lists else str(value)
+        files[f"{number}.{'json' if lists else 'cls'}"] = label.encode()
+    (folder / "photos.tar").write_bytes(tar_of(files))
     options = TableOptions(label_cols=("label",)) if lists else None
     return open_source(folder / "photos.tar", options), "in `.json`, `--label-col label`" if lists else ""
 
@@ -144,7 +135,7 @@ def _records(name: str, form: Form, folder: Path) -> tuple[Any, str] | None:
         values = value if isinstance(value, list) else [value]
         texts = [text.encode() if isinstance(text, str) else text for text in values]
         kind = {bytes: "byte", int: "int", float: "float"}[type(texts[0])]
-        writer.write({"image": (_png(number), "byte"), "label": (texts, kind)})
+        writer.write({"image": (png(number), "byte"), "label": (texts, kind)})
     writer.close()
     return open_source(folder / "a.tfrec"), ""
 
@@ -191,7 +182,7 @@ def _coco(name: str, form: Form, folder: Path) -> tuple[Any, str] | None:
         return None
     ids = {value: 3 * place + 5 for place, value in enumerate(form.classes)}
     for number in range(len(form.values)):
-        (folder / f"{number}.png").write_bytes(_png(number))
+        (folder / f"{number}.png").write_bytes(png(number))
     content = {
         "images": [{"id": number, "file_name": f"{number}.png"} for number in range(len(form.values))],
         "annotations": [

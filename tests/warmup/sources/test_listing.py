@@ -2,69 +2,49 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
-import tarfile
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from made import png, tar_of, zip_of
 
 from tpucache.warmup.sources import open_source
 
 COUNT = 3
 
 
-def _png(number: int) -> bytes:
-    target = io.BytesIO()
-    Image.new("RGB", (8, 8), (number, 0, 0)).save(target, "PNG")
-    return target.getvalue()
-
-
-def _write_zip(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        for number in range(COUNT):
-            archive.writestr(f"{number}.png", _png(number))
-
-
-def _write_tar(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        for number in range(COUNT):
-            for ending, data in (("png", _png(number)), ("cls", b"1")):
-                entry = tarfile.TarInfo(f"{number}.{ending}")
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
+FILES = {f"{number}.png": png(number) for number in range(COUNT)}
+LABELS = {f"{number}.cls": b"1" for number in range(COUNT)}
 
 
 def _write_parquet(path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"image": [_png(number) for number in range(COUNT)]}), path)
+    parquet.write_table(pyarrow.table({"image": [*FILES.values()]}), path)
 
 
 def _write_tfrecord(path: Path) -> None:
     tfrecord = pytest.importorskip("tfrecord")
     writer = tfrecord.TFRecordWriter(str(path))
-    for number in range(COUNT):
-        writer.write({"image": (_png(number), "byte")})
+    for data in FILES.values():
+        writer.write({"image": (data, "byte")})
     writer.close()
 
 
 @pytest.mark.parametrize(
     ("name", "write", "lines"),
     [
-        ("a.zip", _write_zip, ["3 files"]),
-        ("a.tar", _write_tar, ["6 files", "3 samples"]),
+        ("a.zip", lambda path: path.write_bytes(zip_of(FILES)), ["3 files"]),
+        ("a.tar", lambda path: path.write_bytes(tar_of(FILES | LABELS)), ["6 files", "3 samples"]),
         ("a.parquet", _write_parquet, ["3 rows"]),
         ("a.tfrec", _write_tfrecord, ["3 records"]),
     ],
 )
 def test_what_is_found_is_counted(
     name: str,
-    write: Callable[[Path], None],
+    write: Callable[[Path], object],
     lines: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import pickle
 
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from made import build_here, png
 
-from tpucache import Recipe, build_cache
 from tpucache.errors import SampleError, SourceError
 from tpucache.warmup.sources import TableOptions, label_source, open_source
 
@@ -23,12 +21,6 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 NAMES = ["ant", "bee", "cat"]
-
-
-def _png(number):
-    target = io.BytesIO()
-    Image.new("RGB", (9, 7), (number * 9, 80, 30)).save(target, "PNG")
-    return target.getvalue()
 
 
 def _features(**features):
@@ -45,7 +37,7 @@ def _write(path, columns, features=None, **options):
 
 
 def _images(numbers):
-    return [{"bytes": _png(number), "path": f"{number}.png"} for number in numbers]
+    return [{"bytes": png(number), "path": f"{number}.png"} for number in numbers]
 
 
 CLASS = {"_type": "ClassLabel", "names": NAMES}
@@ -56,9 +48,9 @@ CLASS = {"_type": "ClassLabel", "names": NAMES}
 def test_a_number_that_is_no_class_is_refused_before_anything_is_built_or_skipped(label, features, tmp_path):
     path = _write(tmp_path / "a.parquet", {"image": _images(range(3)), "label": [0, label, 1]}, features)
     with pytest.raises(SourceError, match=rf"a\.parquet#1': has the label {label}: .*class"):
-        build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
+        build_here(path, tmp_path / "cache")
     assert not [*tmp_path.glob("cache/*.lmdb")]
-    manifest = build_cache(path, tmp_path / "skipped", Recipe(size=8), jobs=1, on_error="skip")
+    manifest = build_here(path, tmp_path / "skipped", on_error="skip")
     assert manifest.samples == 2
     assert [skip.path for skip in manifest.skipped] == ["a.parquet#1"]
 
@@ -77,7 +69,7 @@ def test_rows_are_read_in_any_order(tmp_path_factory, order, group):
 
 def test_paths_labels_folds_masks_and_columns(tmp_path):
     for n in range(4):
-        (tmp_path / f"{n}.png").write_bytes(_png(n))
+        (tmp_path / f"{n}.png").write_bytes(png(n))
     columns = {
         "file": [str(n) for n in range(4)],
         "kind": ["b", "a", "b", "a"],
@@ -94,13 +86,13 @@ def test_paths_labels_folds_masks_and_columns(tmp_path):
     assert [sample.label for sample in listing.samples] == [1, 0, 1, 0]
     assert listing.columns["fold"].tolist() == [0, 1, 0, 1]
     assert listing.columns["note"] == ["x", "", "y", "z"]
-    assert source.load(listing.samples[2]).fields == {"image": _png(2), "mask": _png(2)}
+    assert source.load(listing.samples[2]).fields == {"image": png(2), "mask": png(2)}
 
 
 @pytest.mark.parametrize("as_struct", [True, False])
 @pytest.mark.parametrize("name", ["{0}/1.png", "../1.png"])
 def test_a_parquet_file_names_no_picture_outside_of_its_folder_unless_root_has_it(tmp_path, name, as_struct):
-    (tmp_path / "1.png").write_bytes(_png(1))
+    (tmp_path / "1.png").write_bytes(png(1))
     name = name.format(tmp_path)
     cell = {"bytes": None, "path": name} if as_struct else name
     path = _write(tmp_path / "others" / "a.parquet", {"image": [cell]}, {"image": {"_type": "Image"}})
@@ -109,7 +101,7 @@ def test_a_parquet_file_names_no_picture_outside_of_its_folder_unless_root_has_i
         source.load(source.list().samples[0])
     if not name.startswith("."):
         source = open_source(path, TableOptions(path_col="image", root="/"))
-        assert source.load(source.list().samples[0]).fields == {"image": _png(1)}
+        assert source.load(source.list().samples[0]).fields == {"image": png(1)}
 
 
 def test_several_label_columns_lists_of_classes_and_numbers(tmp_path):
@@ -180,7 +172,7 @@ def test_rows_that_cannot_be_used_are_samples_that_do_not_load(tmp_path):
 @settings(max_examples=60)
 @given(at=st.floats(0, 1, exclude_max=True), flip=st.integers(0, 255))
 def test_a_flipped_or_missing_byte_is_an_error_or_changes_nothing(tmp_path_factory, at, flip):
-    folder, images = tmp_path_factory.getbasetemp(), [_png(n) for n in range(6)]
+    folder, images = tmp_path_factory.getbasetemp(), [png(n) for n in range(6)]
     whole = folder / "whole.parquet"
     if not whole.exists():
         _write(whole, {"image": images}, row_group_size=2, write_page_checksum=True)
@@ -215,7 +207,7 @@ def test_what_is_no_parquet_file_is_refused(tmp_path, data):
 )
 def test_files_of_the_parts_of_a_data_set_are_refused_together(names, tmp_path):
     for name in names:
-        _write(tmp_path / name, {"image": [_png(1)], "label": [0]})
+        _write(tmp_path / name, {"image": [png(1)], "label": [0]})
     with pytest.raises(SourceError, match=r"holds files of parts of a data set, .*train.*: give a pattern for one"):
         open_source(tmp_path).list()
     assert len(open_source(tmp_path / names[0]).list().samples) == 1
@@ -225,6 +217,6 @@ def test_files_of_the_parts_of_a_data_set_are_refused_together(names, tmp_path):
 
 @pytest.mark.parametrize("labels", [[3, 4], [["a"], ["b"]]])
 def test_a_separator_for_labels_that_are_no_text_is_refused(labels, tmp_path):
-    _write(tmp_path / "a.parquet", {"image": [_png(1)] * 2, "label": labels})
+    _write(tmp_path / "a.parquet", {"image": [png(1)] * 2, "label": labels})
     with pytest.raises(SourceError, match=r"column 'label' holds .*, not text: leave --label-sep out"):
         open_source(tmp_path / "a.parquet", TableOptions(label_cols=("label",), label_sep="|")).list()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
+from made import png, tar_of, write
 from patience import PATIENCE
 from PIL import Image
 
@@ -21,24 +20,14 @@ from tpucache.warmup.sources.source import expand_braces, find_files, split_patt
 _NAMES = ["data [1]", "data*", "{0..9}", "{a,b}", "a?"]
 
 
-def write_tar(path: Path, *names: str) -> None:
-    image = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(image, "PNG")
-    with tarfile.open(path, "w") as archive:
-        for name in names:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(image.getvalue())
-            archive.addfile(entry, io.BytesIO(image.getvalue()))
-
-
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_folder_or_a_file_of_any_name_is_a_path_first(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
     (tmp_path / "data 1").mkdir()
     for number in range(3):
-        write_tar(folder / f"{name}-{number}.tar", f"{number}.png")
-    write_tar(tmp_path / "data 1" / "other-0.tar", "other.png")
+        write(folder / f"{name}-{number}.tar", tar_of({f"{number}.png": png()}))
+    write(tmp_path / "data 1" / "other-0.tar", tar_of({"other.png": png()}))
     assert [sample.path for sample in open_source(folder / f"{name}-1.tar").list().samples] == ["1.png"]
     root, pattern = split_pattern(folder / "*-[12].tar")
     assert root == folder
@@ -47,7 +36,7 @@ def test_a_folder_or_a_file_of_any_name_is_a_path_first(name: str, tmp_path: Pat
 
 def test_braces_are_those_of_webdataset_and_each_name_has_to_be_there(tmp_path: Path) -> None:
     for number in (8, 9, 10):
-        write_tar(tmp_path / f"train-{number:04d}.tar", f"{number}.png")
+        write(tmp_path / f"train-{number:04d}.tar", tar_of({f"{number}.png": png()}))
     source = open_source(tmp_path / "train-{0008..0010}.tar")
     assert isinstance(source, ArchiveSource)
     assert [sample.path.rpartition("/")[2] for sample in source.list().samples] == ["8.png", "9.png", "10.png"]

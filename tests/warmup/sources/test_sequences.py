@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import pickle
 
@@ -11,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made import build_here, encode
 from PIL import Image
 
-from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
+from tpucache import CachedDataset, CachedLoader, build_cache
 from tpucache.errors import SampleError, UsageError
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import repair_cache
@@ -106,8 +106,8 @@ def test_wrong_options_are_refused(tmp_path):
 def test_a_dataset_itself_becomes_a_cache_that_is_extended_and_repaired(tmp_path):
     items = [(list(range(1, 2 + number % 5)), number % 3) for number in range(12)]
     cache = tmp_path / "cache"
-    build_cache(Reviews(*items[:9]), cache, pad=4, truncate=True, jobs=1)
-    manifest = build_cache(Reviews(*items), cache, pad=4, truncate=True, jobs=1)
+    build_here(Reviews(*items[:9]), cache, pad=4, truncate=True)
+    manifest = build_here(Reviews(*items), cache, pad=4, truncate=True)
     assert manifest.samples == 12
     batch = next(iter(CachedLoader(CachedDataset(cache), 12)))
     assert batch["attention_mask"].sum(1).tolist() == [min(4, 1 + number % 5) for number in range(12)]
@@ -123,7 +123,7 @@ def test_a_dataset_itself_becomes_a_cache_that_is_extended_and_repaired(tmp_path
 def test_an_empty_sequence_has_the_dtype_of_the_others(at, kind, tmp_path):
     items = [([kind(number + 1)] * 3, number % 2) for number in range(4)]
     items[at] = ([], 1)
-    manifest = build_cache(Reviews(*items), tmp_path / "cache", jobs=1)
+    manifest = build_here(Reviews(*items), tmp_path / "cache")
     assert manifest.samples == 4
     batch = next(iter(CachedLoader(CachedDataset(tmp_path / "cache"), 4)))
     assert batch["input_ids"].is_floating_point() == (kind is float)
@@ -137,22 +137,16 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_refused(tmp_path):
         build_cache(Reviews(bytes(17 << 20)), tmp_path / "cache")
 
 
-def _encoded(image, kind, **options):
-    target = io.BytesIO()
-    image.save(target, kind, **options)
-    return target.getvalue()
-
-
 def test_images_of_any_mode_are_those_of_files(tmp_path, caplog):
     """CMYK, YCbCr, LA, RGBA, palettes, bytes in a dictionary, (H, W, 1) and (C, H, W) become the pixels of files."""
     rng = np.random.default_rng(0)
     colours = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))
     images = [colours.convert(mode) for mode in ("RGB", "CMYK", "YCbCr", "LA", "RGBA", "P", "1")]
     pixels = np.asarray(colours)
-    others = [{"bytes": _encoded(colours, "PNG"), "path": "x.png"}, torch.tensor(pixels).permute(2, 0, 1)]
+    others = [{"bytes": encode(colours), "path": "x.png"}, torch.tensor(pixels).permute(2, 0, 1)]
     grey = [np.asarray(colours.convert("L"))[..., None], colours.convert("L")]
     with caplog.at_level(logging.WARNING, "tpucache"):
-        build_cache(Reviews(*images, *others, *grey), tmp_path / "cache", Recipe(size=8), jobs=1)
+        build_here(Reviews(*images, *others, *grey), tmp_path / "cache")
     cached = CachedDataset(tmp_path / "cache")
     found = [cached[number][0].permute(1, 2, 0).numpy() for number in range(11)]
     for image, expected in zip(found, images, strict=False):

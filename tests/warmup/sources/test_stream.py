@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from PIL import Image
+from made import build_here, png
 from torch.utils.data import IterableDataset
 
 from tpucache import CachedDataset, Recipe, build_cache
@@ -30,12 +29,6 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of copies, in a folder of this test."""
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "here"))
     return tmp_path / "here" / "sources"
-
-
-def png(number: int) -> bytes:
-    target = io.BytesIO()
-    Image.fromarray(np.full((12, 9, 3), 6 * number, np.uint8)).save(target, "PNG")
-    return target.getvalue()
 
 
 class Stream:
@@ -78,7 +71,7 @@ def numbers() -> Iterator[Any]:
 def test_a_stream_makes_the_cache_that_its_items_by_number_make(tmp_path: Path, copies: Path) -> None:
     recipe = Recipe(size=8, variants=1)
     found = build_cache(Stream(items()), tmp_path / "a", recipe, jobs=2)
-    expected = build_cache(items(), tmp_path / "b", recipe, jobs=1)
+    expected = build_here(items(), tmp_path / "b", recipe)
     assert [entry.sha256 for entry in found.shards] == [entry.sha256 for entry in expected.shards]
     assert (tmp_path / "a" / "samples.npz").read_bytes() == (tmp_path / "b" / "samples.npz").read_bytes()
     assert not [*copies.iterdir()]
@@ -86,18 +79,18 @@ def test_a_stream_makes_the_cache_that_its_items_by_number_make(tmp_path: Path, 
 
 @pytest.mark.parametrize(("source", "samples"), [(Torch(), 8), (f"{__name__}:numbers", 6), (f"{__name__}:Torch", 8)])
 def test_streams_of_torch_and_generators_are_sources(tmp_path: Path, source: Any, samples: int) -> None:
-    build_cache(source, tmp_path / "cache", Recipe(size=4), jobs=1)
+    build_here(source, tmp_path / "cache", Recipe(size=4))
     assert len(CachedDataset(tmp_path / "cache")) == samples
 
 
 def test_a_build_that_is_continued_asks_the_stream_for_nothing(tmp_path: Path, copies: Path) -> None:
     stream, recipe = Stream(items(40)), Recipe(size=8, variants=1)
     with pytest.raises(KeyboardInterrupt):
-        build_cache(stream, tmp_path / "a", recipe, jobs=1, on_progress=stop)
+        build_here(stream, tmp_path / "a", recipe, on_progress=stop)
     assert len([*copies.iterdir()]) == 1
-    found = build_cache(stream, tmp_path / "a", recipe, jobs=1)
+    found = build_here(stream, tmp_path / "a", recipe)
     assert stream.times == 1
-    expected = build_cache(items(40), tmp_path / "b", recipe, jobs=1)
+    expected = build_here(items(40), tmp_path / "b", recipe)
     assert Manifest.load(tmp_path / "a").fingerprint == expected.fingerprint == found.fingerprint
     assert not [*copies.iterdir()]
 
@@ -107,25 +100,25 @@ def test_a_copy_that_was_changed_between_two_runs_is_made_again(tmp_path: Path, 
     """Its size and the number of its items are as they were."""
     stream, recipe = Stream(items()), Recipe(size=8, shard_mb=1, variants=1)
     with pytest.raises(KeyboardInterrupt):
-        build_cache(stream, tmp_path / "a", recipe, jobs=1, on_progress=stop)
+        build_here(stream, tmp_path / "a", recipe, on_progress=stop)
     (path,) = copies.rglob("items")
     data = bytearray(path.read_bytes())
     data[data.rindex(place) + len(place)] ^= 1
     path.write_bytes(data)
     with pytest.raises(SourceError, match=r"the copy was changed after it was made.*: run the same command again"):
-        build_cache(stream, tmp_path / "a", recipe, jobs=1)
-    found = build_cache(stream, tmp_path / "a", recipe, jobs=1)
+        build_here(stream, tmp_path / "a", recipe)
+    found = build_here(stream, tmp_path / "a", recipe)
     assert stream.times == 2
-    assert found.fingerprint == build_cache(items(), tmp_path / "b", recipe, jobs=1).fingerprint
+    assert found.fingerprint == build_here(items(), tmp_path / "b", recipe).fingerprint
 
 
 def test_a_copy_that_is_not_whole_is_made_again(tmp_path: Path, copies: Path) -> None:
     stream = Stream([*items(5), RuntimeError("the network is gone")])
     for _ in range(2):
         with pytest.raises(SourceError, match=r"Stream raised RuntimeError after 5 items: the network is gone. Run"):
-            build_cache(stream, tmp_path / "a", Recipe(size=8), jobs=1)
+            build_here(stream, tmp_path / "a")
     stream.items.pop()
-    build_cache(stream, tmp_path / "a", Recipe(size=8), jobs=1)
+    build_here(stream, tmp_path / "a")
     assert stream.times == 3
     assert len(CachedDataset(tmp_path / "a")) == 5
 
@@ -133,8 +126,8 @@ def test_a_copy_that_is_not_whole_is_made_again(tmp_path: Path, copies: Path) ->
 def test_an_item_that_cannot_be_kept_is_named_when_it_is_needed(tmp_path: Path) -> None:
     stream = Stream([*items(3), {"text": "no picture"}, *items(2)])
     with pytest.raises(SampleError, match=r"'3': has no image and no array among its keys text"):
-        build_cache(stream, tmp_path / "a", Recipe(size=8), jobs=1)
-    assert build_cache(stream, tmp_path / "b", Recipe(size=8), jobs=1, on_error="skip").samples == 5
+        build_here(stream, tmp_path / "a")
+    assert build_here(stream, tmp_path / "b", on_error="skip").samples == 5
 
 
 def test_a_copy_outside_of_a_build_goes_with_its_source(copies: Path) -> None:

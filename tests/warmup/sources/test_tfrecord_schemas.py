@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from made import build_here, png
 
-from tpucache import CachedDataset, Recipe, build_cache
+from tpucache import CachedDataset, Recipe
 from tpucache.cli import main
 from tpucache.errors import SampleError, UsageError
 from tpucache.warmup.sources import TableOptions, open_source
@@ -18,12 +17,6 @@ from tpucache.warmup.sources import TableOptions, open_source
 pytestmark = pytest.mark.usefixtures("short_runs")
 
 tfrecord = pytest.importorskip("tfrecord")
-
-
-def _jpeg(number: int, size: tuple[int, int] = (12, 8)) -> bytes:
-    target = io.BytesIO()
-    Image.new("RGB", size, (number * 20, 90, 40)).save(target, "JPEG")
-    return target.getvalue()
 
 
 def _write(path: Path, examples: list[dict[str, Any]]) -> Path:
@@ -38,7 +31,12 @@ def _write(path: Path, examples: list[dict[str, Any]]) -> Path:
 
 def _ranzcr(number: int) -> dict[str, Any]:
     marks = {"ETT - Abnormal": number % 2, "NGT - Normal": 1, "CVC - Borderline": number // 3}
-    return {"image": _jpeg(number), "StudyInstanceUID": b"1.2.%d" % number, "PatientID": b"p%d" % number, **marks}
+    return {
+        "image": png(number, (12, 8)),
+        "StudyInstanceUID": b"1.2.%d" % number,
+        "PatientID": b"p%d" % number,
+        **marks,
+    }
 
 
 RANZCR_LABELS = ("ETT - Abnormal", "NGT - Normal", "CVC - Borderline")
@@ -61,27 +59,27 @@ def test_one_whole_number_a_label_becomes_several_labels_and_trains(tmp_path):
 def test_records_without_a_known_label_are_reported(tmp_path, caplog):
     path = _write(tmp_path / "train.tfrec", [_ranzcr(number) for number in range(3)])
     with caplog.at_level(logging.WARNING, "tpucache"):
-        build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
+        build_here(path, tmp_path / "cache")
     assert "have no labels, and 'CVC - Borderline', 'ETT - Abnormal', 'NGT - Normal' may be" in caplog.text
 
 
 def test_another_feature_that_may_be_the_label_is_told_of(tmp_path, caplog):
-    path = _write(tmp_path / "a.tfrec", [{"image": _jpeg(n), "class": b"cd"[n : n + 1], "label": n} for n in range(2)])
-    build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
+    path = _write(tmp_path / "a.tfrec", [{"image": png(n), "class": b"cd"[n : n + 1], "label": n} for n in range(2)])
+    build_here(path, tmp_path / "cache")
     assert "using the labels in 'label', not in 'class': --label-col names what to use" in caplog.text
     caplog.clear()
     source = open_source(path, TableOptions(label_cols=("class",)))
-    assert build_cache(source, tmp_path / "named", Recipe(size=8), jobs=1).classes == ("c", "d")
+    assert build_here(source, tmp_path / "named").classes == ("c", "d")
     assert "using the labels" not in caplog.text
-    mixed = [{"image": _jpeg(0), "class": b"c"}, {"image": _jpeg(1), "label": 1}, {"image": _jpeg(2), "label": 0}]
+    mixed = [{"image": png(0), "class": b"c"}, {"image": png(1), "label": 1}, {"image": png(2), "label": 0}]
     path = _write(tmp_path / "b.tfrec", mixed)
-    assert len(build_cache(path, tmp_path / "mixed", Recipe(size=8), jobs=1, on_error="skip").skipped) == 1
+    assert len(build_here(path, tmp_path / "mixed", on_error="skip").skipped) == 1
     assert "the label of some records is feature 'class', of others 'label'" in caplog.text
 
 
 def test_the_schema_of_imagenet(tmp_path):
     example = {
-        "image/encoded": _jpeg(1), "image/format": b"JPEG", "image/filename": b"n01.JPEG", "image/height": 8,
+        "image/encoded": png(1), "image/format": b"JPEG", "image/filename": b"n01.JPEG", "image/height": 8,
         "image/width": 12, "image/colorspace": b"RGB", "image/class/label": 7, "image/class/synset": b"n01440764",
         "image/class/text": b"tench",
     }  # fmt: skip
@@ -95,7 +93,7 @@ def test_the_schema_of_imagenet(tmp_path):
 
 def _objects(number: int) -> dict[str, Any]:
     return {
-        "image/encoded": _jpeg(number), "image/height": 8, "image/width": 12,
+        "image/encoded": png(number, (12, 8)), "image/height": 8, "image/width": 12,
         "image/object/bbox/xmin": [0.0, 0.5][:number], "image/object/bbox/xmax": [0.5, 1.0][:number],
         "image/object/bbox/ymin": [0.25, 0.0][:number], "image/object/bbox/ymax": [0.75, 1.0][:number],
         "image/object/class/text": [b"cat", b"dog"][:number], "image/object/class/label": [1, 2][:number],
@@ -104,7 +102,7 @@ def _objects(number: int) -> dict[str, Any]:
 
 def test_boxes_of_the_object_detection_api(tmp_path):
     path = _write(tmp_path / "a.tfrecord", [_objects(number) for number in (2, 0, 1)])
-    build_cache(path, tmp_path / "cache", Recipe(size=(8, 12), max_boxes=3, fit="stretch"), jobs=1)
+    build_here(path, tmp_path / "cache", Recipe(size=(8, 12), max_boxes=3, fit="stretch"))
     boxes = [CachedDataset(tmp_path / "cache")[number]["boxes"].tolist() for number in range(3)]
     none = [-1.0] * 5
     assert boxes == [

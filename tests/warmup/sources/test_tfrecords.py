@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import build_here
 from patience import PATIENCE
 from PIL import Image
 from thorough import examples
 
-from tpucache import Recipe, build_cache
 from tpucache.errors import SampleError, SourceError
 from tpucache.warmup.sources import Sample, TableOptions, TFRecordSource, open_source
 from tpucache.warmup.sources.source import Item
@@ -289,10 +289,10 @@ def test_several_label_features_name_the_values_of_a_label(tmp_path: Path) -> No
     records = [_example({"image": [file.getvalue()], "a": [number + 0.5], "b": [number]}) for number in range(4)]
     path, names = _write(tmp_path / "a.tfrec", *records[:3]), ("b", "a")
     options = TableOptions(label_cols=names)
-    assert build_cache(open_source(path, options), tmp_path / "cache", Recipe(size=8), jobs=1).value_names == names
+    assert build_here(open_source(path, options), tmp_path / "cache").value_names == names
     other = open_source(_write(path, *records), TableOptions(label_cols=names[::-1]))
     with pytest.raises(SourceError, match="are the columns b, a, not a, b: give --label-col b --label-col a"):
-        build_cache(other, tmp_path / "cache", Recipe(size=8), jobs=1)
+        build_here(other, tmp_path / "cache")
 
 
 def test_an_empty_label_is_a_sample_error() -> None:
