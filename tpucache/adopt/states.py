@@ -23,11 +23,10 @@ from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import OpenFolder
 from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
-from tpucache.warmup.listing import name_some
 from tpucache.warmup.run.executors import Executor, Task, to_pickle
 from tpucache.warmup.sources.datasets import DatasetSource, class_names, is_stream, labelled_item
 from tpucache.warmup.sources.folder import FolderSource, walk
-from tpucache.warmup.sources.source import Item, Items, Listing, Sample
+from tpucache.warmup.sources.source import Item, Items, Listing, Sample, name_some
 
 #: The suffixes of pictures in torchvision: `torchvision.datasets.folder.IMG_EXTENSIONS`.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

@@ -21,19 +21,18 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL, MASK
 from tpucache.store.manifest import Manifest, differ_in_values, label_options, mask_name_difference
-from tpucache.store.samples import IMAGE_COLUMNS, SampleTable, Strings
+from tpucache.store.samples import IMAGE_COLUMNS, SampleTable
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.labelled import UnreadLabelError, labels_before
-from tpucache.warmup.sources.source import Column, Item, Label, Listing, LoadAhead, Sample, Source
+from tpucache.warmup.sources.source import Column, Item, Label, Listing, LoadAhead, Sample, Source, name_some, taken
 
 #: The column of the samples table with each sample's size in its source.
 SIZE_COLUMN: Final = "source_bytes"
 #: The columns of the samples table that every cache may have; all others came from its source.
 OWN_COLUMNS: Final = ("number", "path", LABEL, SIZE_COLUMN, *IMAGE_COLUMNS)
-_NAMED: Final = 3
 _ABSENT: Final = "-"
 
 _log: Final = logging.getLogger("tpucache")
@@ -94,7 +93,7 @@ def number_samples(listing: Listing, cache: Cache, *, retry: bool = False) -> Li
     paths = {number: path for path, number in old.items()}
     order = [paths.get(number, "") for number in range(len(old) + len(cache.manifest.deleted) - len(deleted))]
     order += [sample.path for sample in listing.samples if sample.path not in old]
-    numbered = _reordered(listing, [places.get(path, 0) for path in order])
+    numbered = taken(listing, [places.get(path, 0) for path in order])
     samples = [  # a deleted sample that the source lacks becomes an empty sample, which is never read
         sample if path in places else Sample(number, path)
         for number, (path, sample) in enumerate(zip(order, numbered.samples, strict=True))
@@ -113,7 +112,11 @@ def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Li
         samples = [
             dataclasses.replace(sample, label=labels[row]) for sample, row in zip(samples, rows.tolist(), strict=True)
         ]
-    columns = {name: _taken(table[name], rows) for name in table if name not in OWN_COLUMNS}
+    columns: dict[str, Column] = {
+        name: column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows.tolist()]
+        for name, column in table.items()
+        if name not in OWN_COLUMNS
+    }
     return dataclasses.replace(
         listing,
         samples=samples,
@@ -171,22 +174,6 @@ def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
         if paths
     ]
     return "; ".join(differences) or "the order, labels or columns of samples differ"
-
-
-def name_some(paths: Sequence[str]) -> str:
-    """Return the first three paths as text, and how many more there are."""
-    more = f" and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else ""
-    return ", ".join(repr(path) for path in paths[:_NAMED]) + more
-
-
-def _reordered(listing: Listing, places: Sequence[int]) -> Listing:
-    samples = [dataclasses.replace(listing.samples[at], number=number) for number, at in enumerate(places)]
-    columns = {name: _taken(column, np.array(places, np.int64)) for name, column in listing.columns.items()}
-    return dataclasses.replace(listing, samples=samples, columns=columns)
-
-
-def _taken(column: Column | Strings, places: Any) -> Column:
-    return column[places] if isinstance(column, np.ndarray) else [column[at] for at in places.tolist()]
 
 
 def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str, int]) -> None:

@@ -21,11 +21,11 @@ from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.store.samples import Column, SampleTable, encode_columns
 from tpucache.text import SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.warmup.build_options import LabelKind, SoftOptions
-from tpucache.warmup.listing import OWN_COLUMNS, name_some
+from tpucache.warmup.listing import OWN_COLUMNS
 from tpucache.warmup.sources.columns import LABEL_NAMES, TableOptions, to_number
 from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, missing_texts
 from tpucache.warmup.sources.labels import read_labels
-from tpucache.warmup.sources.source import Label, Listing, Sample, unique
+from tpucache.warmup.sources.source import Label, Listing, Sample, name_some, unique
 from tpucache.warmup.sources.table import CsvTable, path_column, read_table, table_listing
 from tpucache.warmup.tables import (
     class_counts,

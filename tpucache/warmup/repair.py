@@ -27,7 +27,7 @@ from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.warmup.blocks import Block
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.library_versions import version_differences
-from tpucache.warmup.listing import as_asked, name_some, number_samples
+from tpucache.warmup.listing import as_asked, number_samples
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.run.executors import Executor
 from tpucache.warmup.run.folder import cache_folder, has_plan, hold, remove_folder, remove_leftovers
@@ -35,7 +35,7 @@ from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.spool import BuiltShard
 from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources import to_source
-from tpucache.warmup.sources.source import Items, Listing, Source
+from tpucache.warmup.sources.source import Items, Listing, Source, name_some
 
 #: A repair has its own folder inside the cache's work folder, because an unfinished addition may use the work folder.
 REPAIR_NAME: Final = "repair"

@@ -16,7 +16,7 @@ from tpucache.errors import SourceError
 from tpucache.native import Array
 from tpucache.recipe import fingerprint
 from tpucache.store.cache import Cache, annotation_counts, cache_fingerprint
-from tpucache.store.fields import IMAGE, LABEL, Field
+from tpucache.store.fields import LABEL, Field
 from tpucache.store.files import link_or_copy, write_atomically
 from tpucache.store.format import (
     INDEX_DTYPE,
@@ -39,6 +39,7 @@ from tpucache.warmup.library_versions import versions
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.records.arrays import SEVERAL_FRAMES
+from tpucache.warmup.records.encode import add_moments
 from tpucache.warmup.run.spool import BuiltShard, ChunkInfo, add_annotations
 from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
@@ -68,6 +69,7 @@ def finish_tables(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) ->
     columns, classes, counts = sample_columns(plan.listing, new, numbers, table)
     entries, index = join_shards(shards, existing)
     generation = before.generation + 1 if before else 0
+    old_sums = (list(before.statistics.sums), list(before.statistics.squares)) if before else ([], [])
     return Manifest(
         samples=len(numbers),
         variants=tuple(sorted({entry.variant for entry in entries})),
@@ -81,7 +83,7 @@ def finish_tables(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) ->
             write_table(cache, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
         ),
         skipped=skipped,
-        statistics=_statistics(new, before, plan.fields, len(numbers), counts),
+        statistics=statistics(plan.fields, len(numbers), *add_moments(old_sums, (new.sums, new.squares)), counts),
         fingerprint=cache_fingerprint(fingerprint(plan.full_recipe), entries),
         recipe=plan.full_recipe,
         source={
@@ -247,13 +249,12 @@ def label_column(
     if not isinstance(labels[0], int):
         marked = bool(classes) and len(classes) == len(labels[0])
         column: Array = np.array(labels, np.float32 if marked else np.float64)
-        counts = tuple((column > 0).sum(axis=0).tolist()) if marked else ()
-        return column, classes if marked else (), counts
+        return column, classes if marked else (), class_counts(column, classes) if marked else ()
     if min(labels) < 0 or max(labels) >= (len(classes) or MOST_CLASSES):
         raise SourceError(f"labels are {min(labels)} to {max(labels)}, and {class_range(len(classes))}")
     classes = classes or tuple(map(str, range(max(labels) + 1)))
     numbers = np.array(labels, np.min_scalar_type(len(classes)))
-    return numbers, classes, tuple(np.bincount(numbers, minlength=len(classes)).tolist())
+    return numbers, classes, class_counts(numbers, classes)
 
 
 def _plain_column(values: Sequence[Any]) -> Column:
@@ -294,24 +295,15 @@ def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
     return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
 
 
-def _statistics(
-    new: ChunkInfo, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
+def statistics(
+    fields: Sequence[Field], samples: int, sums: Sequence[int], squares: Sequence[int], counts: tuple[int, ...]
 ) -> Statistics:
-    if fields[0].name != IMAGE:
+    """Return a cache's statistics from the exact sums over its clean images."""
+    if not sums:
         return Statistics(class_counts=counts)
     pixels = samples * fields[0].shape[0] * fields[0].shape[1]
-    old = (
-        ChunkInfo(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else ChunkInfo()
-    )
-    whole = ChunkInfo.join([old, new])
-    mean, std = mean_and_std(whole.sums, whole.squares, pixels, fields[0].dtype)
-    return Statistics(
-        mean=mean,
-        std=std,
-        class_counts=counts,
-        sums=tuple(whole.sums),
-        squares=tuple(whole.squares),
-    )
+    mean, std = mean_and_std(sums, squares, pixels, fields[0].dtype)
+    return Statistics(mean, std, counts, tuple(sums), tuple(squares))
 
 
 def next_history(folder: Path, before: Manifest, command: str) -> History:

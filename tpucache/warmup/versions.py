@@ -36,17 +36,17 @@ from tpucache.store.format import (
 )
 from tpucache.store.history import load_earlier, refuse_version
 from tpucache.store.index import encode_index
-from tpucache.store.manifest import Deleted, FileEntry, Manifest, ShardEntry, Skipped, Statistics, mean_and_std
+from tpucache.store.manifest import Deleted, FileEntry, Manifest, ShardEntry, Skipped, Statistics
 from tpucache.store.samples import HEIGHT, TURNED, WIDTH, Column, encode_columns
 from tpucache.store.verify import is_whole
 from tpucache.store.writer import ShardWriter
 from tpucache.text import from_cell
 from tpucache.warmup.blocks import listing_sha256, plan_blocks
-from tpucache.warmup.listing import OWN_COLUMNS, content_digests, name_some, places_in_source, to_slices
+from tpucache.warmup.listing import OWN_COLUMNS, content_digests, places_in_source, to_slices
 from tpucache.warmup.records.encode import add_moments, moments
 from tpucache.warmup.run.folder import finished_cache, hold, is_adding_to, remove_folder, remove_old_files
 from tpucache.warmup.run.spool import BuiltShard, ChunkInfo
-from tpucache.warmup.sources.source import Listing, Sample
+from tpucache.warmup.sources.source import Listing, Sample, name_some
 from tpucache.warmup.sources.table import read_table
 from tpucache.warmup.tables import (
     class_counts,
@@ -54,6 +54,7 @@ from tpucache.warmup.tables import (
     label_facts,
     save_manifest,
     save_version,
+    statistics,
     taken,
     write_table,
 )
@@ -230,24 +231,17 @@ def without_numbers(
 def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) -> Statistics:
     before, manifest = cache.manifest.statistics, cache.manifest
     counts = class_counts(np.asarray(columns[LABEL]), manifest.classes) if before.class_counts else ()
-    if not before.sums or manifest.fields[0].name != IMAGE:
-        return dataclasses.replace(before, class_counts=counts)
-    if 0 not in manifest.variants:
+    left = list(before.sums), list(before.squares)
+    if before.sums and 0 not in manifest.variants:
         raise UsageError(
             f"{cache.directory} has no clean images, which are needed to update the mean and the standard deviation: "
             "delete the samples in a copy that has all variants"
         )
-    left = list(before.sums), list(before.squares)
-    for images in field_batches(cache, cache.rows(0, chosen), IMAGE):
+    for images in field_batches(cache, cache.rows(0, chosen), IMAGE) if before.sums else ():
         for image in images:
             found = moments(image)
             left = add_moments(left, ([-value for value in found[0]], [-value for value in found[1]]))
-    field = manifest.fields[0]
-    pixels = (manifest.samples - len(chosen)) * field.shape[0] * field.shape[1]
-    mean, std = mean_and_std(*left, pixels, field.dtype)
-    return dataclasses.replace(
-        before, mean=mean, std=std, class_counts=counts, sums=tuple(left[0]), squares=tuple(left[1])
-    )
+    return statistics(manifest.fields, manifest.samples - len(chosen), *left, counts)
 
 
 def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
 from tpucache.text import parse_json
 from tpucache.warmup.sources.columns import to_number
-from tpucache.warmup.sources.labels import named
 from tpucache.warmup.sources.source import (
     DerivedSource,
     Item,
@@ -26,6 +25,7 @@ from tpucache.warmup.sources.source import (
     Sample,
     Source,
     cached_until_changed,
+    name_some,
     repeated,
     source_name,
     taken,
@@ -133,7 +133,7 @@ class BoxSource(DerivedSource):
             _log.warning(
                 "%s: the classes of the cache are those of the images, %s; boxes have the positions of their "
                 "categories, %s. If the images' classes are only folders, put all images into one folder",
-                self.path, named(listing.classes), named(coco.classes),
+                self.path, name_some(listing.classes), name_some(coco.classes),
             )  # fmt: skip
         left_out = {_UNLISTED: len(listing.samples) - len(kept), _STRAY: coco.strays}
         return dataclasses.replace(

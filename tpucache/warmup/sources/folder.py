@@ -33,6 +33,7 @@ from tpucache.warmup.sources.source import (
     find_files,
     has_wildcard,
     left_out_text,
+    name_some,
     split_pattern,
 )
 
@@ -70,7 +71,6 @@ _MASKS: Final = frozenset(
 )
 #: Where an ending of a file's name, such as _mask, may begin.
 _BREAK: Final = re.compile(r"[_\-. ](?=[^/]*$)")
-_NAMED: Final = 5
 _MOST_DIGITS: Final = 20
 
 #: The folders in a path, from the root of a tree.
@@ -130,11 +130,13 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
         _log.warning("%s: all images are in %s, whose folders are the classes", where, "/".join(above))
     if without:
         _log.warning(
-            "%s: empty folders are classes without a sample, which keep their numbers: %s", where, _some(without)
+            "%s: empty folders are classes without a sample, which keep their numbers: %s",
+            where,
+            name_some(sorted(without)),
         )
     unused = {parts[depth] for file in files if len(parts := folders_of(file.place)) > depth} - {*classes}
     if classes and unused:
-        _log.warning("%s: folders without an image are not classes: %s", where, _some(unused))
+        _log.warning("%s: folders without an image are not classes: %s", where, name_some(sorted(unused)))
     inner: dict[str, set[str]] = {name: set() for name in named}
     for parts in folders:
         if len(parts) > depth + 1:
@@ -142,7 +144,7 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
     if len(named) > 1 and len(shared := set.intersection(*inner.values())) > 1:
         _log.warning(
             "%s: each of the classes %s has the folders %s: if those are the classes, give one of these as the source",
-            where, _some(classes), _some(shared),
+            where, name_some(sorted(classes)), name_some(sorted(shared)),
         )  # fmt: skip
     numbers = {name: number for number, name in enumerate(classes)}
     samples = [
@@ -176,7 +178,7 @@ def _visible(where: object, found: Iterable[FoundFile]) -> tuple[list[FoundFile]
             ignored.add(last)
         folders.add(tuple(above))
     if ignored:
-        _log.warning("%s: ignored, because hidden or made by systems: %s", where, _some(ignored))
+        _log.warning("%s: ignored, because hidden or made by systems: %s", where, name_some(sorted(ignored)))
     used = {folders_of(file.place) for file in kept}
     used |= {parts[:depth] for parts in used for depth in range(len(parts))}
     inner = {parts[:depth] for parts in folders for depth in range(len(parts))}
@@ -297,11 +299,6 @@ def find_parts(classes: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _words(name: str) -> frozenset[str]:
     return frozenset(word for word in _WORD.findall(name.lower()) if word.isalpha())
-
-
-def _some(names: Iterable[str]) -> str:
-    shown = sorted(names)
-    return ", ".join(map(repr, shown[:_NAMED])) + (f" and {len(shown) - _NAMED:,} more" if len(shown) > _NAMED else "")
 
 
 def is_ignored(name: str) -> bool:

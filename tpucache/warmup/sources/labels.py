@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from tpucache.errors import SourceError
 from tpucache.warmup.build_options import LabelKind
 from tpucache.warmup.sources.columns import MISSING_WORDS, are_names, find_list, in_order, is_nothing, to_number
-from tpucache.warmup.sources.source import Label, Listing
+from tpucache.warmup.sources.source import Label, Listing, name_some
 
 #: The class number of a sample without a label in Hugging Face's datasets and TensorFlow Datasets.
 UNLABELLED: Final = -1
@@ -35,7 +35,6 @@ _TRUTH: Final = ("False", "True")
 #: Texts that people write between several names in one cell.
 _SEPARATORS: Final = ("|", ";", ",", " ", "+", "&")
 _DECIMAL_COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
-_NAMED: Final = 8
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -157,7 +156,7 @@ class Reading:
                 f"has the label {value!r:.60}, and most labels are numbers: give --labels classes if all labels are "
                 "names"
             )
-        raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {named(self.names)}")
+        raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {name_some(self.names)}")
 
     def _numbers(self, value: Any) -> Label:
         if isinstance(value, int) and self.names:
@@ -189,7 +188,7 @@ class Reading:
         }
         numbers = [number for number in found if number is not None]
         if len(numbers) < len(found):
-            raise LabelFault(f"has the labels {shown(value)}, not all of which are classes: {named(self.names)}")
+            raise LabelFault(f"has the labels {shown(value)}, not all of which are classes: {name_some(self.names)}")
         return numbers
 
     def _placed(self, number: int) -> int:
@@ -200,7 +199,7 @@ class Reading:
         if place is None:
             raise LabelFault(
                 f"has the class {self.names[number]!r}, which is none of the {len(self.classes):,} given classes: "
-                f"{named(self.classes)}. Add it, or leave its samples out"
+                f"{name_some(self.classes)}. Add it, or leave its samples out"
             )
         return place
 
@@ -427,7 +426,7 @@ def decide(
     plainly = Reading("none", names, missing=missing, kind=kind, has_lists=listing.has_class_lists)
     reading = _find_reading(values, plainly, where, is_all)
     if classes and reading.form == "numbers":
-        raise SourceError(f"{where}: labels are numbers, none of the classes {named(classes)}: leave out --classes")
+        raise SourceError(f"{where}: labels are numbers, none of the classes {name_some(classes)}: leave out --classes")
     known = () if reading.form == "numbers" else reading.names
     if names and reading.form in ("class", "indices") and not columns:
         known = tuple(name for number, name in enumerate(known) if number not in reading.gone)
@@ -611,9 +610,3 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple) and len(value) == 1:
         value = value[0]
     return f"{value!r:.80}"
-
-
-def named(classes: Sequence[str]) -> str:
-    """Return the first eight classes as text, and how many more there are."""
-    more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
-    return ", ".join(map(repr, itertools.islice(classes, _NAMED))) + more

@@ -40,6 +40,7 @@ Column = Sequence[str] | Array
 #: Columns of the samples table that tpucache itself uses.
 _RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold", SOFT_LABEL, SOFT_WEIGHT, *IMAGE_COLUMNS})
 _LONGEST: Final = 56
+_NAMED: Final = 5
 #: Fields that tpucache itself uses.
 _IMAGE_FIELDS: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
 
@@ -260,6 +261,12 @@ class CheckedSource(DerivedSource):
 def repeated(values: Iterable[Any]) -> Any:
     """Return the first of some values that is there more than once, None without any."""
     return next((value for value, count in Counter(values).items() if count > 1), None)
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Return the first five names as text, and how many more there are."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(map(repr, names[:_NAMED])) + more
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
