@@ -97,8 +97,8 @@ def test_an_add_on_has_what_is_new_and_joins_with_what_is_there(
     assert "two more, two less" in card
     assert "This is an add-on" in card
     assert f'CachedDataset("kaggle:{_ID}@3"' in card
-    assert "2 samples added" in card
-    assert "2 samples deleted" in card
+    assert "+2 samples" in card
+    assert "-2 samples" in card
     monkeypatch.setenv("TPUCACHE_PATH", str(mount(kaggle, tmp_path / "input")))
     for name in (f"kaggle:{_ID}@3", "kaggle:birds-at-64@3"):
         assert records(name) == records(third)

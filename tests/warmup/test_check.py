@@ -162,7 +162,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
     "folds as classes": (("fold",), "classes", "classes", "3 classes named 0 to 2"),
     "two columns": (("age", "split"), "auto", "numbers", "numbers, 2 a sample, from 0 to 99"),
     "one of 0 and 1": (("split",), "auto", "classes", "2 classes: 0 3, 1 3"),
-    "none": ((), "auto", "none", "unlabelled; columns 'kind', 'split' were not used"),
+    "none": ((), "auto", "none", "unlabelled; columns that were not used: 'kind', 'split'"),
 }
 
 

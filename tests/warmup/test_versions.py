@@ -628,8 +628,8 @@ def test_the_commands_say_what_each_version_is(three: Path, capsys: pytest.Captu
     versions = json.loads(capsys.readouterr().out)["versions"]
     assert [(each["version"], each["command"], each["samples"], each["changes"]) for each in versions] == [
         (1, "warmup", 24, []),
-        (2, "delete --paths", 22, ["2 samples deleted"]),
-        (3, "warmup", 23, ["1 sample added"]),
+        (2, "delete --paths", 22, ["-2 samples"]),
+        (3, "warmup", 23, ["+1 samples"]),
     ]
     assert [bool(each["time"]) for each in versions] == [False, True, True]
     assert main(["inspect", f"{three}@2", "--json"]) == 0
@@ -641,7 +641,7 @@ def test_the_commands_say_what_each_version_is(three: Path, capsys: pytest.Captu
     assert "version 4 has 21 samples, 4 are deleted" in capsys.readouterr().out
     assert main(["delete", str(three), "--undo"]) == 0
     assert main(["inspect", str(three), "--versions"]) == 0
-    assert "2 samples brought back" in capsys.readouterr().out.splitlines()[-1]
+    assert "+2 samples" in capsys.readouterr().out.splitlines()[-1]
     assert main(["verify", f"{three}@2"]) == 0
     assert main(["delete", str(three), "--where", "class == 'a'", "--undo"]) == 2
     capsys.readouterr()

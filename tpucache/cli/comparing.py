@@ -198,7 +198,7 @@ def _figures(
     is_kept = found.samples * max(1, recipe.variants) * record_bytes <= BUDGET.room
     repeated = np.tile(np.arange(len(dataset)), -(-_EPOCH // len(dataset)))
     with CachedDataset(folder, in_memory="auto" if is_kept else False) as read:
-        rate = measure_reading(read.select(repeated), seconds=seconds)
+        rate = measure_reading(read.select(repeated), seconds)
     return CodecFigures(
         codec=recipe.codec,
         bytes=size,

@@ -10,7 +10,7 @@ import operator
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -76,14 +76,16 @@ def run_bench(
     on_progress(f"measuring for about {turns * seconds:.0f} s")
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     batch_bytes = sum(field.nbytes for field in loader.dataset.record_fields)
-    copies = _copies(batch_bytes, batch_size, threads)
+    # np.zeros would map one page of zeros many times, so that reads would come from the CPU's cache
+    source = np.full((max(2 * batch_size, _COPIED_BYTES // batch_bytes), batch_bytes), 1, np.uint8)
     read, limit, idle = [], [], []
-    for _ in range(rounds):
-        read.append(count_rate(_batches(loader), batch_size, seconds))
-        limit.append(count_rate(copies, batch_size, seconds))
-        if device_rate is not None:
-            idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
-    copies.close()
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(rounds):
+            read.append(count_rate(_batches(loader), batch_size, seconds))
+            copies = [_copies(source, batch_size) for _ in range(threads)]
+            limit.append(sum(pool.map(lambda each: count_rate(each, batch_size, seconds), copies)))
+            if device_rate is not None:
+                idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
     return BenchResult(
         images_per_second=statistics.median(read),
         limit_images_per_second=statistics.median(limit),
@@ -105,17 +107,10 @@ def _check_size(dataset: CachedDataset, batch_size: int) -> None:
         )
 
 
-def measure_reading(
-    dataset: CachedDataset,
-    *,
-    batch_size: int = 256,
-    threads: int = 2,
-    rounds: int = 3,
-    seconds: float = 0.5,
-) -> float:
+def measure_reading(dataset: CachedDataset, seconds: float) -> float:
     """Return the rate of reading for a device, as `run_bench` measures it."""
-    loader = _warm_loader(dataset, batch_size, threads, seconds, "device")
-    return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
+    loader = _warm_loader(dataset, 256, 2, seconds, "device")
+    return statistics.median(count_rate(_batches(loader), loader.batch_size, seconds) for _ in range(3))
 
 
 def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish) -> CachedLoader:
@@ -165,15 +160,12 @@ def bench_network(
     times: list[float] = []
 
     def arrived(batch: Any) -> Any:
-        times.append(time.perf_counter())
+        times.append(time.perf_counter() - began)
         return batch
 
     idle = simulate_device(map(arrived, loader), batch_size / (device_rate or math.inf), seconds)
-    use, taken = loader.dataset.network, times[-1] - began
-    if use is None:
-        raise UsageError(f"the cache {dataset.place} is not at a URL: use run_bench to measure it")
-    rate = len(times) * batch_size / taken
-    return NetworkBench(rate, taken, times[0] - began, None if device_rate is None else idle, use)
+    rate, (use,) = len(times) * batch_size / times[-1], loader.dataset.networks
+    return NetworkBench(rate, times[-1], times[0], None if device_rate is None else idle, use)
 
 
 def simulate_device(batches: Iterable[Any], step_seconds: float, seconds: float) -> float:
@@ -201,24 +193,11 @@ def simulate_device(batches: Iterable[Any], step_seconds: float, seconds: float)
     return waited / (began - first) if began > first else 1.0
 
 
-def _copies(record_bytes: int, batch_size: int, threads: int) -> Generator[npt.NDArray[np.uint8], None, None]:
-    """Yield batches of random rows of an array: the machine's limit. As in a loader, their memory is reused."""
-    rows = max(2 * batch_size, _COPIED_BYTES // record_bytes)
-    # np.zeros would map one page of zeros many times, so that reads would come from the CPU's cache
-    source = np.full((rows, record_bytes), 1, np.uint8)
-    rng = np.random.default_rng(0)
-
-    def fill(target: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        gather(source, rng.integers(rows, size=batch_size), target)
-        return target
-
-    with ThreadPoolExecutor(threads) as pool:
-        targets = (np.empty((batch_size, record_bytes), np.uint8) for _ in range(threads + 1))
-        pending = deque(pool.submit(fill, target) for target in targets)
-        while True:
-            filled = pending.popleft().result()
-            yield filled
-            pending.append(pool.submit(fill, filled))
+def _copies(source: npt.NDArray[np.uint8], batch_size: int) -> Iterator[None]:
+    """Copy random rows into a batch, again and again: the machine's limit. As in a loader, memory is reused."""
+    rng, target = np.random.default_rng(0), np.empty((batch_size, source.shape[1]), np.uint8)
+    while True:
+        yield gather(source, rng.integers(len(source), size=batch_size), target)
 
 
 def _batches(loader: CachedLoader) -> Iterator[Any]:

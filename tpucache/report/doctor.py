@@ -106,6 +106,7 @@ print("found", json.dumps({"devices": [*devices, "cpu"], "broken": broken}))
 _SMALL_SHM: Final = 1 << 30
 _SMALL_MEMORY: Final = 2 << 30
 _SMALL_DISK: Final = 5 << 30
+_PLENTY: Final = Space("", 1 << 60, 1 << 60)  # of what is not there
 _PAIR: Final = "torch==2.9.0 torch_xla==2.9.0"  # the last pair: torch_xla works with one release of torch only
 _ALBUMENTATIONS: Final = "2.0.8"  # the last release under the MIT licence; warmup is pinned to it
 
@@ -216,7 +217,6 @@ def ask(code: str, environ: Mapping[str, str], seconds: float = _ASK_SECONDS) ->
     The result also has the `seconds` that it took, and an `error`.
     """
     began = time.monotonic()
-    found: dict[str, Any] = {"error": ""}
     try:
         done = subprocess.run(  # noqa: S603  # this Python, with one of the programs above
             [sys.executable, "-c", code],
@@ -227,16 +227,12 @@ def ask(code: str, environ: Mapping[str, str], seconds: float = _ASK_SECONDS) ->
             timeout=seconds,
             check=False,
         )
+        answers = [line.removeprefix("found ") for line in done.stdout.splitlines() if line.startswith("found ")]
+        reasons = [f"ended with status {done.returncode}", *filter(None, map(str.strip, done.stderr.splitlines()))]
+        answer = json.loads(answers[0]) if answers else {"error": reasons[-1]}
     except subprocess.TimeoutExpired:
-        found["error"] = f"no answer in {seconds:,.0f} s"
-    else:
-        answers = [line for line in done.stdout.splitlines() if line.startswith("found ")]
-        errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        if answers:
-            found |= json.loads(answers[0].removeprefix("found "))
-        else:
-            found["error"] = errors[-1] if errors else f"ended with status {done.returncode}"
-    return {**found, "seconds": time.monotonic() - began}
+        answer = {"error": f"no answer in {seconds:,.0f} s"}
+    return {"error": "", **answer, "seconds": time.monotonic() - began}
 
 
 # Checks: each yields what is wrong, and what to do about it.
@@ -265,10 +261,11 @@ def _check_devices(facts: Diagnosis) -> _Checks:
             "choose another accelerator (on Kaggle GPU T4 x2, with `train --processes 2`), or install a torch that is "
             "built for this GPU",
         )
-    if torch and xla and _release(torch) != _release(xla):
+    release = ".".join((xla or "").split(".")[:2])
+    if torch and xla and not torch.startswith(f"{release}."):
         yield (
             f"torch {torch} and torch_xla {xla} do not fit: torch_xla works with one release of torch only",
-            f"`pip install torch=={_release(xla)}.*`, in a new environment if other programs need torch {torch}",
+            f"`pip install torch=={release}.*`, in a new environment if other programs need torch {torch}",
         )
     if found.get("error"):
         yield (
@@ -293,12 +290,8 @@ def _check_devices(facts: Diagnosis) -> _Checks:
         )
 
 
-def _release(version: str) -> str:
-    return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
-
-
 def _check_machine(facts: Diagnosis) -> _Checks:
-    cores, free, shm, disk = facts.cores, facts.memory.available, facts.shm, facts.disk
+    cores, free, shm, disk = facts.cores, facts.memory.available, facts.shm or _PLENTY, facts.disk or _PLENTY
     if not free:
         yield (
             "the amount of free memory is unknown: /proc/meminfo does not have it",
@@ -309,12 +302,12 @@ def _check_machine(facts: Diagnosis) -> _Checks:
             f"{size_text(free)} of memory are free",
             "end other programs; read with in_memory=False, and warm up with --jobs 1",
         )
-    if shm is not None and shm.total < _SMALL_SHM:
+    if shm.total < _SMALL_SHM:
         yield (
             f"{shm.path} has {size_text(shm.total)}: when it is full, bus errors end DataLoader's worker processes",
             "read with CachedLoader, whose threads need no shared memory; or start the container with --shm-size 8g",
         )
-    if disk is not None and disk.free < _SMALL_DISK:
+    if disk.free < _SMALL_DISK:
         yield (
             f"{size_text(disk.free)} are free on the disk of {disk.path}",
             "write the cache to another disk, or make the cache smaller by --codec dct-zstd",
@@ -350,14 +343,12 @@ def _check_libraries(libraries: Mapping[str, str]) -> _Checks:
             "Pillow is not installed: warmup cannot run, pictures cannot be drawn, JPEG and PNG records not decoded",
             "`pip install pillow`, or leave Pillow out if you only read caches of other codecs",
         )
-    slower = {
-        "simplejpeg": "JPEG is decoded by Pillow, which is slower" if pillow else "",
-        "cykooz-resizer": "warmup resizes by Pillow, which is slower" if pillow else "",
-        "llvmlite": "batches in memory are copied by numpy, and packed records are unpacked by numpy, which is slower",
-    }
+    slower = {"llvmlite": "batches in memory are copied by numpy, and packed records are unpacked by numpy"}
+    if pillow:
+        slower |= {"simplejpeg": "JPEG is decoded by Pillow", "cykooz-resizer": "warmup resizes by Pillow"}
     for name, what in slower.items():
-        if what and not libraries.get(name):
-            yield what, f"`pip install {name}`"
+        if not libraries.get(name):
+            yield f"{what}, which is slower", f"`pip install {name}`"
 
 
 # Texts.

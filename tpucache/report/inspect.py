@@ -46,7 +46,7 @@ _STEPS: Final = 28  # in the histogram of file sizes
 _VALUES: Final = 256  # in the histogram of channels
 _RECORDS: Final = 256  # records whose values are counted, at most
 _BATCHES: Final = 16  # of these records, at most: 64 MB
-_CHANNELS: Final = {3: ["red", "green", "blue"], 1: ["grey"]}
+_COLOURS: Final = ["red", "green", "blue"]
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
@@ -73,32 +73,23 @@ def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) ->
             "version": manifest.number,
             "time": times.get(manifest.identity),
             "command": manifest.history.command if manifest.history else "warmup",
-            "samples": manifest.samples,
-            "variants": manifest.augmented,
-            "deleted": len(manifest.deleted),
-            "classes": len(manifest.classes),
-            "bytes": manifest.total_bytes,
             "identity": manifest.identity,
+            **_sizes_of(manifest),
             "changes": _changes(before, manifest),
         }
         for before, manifest in zip([*versions[:1], *versions], versions, strict=False)
     ]
 
 
+def _sizes_of(manifest: Manifest) -> dict[str, int]:
+    return {"samples": manifest.samples, "variants": manifest.augmented, "classes": len(manifest.classes)}
+
+
 def _changes(before: Manifest, now: Manifest) -> list[str]:
-    gone, back = len({*now.deleted} - {*before.deleted}), len({*before.deleted} - {*now.deleted})
-    counts = (
-        (now.samples - before.samples + gone - back, "sample", "added"),
-        (gone, "sample", "deleted"),
-        (back, "sample", "brought back"),
-        (now.augmented - before.augmented, "variant", "added"),
-    )
-    texts = [f"{_count(count, noun)} {what}" for count, noun, what in counts if count]
-    if now.classes != before.classes:
-        texts.append(f"classes {len(before.classes)} to {len(now.classes)}")
-    if not texts and now.table.sha256 != before.table.sha256:
-        texts.append("labels or columns changed")
-    return texts
+    earlier = _sizes_of(before)
+    texts = [f"{size - earlier[name]:+,} {name}" for name, size in _sizes_of(now).items() if size != earlier[name]]
+    is_other = (before.table.sha256, before.classes) != (now.table.sha256, now.classes)
+    return texts or (["labels or columns changed"] if is_other else [])
 
 
 def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -158,23 +149,20 @@ def _count(count: int, noun: str) -> str:
 
 
 def records_text(manifest: Manifest) -> str:
-    records = f"{manifest.records:,} records"
     if not manifest.augmented:
-        return f"{records}, {'the clean images alone' if _has_images(manifest) else 'one of each'}"
+        return f"{manifest.records:,} records, one of each"
     clean = "the clean one and " if len(manifest.variants) > manifest.augmented else ""
-    return f"{records}: {clean}{_count(manifest.augmented, 'augmented variant')} of each"
+    return f"{manifest.records:,} records: {clean}{_count(manifest.augmented, 'augmented variant')} of each"
 
 
 def recipe_texts(manifest: Manifest) -> dict[str, str]:
-    recipe, defaults = manifest.recipe, Recipe().to_dict()
-    is_shown = {"size": _has_images(manifest), "augment": manifest.augmented > 0, "augmentation": False}
+    defaults, has_images = Recipe().to_dict(), manifest.fields[0].name == IMAGE
+    is_shown = {"size": has_images, "augment": manifest.augmented > 0, "augmentation": False}
     return {
-        name: _setting_text(value) for name, value in recipe.items() if is_shown.get(name, value != defaults.get(name))
+        name: _setting_text(value)
+        for name, value in manifest.recipe.items()
+        if is_shown.get(name, value != defaults.get(name))
     }
-
-
-def _has_images(manifest: Manifest) -> bool:
-    return IMAGE in {field.name for field in manifest.fields}
 
 
 def _setting_text(value: object) -> str:
@@ -224,18 +212,15 @@ def label_text(manifest: Manifest) -> str:
 
 def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Sequence[int]) -> str:
     """Return one line that says how labels were read; `read` is the manifest's description of labels."""
-    kind, columns, unused = map(read.get, ("kind", "columns", "unused"))
-    if classes and kind != "none":
+    kind, columns, least, most, unused = map(read.get, ("kind", "columns", "least", "most", "unused"))
+    if kind == "none":
+        named = ", ".join(map(repr, unused[:_NAMED])) if isinstance(unused, list) else ""
+        return f"unlabelled; columns that were not used: {named}" if named else "unlabelled"
+    if classes:
         return _class_text(classes, counts, kind)
-    if kind == "numbers":
-        least, most = (
-            f"{end:g}" if isinstance(end, (int, float)) else "unknown" for end in map(read.get, ("least", "most"))
-        )
-        return f"numbers{'' if columns == 1 else f', {columns} a sample,'} from {least} to {most}"
-    if kind == "none" and unused and isinstance(unused, list):
-        names = f"column{'s' if len(unused) > 1 else ''} {', '.join(map(repr, unused[:_NAMED]))}"
-        return f"unlabelled; {names} {'were' if len(unused) > 1 else 'was'} not used"
-    return "unlabelled" if kind == "none" else "no classes"
+    if kind != "numbers":
+        return "no classes"
+    return f"numbers{'' if columns == 1 else f', {columns} a sample,'} from {_short(least)} to {_short(most)}"
 
 
 def _short(value: object) -> str:
@@ -275,8 +260,8 @@ def report_cache(
     if manifest.classes:
         figures["classes"] = f"{len(manifest.classes):,}"
     if IMAGE in dataset.names:
-        image = image_field(dataset)
-        figures["pixels"] = f"{image.shape[1]} \u00d7 {image.shape[0]}"
+        height, width, _ = image_field(dataset).shape
+        figures["pixels"] = f"{width} \u00d7 {height}"
         if len(dataset):
             sections = [_pictures(dataset, choose(dataset, samples, seed), variants), _channels(dataset, seed)]
     figures |= {"on disk": size_text(manifest.total_bytes), "skipped": f"{len(manifest.skipped):,}"}
@@ -315,7 +300,7 @@ def _channels(dataset: CachedDataset, seed: int) -> Section:
     values = np.concatenate([*itertools.islice(clean.field_batches(IMAGE), _BATCHES)])
     low, high = values.min().item(), values.max().item()
     steps = min(_VALUES, high - low + 1) if values.dtype.kind == "u" else _VALUES
-    names = _CHANNELS.get(values.shape[3], [f"channel {number}" for number in range(values.shape[3])])
+    names = _COLOURS if values.shape[3] == 3 else [f"channel {number}" for number in range(values.shape[3])]
     lines = []
     for number, name in enumerate(names):
         counts, _ = np.histogram(values[..., number], steps, (low, high))

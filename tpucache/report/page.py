@@ -100,8 +100,9 @@ def name_of(dataset: CachedDataset) -> str:
 
 def image_field(dataset: CachedDataset) -> Field:
     """Return the image field, whose shape is (height, width, channels). Raises UsageError for records without one."""
-    if IMAGE in dataset.names:
-        return dataset.manifest.fields[dataset.names.index(IMAGE)]
+    first = dataset.manifest.fields[0]
+    if first.name == IMAGE:
+        return first
     raise UsageError(
         f"{dataset.directory} holds no image to show, only the fields {', '.join(dataset.names)}: give a cache of "
         "images"

@@ -52,7 +52,7 @@ _PERCENTILES: Final = (1, 99)  # not the extremes: a few extreme pixels would tu
 _FONT: Final = "DejaVuSans.ttf"
 _INK: Final = "#141416"
 _WHITE: Final = "#ffffff"
-_LETTERS: Final = 11  # the size of texts over a picture
+_LETTERS: Final = 11  # the least size of texts over a picture
 _QUALITY: Final = 85
 
 #: Colours and distances of a sheet, in pixels.
@@ -67,10 +67,9 @@ _HEADING: Final = 39  # the height of a sample's heading
 _MIN_WIDTH: Final = 380  # room for the heading
 _WIDTH: Final = 1200  # samples are placed side by side up to this width
 
-#: Pictures in pages. Screens with small pixels show this many of a picture's pixels for each one of the page.
-_DENSE: Final = 2
-_PLAIN_SIDE: Final = 128 * _DENSE
-_DRAWN_SIDE: Final = 176 * _DENSE  # larger, so that text drawn over the picture can be read
+#: Pictures in pages, which show them at about half this size: screens with small pixels show more of them.
+_PLAIN_SIDE: Final = 256
+_DRAWN_SIDE: Final = 352  # larger, so that text drawn over the picture can be read
 
 
 @functools.cache
@@ -105,12 +104,11 @@ def _displayable(pixels: Array) -> npt.NDArray[np.uint8]:
 
 
 @calling("Pillow")
-def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, dense: int = 1) -> Image.Image:
+def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int) -> Image.Image:
     """Return a record's image with its mask, boxes and keypoints drawn over it; its longer side has `side` pixels.
 
-    Lines and letters are `dense` times as large, for pictures that are shown smaller by this factor. `boxes` (n, 5) are
-    left, top, right, bottom, class, and `keypoints` (n, 3) x, y, visible. Fields of other shapes are not drawn: data
-    sets may use these names for other data.
+    `boxes` (n, 5) are left, top, right, bottom, class, and `keypoints` (n, 3) x, y, visible. Fields of other shapes are
+    not drawn: data sets may use these names for other data.
     """
     height, width = fields[IMAGE].shape[:2]
     scale = side / max(height, width)
@@ -120,18 +118,16 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, 
     mask = fields.get(MASK)
     if mask is not None and mask.shape == (height, width, 1) and mask.dtype == np.uint8:
         _paint_mask(image, mask[..., 0])
-    draw, ratio = ImageDraw.Draw(image), (size[0] / width, size[1] / height)
+    draw, ratio, letters = ImageDraw.Draw(image), (size[0] / width, size[1] / height), max(_LETTERS, side // 16)
     for left, top, right, bottom, number in _rows(fields, BOXES, [*ratio, *ratio, 1]):
         if right > left and bottom > top:
             corners = [round(at) for at in (left, top, max(left, right - 1), max(top, bottom - 1))]
-            draw.rectangle(corners, outline=PALETTE[int(number) % len(PALETTE)], width=2 * dense)
-            anchor = "ls" if top > 1.5 * _LETTERS * dense else "lt"
-            _write_over(image, (left, top), class_name(int(number), classes), anchor, dense)
-    radius = 3 * dense
+            draw.rectangle(corners, outline=PALETTE[int(number) % len(PALETTE)], width=letters // 5)
+            _write_over(image, left, top, class_name(int(number), classes), letters)
     for number, (x, y, visible) in enumerate(_rows(fields, KEYPOINTS, [*ratio, 1])):
         if visible > 0:
-            draw.circle((x, y), radius, PALETTE[number % len(PALETTE)], _WHITE)
-            _write_over(image, (x + radius + 2, y), str(number), "lm", dense)
+            draw.circle((x, y), letters // 3, PALETTE[number % len(PALETTE)], _WHITE)
+            _write_over(image, x + letters // 2, y, str(number), letters)
     return image
 
 
@@ -153,18 +149,18 @@ def _paint_mask(image: Image.Image, mask: Array) -> None:
     image.paste(painted, mask=Image.fromarray(opacity.astype(np.uint8)))
 
 
-def _write_over(image: Image.Image, at: tuple[float, float], text: str, anchor: str, dense: int) -> None:
-    """Write a text so that it can be read over any picture; it begins further left if it would reach beyond it."""
-    font = _font(_LETTERS * dense)
+def _write_over(image: Image.Image, x: float, y: float, text: str, size: int) -> None:
+    """Write a text above y so that it can be read over any picture; it is moved if it would reach beyond the image."""
+    font = _font(size)
     text = _cut(text, font, image.width - 2)
-    place = max(1, min(at[0], image.width - 1 - font.getlength(text))), at[1]
-    ImageDraw.Draw(image).text(place, text, _WHITE, font, anchor, stroke_width=dense, stroke_fill=_INK)
+    place = max(1, min(x, image.width - 1 - font.getlength(text))), max(y, size + 2)
+    ImageDraw.Draw(image).text(place, text, _WHITE, font, "ls", stroke_width=size // _LETTERS, stroke_fill=_INK)
 
 
 @calling("Pillow")
 def make_picture(fields: Mapping[str, Array], classes: Sequence[str], text: str, head: str = "") -> Picture:
     """Return a picture for a page: a record's image with its other fields drawn over it."""
-    drawn = draw_record(fields, classes, _PLAIN_SIDE if len(fields) == 1 else _DRAWN_SIDE, _DENSE)
+    drawn = draw_record(fields, classes, _PLAIN_SIDE if len(fields) == 1 else _DRAWN_SIDE)
     data = base64.b64encode(_encoded(drawn, "jpeg")).decode()
     return Picture(f"data:image/jpeg;base64,{data}", drawn.width, drawn.height, text, head)
 
