@@ -124,16 +124,12 @@ def test_rotations_differ_by_what_three_interpolations_blur(settings, number, si
 
 
 def by_pillow(operation, image, magnitude):
-    enhance = {"Brightness": "Brightness", "Color": "Color", "Contrast": "Contrast", "Sharpness": "Sharpness"}
-    if operation in enhance:
+    if hasattr(ImageEnhance, operation):
         return getattr(ImageEnhance, operation)(image).enhance(1 + magnitude)
-    return {
-        "Identity": lambda: image,
-        "Posterize": lambda: ImageOps.posterize(image, int(magnitude)),
-        "Solarize": lambda: ImageOps.solarize(image, 255 * magnitude),
-        "AutoContrast": lambda: ImageOps.autocontrast(image),
-        "Equalize": lambda: ImageOps.equalize(image),
-    }[operation]()
+    if operation == "Identity":
+        return image
+    arguments = {"Posterize": [int(magnitude)], "Solarize": [255 * magnitude]}
+    return getattr(ImageOps, operation.lower())(image, *arguments.get(operation, []))
 
 
 #: Pillow rounds a grey level and the mean of them, which torchvision and this cut off; fractions are cut off by all.

@@ -24,7 +24,7 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.base import DeviceBatch
-from tpucache.training.feed import DeviceMemory, Feeder, Residence
+from tpucache.training.feed import DeviceMemory, Feeder, TrainingResidence
 from tpucache.training.interrupt import Stopped
 from tpucache.training.loop import train
 
@@ -102,28 +102,29 @@ class Accelerator(CpuDevice):
 
 def test_auto_keeps_what_fits_into_what_the_steps_leave(cache: Path) -> None:
     dataset = CachedDataset(cache, "epoch").select(range(40))
-    assert Residence("auto", SETTINGS, dataset, CpuDevice()).describe().endswith("the device's memory is the host's")
+    on_host = TrainingResidence("auto", SETTINGS, dataset, CpuDevice())
+    assert on_host.describe().endswith("the device's memory is the host's")
     needed = 128 * RECORD  # chunks of 16 that hold the 120 records
     for free, expected in ((needed / MOST_OF_FREE + 1, "yes"), (needed / MOST_OF_FREE - 9, "no")):
-        residence = Residence("auto", SETTINGS, dataset, Accelerator(int(free)))
+        residence = TrainingResidence("auto", SETTINGS, dataset, Accelerator(int(free)))
         assert residence.planned_bytes == needed
         assert residence.describe().startswith("no")
         residence.decide()
         assert residence.describe().startswith(expected), residence.describe()
     with pytest.raises(UsageError, match="GB left"):
-        Residence("yes", SETTINGS, dataset, Accelerator(needed - 1))
+        TrainingResidence("yes", SETTINGS, dataset, Accelerator(needed - 1))
 
 
 def test_the_batches_are_the_same_before_and_after_auto_decides(cache: Path) -> None:
     dataset, device = CachedDataset(cache).select(range(40)), CpuDevice()
-    residence = Residence("auto", SETTINGS, dataset, Accelerator(1 << 40))
-    residence._memory = DeviceMemory(device)
+    residence = TrainingResidence("auto", SETTINGS, dataset, Accelerator(1 << 40))
+    residence.memory = DeviceMemory(device)
     streaming, fed = (CachedLoader(dataset, 8, shuffle=True, drop_last=True, reiterate="same") for _ in range(2))
     found = []
     with Feeder(residence.batches(fed, 5), device, depth=1, resident=residence) as feeder:
         for batch in feeder:
             found.append(batch.gathered())
-            residence._decision.is_resident = True
+            residence.is_resident = True
     assert batch.rows is not None
     for one, (images, labels) in zip(found, streaming, strict=True):
         assert torch.equal(one.images, images.permute(0, 2, 3, 1))

@@ -26,7 +26,7 @@ from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment, check_fields, check_labels
 from tpucache.ondevice.decode import field_decoder
 from tpucache.ondevice.draws import draw
-from tpucache.ondevice.resident import RecordBatch, Resident, SentBatch, as_named, channels_last
+from tpucache.ondevice.resident import RecordBatch, Resident, as_named, channels_last, without_records
 from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
 from tpucache.store.fields import IMAGE, LABEL, Field
 
@@ -196,9 +196,9 @@ class Feed:
         why.
         """
         epochs = self._epochs
-        upload: dict[str, Any] = {"waited_seconds": self.waited_seconds, "waited": self.waited}
-        upload |= {"sent_bytes": epochs.sent_bytes, "cpu_seconds": epochs.cpu_seconds, "resident": epochs.resident}
-        return {**self._epochs.loader.metrics(), "upload": upload}
+        upload = {"waited_seconds": self.waited_seconds, "waited": self.waited, "resident": epochs.kept.describe()}
+        upload |= {"sent_bytes": epochs.sent_bytes, "cpu_seconds": epochs.cpu_seconds}
+        return {**epochs.loader.metrics(), "upload": upload}
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the loader's state, counting the batches that were yielded; see CachedLoader.state_dict."""
@@ -220,49 +220,58 @@ class Feed:
             self._current = None
 
 
+@dataclass
 class _Epochs:
     """The iterations of a Feed.
 
     A running iteration refers only to this object, not to the Feed, so that a Feed that the program drops is freed.
     """
 
-    def __init__(
-        self,
-        loader: CachedLoader,
-        sharding: jax.sharding.Sharding,
-        augment: AugmentSettings | None,
-        seed: int,
-        depth: int,
-        pad_last: bool,
-        dtype: _Dtype,
-        kept: KeptRecords,
-    ) -> None:
-        self.loader, self._sharding, self._kept = loader, sharding, kept
-        self._pads = pad_last
-        self._draws = None if augment == AugmentSettings() else augment
-        self._seed, self._depth = seed, depth
-        options = _options(loader, augment, dtype)
-        self._size = (0, 0) if options.image is None else (options.image.shape[0], options.image.shape[1])
-        self._options, self._finish = options, make_finish(options)
-        self._views = 1 if self._draws is None else self._draws.views
-        self.waited_seconds = self.seconds = self.cpu_seconds = 0.0
-        self.sent_bytes = 0
+    loader: CachedLoader
+    sharding: jax.sharding.Sharding
+    augment: AugmentSettings | None
+    seed: int
+    depth: int
+    pads: bool
+    dtype: _Dtype
+    kept: KeptRecords
+    waited_seconds: float = 0.0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    sent_bytes: int = 0
 
-    @property
-    def resident(self) -> str:
-        return self._kept.describe()
+    def __post_init__(self) -> None:
+        dataset = self.loader.dataset
+        manifest, records = dataset.manifest, {field.name: field for field in dataset.record_fields}
+        check_fields(self.augment, records)
+        image = next((field for field in manifest.fields if field.name == IMAGE), None)
+        #: `make_finish` with all arguments but the last.
+        self._make_finish = functools.partial(
+            make_finish,
+            image,
+            image is not None and len(records[IMAGE].shape) == 1,
+            self.augment,
+            tuple(manifest.statistics.mean),
+            tuple(manifest.statistics.std),
+            len(manifest.classes),
+            self.dtype,
+        )
+        self._finish = self._make_finish()
+        self._size = (0, 0) if image is None else (image.shape[0], image.shape[1])
+        self._draws = None if self.augment == AugmentSettings() else self.augment
+        self._views = 1 if self._draws is None else self._draws.views
 
     def run(self) -> Generator[Batch, None, None]:
         with contextlib.ExitStack() as stack:
-            batches = self._kept.begin(stack)
+            batches = self.kept.begin(stack)
             first = self._next_step() if self._draws else 0
-            ahead = stack.enter_context(Ahead(batches, self._upload, self._depth, first, self._upload_rows))
+            ahead = stack.enter_context(Ahead(batches, self._upload, self.depth, first, self._upload_rows))
             counted: tuple[float, float] | None = None  # when counting began, and the seconds waited before
             try:
                 for number, uploaded in enumerate(ahead):
                     if number == _UNCOUNTED:
                         counted = time.perf_counter(), ahead.waited_seconds
-                        self._kept.decision.decide()
+                        self.kept.decide()
                     *parts, is_sample = uploaded
                     fields, labels = self._finished(*parts)
                     yield _to_batch(fields, labels, is_sample)
@@ -286,7 +295,7 @@ class _Epochs:
         if (read := resident.receive_or_read(sent)) is not None:  # the records do not fit
             return self._finish(*self._put_batch(read), draws)
         tables: Mapping[str, Any] = resident.tables
-        finish = make_finish(self._options, tuple((name, table.form) for name, table in sorted(tables.items())))
+        finish = self._make_finish(tuple((name, table.form) for name, table in sorted(tables.items())))
         return finish({name: table.rows for name, table in tables.items()}, sent.slots, draws)
 
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
@@ -294,7 +303,7 @@ class _Epochs:
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
             return self._upload_rows([batch], number)[0]
         count = len(as_named(batch)[LABEL])
-        rows = self.loader.batch_size if self._pads else count
+        rows = self.loader.batch_size if self.pads else count
         return *self._put_batch(batch), self._put_draws(number, rows), self._put_is_sample(count)
 
     def _upload_rows(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
@@ -311,7 +320,7 @@ class _Epochs:
         ]
 
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
-        if not self._pads or resident.slots is None:
+        if not self.pads or resident.slots is None:
             return read
         padding = np.full(self.loader.batch_size - len(read.slots), resident.slots.rows, read.slots.dtype)
         return read._replace(slots=np.concatenate([read.slots, padding]))  # a slot after all rows gives zeros
@@ -322,24 +331,24 @@ class _Epochs:
         for name, value in as_named(batch).items():
             # Channels are last in memory: this view is contiguous, and the host transposes nothing.
             array = to_jax_dtype(name, channels_last(name, np.asarray(value)))
-            sent[name] = self._put(_pad(array, self.loader.batch_size) if self._pads else array)
+            sent[name] = self._put(_pad(array, self.loader.batch_size) if self.pads else array)
         return sent, sent.pop(LABEL)
 
     def _put_is_sample(self, count: int) -> jax.Array | None:
-        if not self._pads:
+        if not self.pads:
             return None
         return self._put(np.repeat(np.arange(self.loader.batch_size) < count, self._views))
 
     def _put_draws(self, number: int, rows: int) -> jax.Array | None:
         if self._draws is None:
             return None
-        drawn = draw(self._draws, self._seed, number, rows * self.loader.world_size, self._size)
+        drawn = draw(self._draws, self.seed, number, rows * self.loader.world_size, self._size)
         return self._put(drawn[rows * self.loader.rank :][:rows])
 
     def _put(self, array: Array) -> jax.Array:
         self.sent_bytes += array.nbytes
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
-        uploaded: jax.Array = jax.make_array_from_process_local_data(self._sharding, array)
+        uploaded: jax.Array = jax.make_array_from_process_local_data(self.sharding, array)
         return uploaded
 
 
@@ -347,7 +356,7 @@ class _SentRows(NamedTuple):
     """A batch whose rows are in a Resident: only the row numbers were sent."""
 
     resident: Resident
-    sent: SentBatch
+    sent: RecordBatch
 
 
 def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:
@@ -361,22 +370,6 @@ def _pad(array: Array, rows: int) -> Array:
     padded = np.zeros((rows, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
     return padded
-
-
-def _options(loader: CachedLoader, augment: AugmentSettings | None, dtype: _Dtype) -> FinishOptions:
-    manifest = loader.dataset.manifest
-    fields: dict[str, Field] = {field.name: field for field in manifest.fields}
-    shapes = {field.name: field.shape for field in loader.dataset.record_fields}
-    check_fields(augment, fields)
-    return FinishOptions(
-        image=fields.get(IMAGE),
-        is_packed=len(shapes.get(IMAGE, ())) == 1,
-        augment=augment,
-        mean=tuple(manifest.statistics.mean),
-        std=tuple(manifest.statistics.std),
-        classes=len(manifest.classes),
-        dtype=dtype,
-    )
 
 
 def _all_devices() -> jax.sharding.Sharding:
@@ -418,41 +411,35 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
 
 def _check_labels(loader: CachedLoader, settings: AugmentSettings | None) -> None:
     if settings is not None and settings.mixes:
-        samples = loader.dataset
-        nothing = [np.empty((0, *field.shape), field.dtype) for field in samples.record_fields]
-        named = as_named(samples.to_batch(nothing, np.arange(len(samples))))
+        named = without_records(loader.dataset, len(loader.dataset))
         check_labels(np.asarray(named[LABEL]), settings, named)
 
 
-@dataclass(frozen=True)
-class FinishOptions:
-    """What the device does to a batch of images, which are normalised unless `augment` is None.
-
-    `mean` and `std` are those of each channel, in the units of the stored images. mixup and cutmix turn class numbers
-    into vectors of length `classes`. `dtype` is that of normalised images.
-    """
-
-    image: Field | None
-    is_packed: bool
-    augment: AugmentSettings | None
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    classes: int
-    dtype: _Dtype
-
-
 @functools.lru_cache(maxsize=16)
-def make_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...] = ()) -> Finish:
-    """Return a jitted function, described by `Finish`, that finishes a batch as `options` say.
+def make_finish(
+    image: Field | None,
+    is_packed: bool,
+    augment: AugmentSettings | None,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    classes: int,
+    dtype: _Dtype,
+    forms: tuple[tuple[str, TableForm], ...] = (),
+) -> Finish:
+    """Return a jitted function, described by `Finish`, that finishes a batch.
 
     Images are (batch, height, width, channels), or packed, uint8 (batch, n): the function decodes packed images. With
-    `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by mean and std.
+    `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by each channel's `mean` and
+    `std`. mixup and cutmix turn class numbers into vectors of length `classes`.
 
     With `forms`, the function first gathers the batch from tables on the devices: it takes the rows of each table as
     the fields, and row numbers as the labels.
     """
-    decoder = field_decoder(options.image) if options.image is not None and options.is_packed else None
-    augment = _make_augment(options)
+    decoder = field_decoder(image) if image is not None and is_packed else None
+    change = None
+    if image is not None and augment is not None:
+        height, width, _ = image.shape
+        change = BatchAugment(augment, mean, std, height, width, _JAX, image.dtype)
 
     def finish(fields: Mapping[str, Any], labels: Any, draws: Any) -> tuple[dict[str, Any], Any]:
         changed = dict(fields)
@@ -462,22 +449,15 @@ def make_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]
         if decoder is not None:
             images = decoder.decode(_JAX, changed[IMAGE], decoder.constants)
             changed[IMAGE] = jnp.moveaxis(images, 1, 3)
-        if augment is not None:
-            changed = augment.fields(changed, draws)
-            labels = labels if draws is None else augment.views(labels)
-            if augment.settings.mixes:
-                targets = labels if labels.ndim > 1 else jax.nn.one_hot(labels, options.classes)
-                changed[IMAGE], labels = augment.mix(changed[IMAGE], targets, draws)
-            changed[IMAGE] = jnp.moveaxis(changed[IMAGE], 1, 3).astype(options.dtype)
+        if change is not None:
+            changed = change.fields(changed, draws)
+            labels = labels if draws is None else change.views(labels)
+            if change.settings.mixes:
+                targets = labels if labels.ndim > 1 else jax.nn.one_hot(labels, classes)
+                changed[IMAGE], labels = change.mix(changed[IMAGE], targets, draws)
+            changed[IMAGE] = jnp.moveaxis(changed[IMAGE], 1, 3).astype(dtype)
         return changed, labels
 
     # On a TPU, matrix multiplication rounds operands to bfloat16; the decoder splits its operands to allow for that.
     jitted: Finish = jax.jit(finish)
     return jitted
-
-
-def _make_augment(options: FinishOptions) -> BatchAugment | None:
-    if options.augment is None or options.image is None:
-        return None
-    height, width = options.image.shape[:2]
-    return BatchAugment(options.augment, options.mean, options.std, height, width, _JAX, options.image.dtype)

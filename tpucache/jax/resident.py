@@ -20,8 +20,8 @@ from tpucache.ondevice.resident import (
     XLA_TILE,
     DeviceFullError,
     RecordSlots,
+    Residence,
     Resident,
-    ResidentDecision,
     table_bytes,
 )
 from tpucache.ondevice.settings import ResidentChoice
@@ -216,33 +216,25 @@ def to_jax_dtype(name: str, array: Array) -> Array:
     return array.astype(kept)
 
 
-class KeptRecords:
+class KeptRecords(Residence):
     """Decides whether a loader's records stay on the devices, and iterates over the loader's batches accordingly."""
 
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        self._loader = loader
-        self._given = resident if isinstance(resident, Resident) else None
+        self._loader, self._given = loader, resident if isinstance(resident, Resident) else None
         choice: ResidentChoice = "no" if isinstance(resident, Resident) else resident
         never = "" if choice == "no" else _problem(loader, sharding)
         memory = None if never or choice == "no" else JaxMemory(sharding)
         planned = 0 if memory is None else table_bytes(loader.dataset, memory, loader.batch_size)
-        self.decision = ResidentDecision(choice, memory, planned, never, _problem_of_auto(memory))
-        self._memory: Any = memory
-        self._own: Resident | None = None
+        super().__init__(choice, memory, planned, never, _problem_of_auto(memory))
 
     def describe(self) -> str:
-        return "yes, in the Resident given" if self._given is not None else self.decision.describe()
+        return "yes, in the Resident given" if self._given is not None else super().describe()
 
     def begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:
         """Begin an iteration of the loader, and return its batches. The iteration ends when the stack is closed."""
-        if not self.decision.is_resident:
-            self._own = None
-        elif self._own is None:
-            self._own = Resident.of(self._loader, self._memory)
-            self._own.on_no_room = self.decision.give_up
-        resident = self._given or self._own
+        resident = self.resident_of(self._loader) if self.is_resident else self._given
         if resident is None:
             return self._loader.iterate_ahead()
         resident.begin()

@@ -94,23 +94,12 @@ class RecordBatch(NamedTuple):
 
     `slots` are the rows of its records in that memory, int32 (batch,), and `numbers` the numbers of its records in the
     dataset, int64 (batch,). `uploads` has a pair for each chunk to upload first: its number, and the numbers of the
-    records to read for it, or, once they are read, a loader's batch of these records.
-    """
-
-    slots: npt.NDArray[np.int32]
-    uploads: Sequence[tuple[int, Any]]
-    numbers: Numbers
-
-
-class SentBatch(NamedTuple):
-    """A RecordBatch that was sent to the device.
-
-    `slots` are on the device. `uploads` has, for each chunk, its number, the same number on the device, and the chunk's
-    arrays on the device by field name.
+    records to read for it, or, once they are read, a loader's batch of these records. Once it was sent, `slots` are on
+    the device, and `uploads` has the chunk's number, the same number on the device, and its arrays there by field name.
     """
 
     slots: Any
-    uploads: Sequence[tuple[int, Any, Mapping[str, Any]]]
+    uploads: Sequence[tuple[Any, ...]]
     numbers: Numbers
 
 
@@ -279,8 +268,10 @@ class Resident:
         """
         self.dataset = dataset.packed() if hasattr(dataset, "packed") else dataset
         self._memory: DeviceMemory = device if hasattr(device, "reserve") else _memory_of(device)
-        self._slots: RecordSlots | None = None
-        self._tables: dict[str, Any] = {}
+        #: The row in which each record lies; None before the first iteration.
+        self.slots: RecordSlots | None = None
+        #: The tables in the device's memory, by the names of fields, "label" and the names of columns.
+        self.tables: dict[str, Any] = {}
         self._is_pair = self._has_begun = False
         #: Called with the error if the records do not fit; from then on, the host reads every batch. If this is None,
         #: the error is raised.
@@ -295,36 +286,19 @@ class Resident:
             "process, and make a Resident there"
         )
 
-    @classmethod
-    def of(cls, loader: Any, memory: DeviceMemory) -> Resident:
-        """Return the records that a loader reads, to be kept in `memory`."""
-        resident = cls(loader.dataset, memory)
-        resident.dataset = loader.dataset
-        return resident
-
     @property
     def planned_bytes(self) -> int:
         """The bytes of all records, with their labels and columns, in the memories of all cores together.
 
         From the first iteration on, this also counts the rows that fill up the last chunks and tiles.
         """
-        rows = int(self.dataset.records) if self._slots is None else self._slots.rows
+        rows = int(self.dataset.records) if self.slots is None else self.slots.rows
         return rows * _row_bytes(self.dataset, self._memory)
 
     @property
     def is_full(self) -> bool:
         """Whether all records are in the device's memory, or are being read or sent."""
-        return self._slots is not None and self._slots.is_full
-
-    @property
-    def slots(self) -> RecordSlots | None:
-        """The RecordSlots that says in which row each record lies; None before the first iteration."""
-        return self._slots
-
-    @property
-    def tables(self) -> Mapping[str, Any]:
-        """The tables in the device's memory, by the names of fields, "label" and the names of columns."""
-        return self._tables
+        return self.slots is not None and self.slots.is_full
 
     def batches(self, loader: Any) -> Iterator[Batch]:
         """Yield the batches of one iteration of `loader`, on the device: (images, labels) or dicts, as the loader does.
@@ -355,8 +329,8 @@ class Resident:
     def end(self) -> None:
         """End the loop. Records that were read but not received are read and uploaded again when they are needed."""
         self._has_begun = False
-        if self._slots is not None:
-            self._slots.forget_unconfirmed()
+        if self.slots is not None:
+            self.slots.forget_unconfirmed()
 
     def pairs(self, loader: Any) -> Generator[Any, None, None]:
         """Begin an iteration of `loader`, and return a generator of what `loader.iterate_records` yields.
@@ -366,14 +340,14 @@ class Resident:
         """
         self._check(loader)
         cores, owners = self._memory.cores, loader.record_owners(self._memory.cores)
-        if self._slots is None:
-            self._slots = RecordSlots(self.dataset.records, loader.batch_size, cores, owners, self._memory.tile)
-        elif not _are_same(owners, self._slots.owners):
+        if self.slots is None:
+            self.slots = RecordSlots(self.dataset.records, loader.batch_size, cores, owners, self._memory.tile)
+        elif not np.array_equal(owners, self.slots.owners):  # type: ignore[arg-type]  # None equals None alone
             raise UsageError(
                 'with shuffle="local" the rows of a Resident depend on order, seed, cores and ranks, and this loader '
                 "has another order, seed, cores or ranks: make another Resident for this loader"
             )
-        return self._handed_out(loader.iterate_records(self._slots), self._slots)
+        return self._handed_out(loader.iterate_records(self.slots), self.slots)
 
     def _handed_out(self, batches: Generator[Any, None, None], slots: RecordSlots) -> Generator[Any, None, None]:
         try:
@@ -384,19 +358,18 @@ class Resident:
         finally:  # if the loop ends early, batches were read ahead
             slots.forget_planned()
 
-    def put(self, batches: Sequence[RecordBatch]) -> list[SentBatch]:
+    def put(self, batches: Sequence[RecordBatch]) -> list[RecordBatch]:
         """Send batches' chunks of records, and together their row numbers, to the device. Any thread may call this.
 
         All batches must have the same size.
         """
         for batch in batches:
-            if self._slots is not None:
-                self._slots.check_owners(batch.slots)
+            if self.slots is not None:
+                self.slots.check_owners(batch.slots)
             self.row_bytes += batch.slots.nbytes
         uploads = [[self._put_chunk(*upload) for upload in batch.uploads] for batch in batches]
-        slots = self._memory.put_all([batch.slots for batch in batches])
-        numbers = [batch.numbers for batch in batches]
-        return [SentBatch(*each) for each in zip(slots, uploads, numbers, strict=True)]
+        sent = zip(self._memory.put_all([batch.slots for batch in batches]), uploads, strict=True)
+        return [RecordBatch(*each, batch.numbers) for each, batch in zip(sent, batches, strict=True)]
 
     def _put_chunk(self, chunk: int, read: Batch) -> tuple[int, Any, dict[str, Any]]:
         self._is_pair = not isinstance(read, Mapping)
@@ -405,27 +378,27 @@ class Resident:
         self.uploaded_bytes += sum(array.nbytes for array in fields.values())
         return chunk, self._memory.put(number), {name: self._memory.put(each, name) for name, each in fields.items()}
 
-    def receive(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> None:
+    def receive(self, sent: RecordBatch, written: Callable[[], None] = lambda: None) -> None:
         """Write the records that were sent with a batch to their rows; call this in the thread that computes.
 
         `written` is called after each chunk. If writing is interrupted or fails, all records are uploaded again when
         they are needed. Raises DeviceFullError if the records do not fit into the device's memory.
         """
-        if self._slots is None:
+        if self.slots is None:
             raise UsageError("a batch was received before an iteration had begun: call iterate or batches first")
         try:
             for chunk, number, fields in sent.uploads:
                 for name, array in fields.items():
-                    if name not in self._tables:
-                        self._tables[name] = self._memory.reserve(self._slots, array)
-                    self._tables[name].write(number, array)
+                    if name not in self.tables:
+                        self.tables[name] = self._memory.reserve(self.slots, array)
+                    self.tables[name].write(number, array)
                 written()
-                self._slots.confirm(chunk)
+                self.slots.confirm(chunk)
         except BaseException:  # a table may be half written
-            self._slots, self._tables = None, {}
+            self.slots, self.tables = None, {}
             raise
 
-    def receive_or_read(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> Batch | None:
+    def receive_or_read(self, sent: RecordBatch, written: Callable[[], None] = lambda: None) -> Batch | None:
         """Receive a batch as `receive` does, and return None. If the records do not fit, read the batch and return it.
 
         A batch that was read here is in the host's memory.
@@ -449,7 +422,7 @@ class Resident:
 
         An image is (batch, height, width, channels), or packed (batch, bytes).
         """
-        return {name: table.take(slots) for name, table in self._tables.items()}
+        return {name: table.take(slots) for name, table in self.tables.items()}
 
     def _to_batch(self, fields: dict[str, Any]) -> Batch:
         if IMAGE in fields and fields[IMAGE].ndim == 4 and hasattr(fields[IMAGE], "permute"):  # JAX keeps channels last
@@ -470,8 +443,8 @@ class Resident:
             )
 
 
-class ResidentDecision:
-    """Says whether records stay on a device, how many bytes of its memory they need, and why.
+class Residence:
+    """Says whether records stay on a device, how many bytes of its memory they need, and why; keeps their Resident.
 
     With the choice "auto" this is decided when `decide` is called, after the first steps have allocated their memory.
     Until then, `is_resident` is False.
@@ -484,7 +457,9 @@ class ResidentDecision:
 
         Each is "" if there is no such reason.
         """
-        self.planned_bytes, self.choice, self._memory = planned_bytes, choice, memory
+        self.planned_bytes, self.choice, self.memory = planned_bytes, choice, memory
+        self.resident: Resident | None = None
+        self.sent = "each batch"  # what is sent to the device when it is needed, once records have not fitted
         self.is_resident, self.reason, self._is_open = False, f"resident={choice}", False
         if choice == "yes":
             free = None if never or memory is None else memory.free_bytes()
@@ -503,18 +478,26 @@ class ResidentDecision:
         """Decide for the choice "auto" whether records stay on the device; False if there is nothing left to decide."""
         if not self._is_open:
             return False
-        free, self._is_open = (self._memory and self._memory.free_bytes()) or 0, False
+        free, self._is_open = (self.memory and self.memory.free_bytes()) or 0, False
         self.is_resident = self.planned_bytes <= MOST_OF_FREE * free
         relation = "fit into" if self.is_resident else "are more than"
         self.reason = f"they {relation} {MOST_OF_FREE:.0%} of the {free / 1e9:,.2f} GB that steps leave"
         return self.is_resident
+
+    def resident_of(self, loader: Any) -> Resident:
+        """Return the Resident of a loader's records: another one if they have another form than those before."""
+        dataset = loader.dataset
+        if self.resident is None or self.resident.dataset.record_fields != dataset.record_fields:
+            self.resident = Resident(dataset, self.memory)
+            self.resident.dataset, self.resident.on_no_room = dataset, self.give_up
+        return self.resident
 
     def give_up(self, error: DeviceFullError) -> None:
         """Keep no records on the device from now on, and log a warning; raise `error` if the choice is "yes"."""
         if self.choice == "yes":
             raise error
         self.is_resident, self.reason = False, str(error)
-        _log.warning("%s. From now on, each batch is sent to the device when it is needed", error)
+        _log.warning("%s. From now on, %s is sent to the device when it is needed", error, self.sent)
 
     def describe(self) -> str:
         if self.is_resident:
@@ -535,13 +518,14 @@ def table_bytes(samples: Any, memory: DeviceMemory, batch_size: int, ranks: int 
 
 def _row_bytes(samples: Any, memory: DeviceMemory) -> int:
     """Return the bytes of one record in a device's memory, with its label, its columns and the padding of tiles."""
-    values = as_named(samples.to_batch([np.empty((0, *f.shape), f.dtype) for f in samples.record_fields], np.arange(0)))
-    arrays = [np.asarray(array) for array in values.values()]
+    arrays = [np.asarray(array) for array in without_records(samples, 0).values()]
     return sum(memory.itemsize(each.dtype) * memory.tile.padded(math.prod(each.shape[1:])) for each in arrays)
 
 
-def _are_same(one: Numbers | None, other: Numbers | None) -> bool:
-    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+def without_records(samples: Any, count: int) -> Mapping[str, Any]:
+    """Return a batch by name: no records, and the labels and columns of the first `count` samples."""
+    nothing = [np.empty((0, *field.shape), field.dtype) for field in samples.record_fields]
+    return as_named(samples.to_batch(nothing, np.arange(count)))
 
 
 def _whole(count: int, unit: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +19,10 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.draws import draw
 from tpucache.ondevice.resident import (
-    DeviceFullError,
     RecordBatch,
     RecordSlots,
+    Residence,
     Resident,
-    ResidentDecision,
     Tile,
     as_named,
     channels_last,
@@ -35,8 +33,6 @@ from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device, open_device
 from tpucache.training.device.base import ALONE, DeviceBatch, Processes, ResidentRows
 from tpucache.training.settings import TrainSettings, in_size
-
-_log: Final = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class DeviceMemory:
         return self.device.free_bytes()
 
 
-class Residence:
+class TrainingResidence(Residence):
     """Decides whether records stay in the device's memory; if they do, it yields a loader's batches as row numbers.
 
     "auto" needs to know the memory that the first steps leave free: until `decide` is called, batches contain the
@@ -85,54 +81,37 @@ class Residence:
         device: Device,
         valid_set: CachedDataset | None = None,
     ) -> None:
-        self._memory, self._resident, self._valid, self._keeps_valid = DeviceMemory(device), None, None, True
+        memory = DeviceMemory(device)
         ranks, size = device.processes.world_size, settings.part_size
         sizes = dict.fromkeys(settings.sizes.epochs)
-        planned = max(table_bytes(in_size(train_set, each).packed(), self._memory, size // ranks) for each in sizes)
+        planned = max(table_bytes(in_size(train_set, each).packed(), memory, size // ranks) for each in sizes)
         if valid_set is not None:
-            planned += table_bytes(valid_set.packed(), self._memory, size // ranks, ranks)
+            planned += table_bytes(valid_set.packed(), memory, size // ranks, ranks)
         is_finished = train_set.is_finished and (valid_set is None or valid_set.is_finished)
         never = _problem(device) if is_finished else "the cache is not built yet"
-        self._decision = ResidentDecision(choice, self._memory, planned, never, _problem_of_auto(device))
-
-    _resident: Resident | None
-    _valid: Resident | None
-
-    @property
-    def is_resident(self) -> bool:
-        """Whether records stay on the device; False before the decision."""
-        return self._decision.is_resident
-
-    @property
-    def planned_bytes(self) -> int:
-        """The bytes of validation records, and of training records in their largest size, on this process's cores."""
-        return self._decision.planned_bytes
-
-    def decide(self) -> bool:
-        """For the choice "auto", decide whether records stay on the device, and return whether they do."""
-        return self._decision.decide()
-
-    def describe(self) -> str:
-        return self._decision.describe()
+        super().__init__(choice, memory, planned, never, _problem_of_auto(device))
+        self._valid = Residence(choice, memory, 0, "", "")
+        self._valid.is_resident, self._valid.sent = True, "each batch of validation samples"
 
     def begin(self) -> None:
         """Do nothing: records are uploaded when the first batch is read."""
 
     def end(self) -> None:
-        if self._resident is not None:
-            self._resident.end()
-        self._resident = self._valid = None  # frees their memory
+        if self.resident is not None:
+            self.resident.end()
+        self.resident = self._valid.resident = None  # frees their memory
 
     def batches(self, loader: CachedLoader, count: int) -> Iterator[Any]:
         """Yield the next batches of a loader, at most `count`: host batches, or pairs (Resident, RecordBatch)."""
         while count:
-            is_resident = self._decision.is_resident
-            with contextlib.closing(self._of(loader).pairs(loader) if is_resident else loader.iterate_ahead()) as read:
+            is_resident = self.is_resident
+            read = self._begun(loader).pairs(loader) if is_resident else loader.iterate_ahead()
+            with contextlib.closing(read):
                 for batch, confirm in itertools.islice(read, count):
                     confirm()
                     count -= 1
                     yield batch
-                    if self._decision.is_resident != is_resident:
+                    if self.is_resident != is_resident:
                         break
                 else:
                     return
@@ -143,27 +122,13 @@ class Residence:
 
         The result is None if each evaluation uploads its records.
         """
-        if not self._decision.is_resident or not self._keeps_valid:
-            return None
-        if self._valid is None:
-            self._valid = Resident(loader.dataset, self._memory)
-            self._valid.on_no_room = self._leave_valid
-        return self._valid
+        return self._valid.resident_of(loader) if self.is_resident and self._valid.is_resident else None
 
-    def _leave_valid(self, error: DeviceFullError) -> None:
-        if self._decision.choice == "yes":
-            raise error
-        self._keeps_valid, self._valid = False, None
-        _log.warning("%s. From now on, validation samples are sent to the device in each evaluation", error)
-
-    def _of(self, loader: CachedLoader) -> Resident:
-        fields = loader.dataset.record_fields
-        if self._resident is None or self._resident.dataset.record_fields != fields:
-            # The resident of the earlier size is not ended yet: its last batches are still queued.
-            self._resident = Resident(loader.dataset, self._memory)
-            self._resident.on_no_room = self._decision.give_up
-            self._resident.begin()
-        return self._resident
+    def _begun(self, loader: CachedLoader) -> Resident:
+        before, resident = self.resident, self.resident_of(loader)
+        if resident is not before:  # which is not ended yet: its last batches are still queued
+            resident.begin()
+        return resident
 
 
 def _problem(device: Device) -> str:
@@ -235,7 +200,7 @@ class Feeder(Ahead[DeviceBatch]):
         depth: int = 2,
         draw: Draw | None = None,
         first: int = 0,
-        resident: Resident | Residence | None = None,
+        resident: Resident | TrainingResidence | None = None,
     ) -> None:
         """Take a CachedLoader, or an iterable of host batches. The thread starts when the context is entered.
 
@@ -325,7 +290,7 @@ def parts(
     *,
     pin_memory: bool = False,
     processes: Processes = ALONE,
-    residence: Residence | None = None,
+    residence: TrainingResidence | None = None,
 ) -> Iterator[Any]:
     """Yield all batches from step `first_step` on, on the host, each as `accumulate` parts.
 

@@ -19,7 +19,7 @@ from tpucache.training.data import RunData, begin, prepare_data
 from tpucache.training.defaults import Custom, decide_settings
 from tpucache.training.device import Device
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
-from tpucache.training.feed import Execution, Feeder, Residence, drawer, parts, take_execution
+from tpucache.training.feed import Execution, Feeder, TrainingResidence, drawer, parts, take_execution
 from tpucache.training.forward import IMAGENET
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learner import Learner
@@ -270,20 +270,20 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
     return pace, stopped
 
 
-def _open_residence(run: _Loop) -> Residence:
+def _open_residence(run: _Loop) -> TrainingResidence:
     learner, data = run.learner, run.data
     train_set = learner.task.as_learned(data.train_set)
     valid_set = None if data.valid_set is None else learner.task.as_learned(data.valid_set)
-    return Residence(run.options.resident, learner.settings, train_set, learner.device, valid_set)
+    return TrainingResidence(run.options.resident, learner.settings, train_set, learner.device, valid_set)
 
 
-def _decide_residence(run: _Loop, residence: Residence) -> bool:
+def _decide_residence(run: _Loop, residence: TrainingResidence) -> bool:
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
     return becomes_resident
 
 
-def _feeder(run: _Loop, residence: Residence) -> Feeder:
+def _feeder(run: _Loop, residence: TrainingResidence) -> Feeder:
     settings, device, steps = run.learner.settings, run.learner.device, run.state.steps
     train_set, processes = run.learner.task.as_learned(run.data.train_set), device.processes
     epochs, pin_memory = run.plan.epochs, device.pin_memory
@@ -292,7 +292,7 @@ def _feeder(run: _Loop, residence: Residence) -> Feeder:
     return Feeder(batches, device, draw=draw, first=first, resident=residence)
 
 
-def _compile_validation(run: _Loop, residence: Residence) -> None:
+def _compile_validation(run: _Loop, residence: TrainingResidence) -> None:
     """While the cache is being built, compile on training samples, as validation samples come later."""
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
@@ -326,7 +326,7 @@ def _take_steps(run: _Loop, execution: Execution) -> None:
     learner.device.step_end()  # only now is the graph sent to the device
 
 
-def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
+def _end_epoch(run: _Loop, pace: Pace, residence: TrainingResidence) -> None:
     """If the run has to stop during the evaluation, the state stays as it was."""
     learner, data, state = run.learner, run.data, run.state
     run.losses.settle()
@@ -346,7 +346,7 @@ def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
 
 
 def _evaluate(
-    run: _Loop, valid_set: CachedDataset | None, residence: Residence
+    run: _Loop, valid_set: CachedDataset | None, residence: TrainingResidence
 ) -> tuple[dict[str, float], Scores | None]:
     """Return ({}, None) without validation samples."""
     if valid_set is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tpucache.ondevice.resident import RecordSlots, Resident, SentBatch, Tile
+    from tpucache.ondevice.resident import RecordBatch, RecordSlots, Resident, Tile
 
 Result = TypeVar("Result")
 #: Returns a batch's mean loss, and the share of its targets that count in the mean; None where all count.
@@ -270,7 +270,7 @@ class ResidentRows:
     """
 
     resident: Resident
-    sent: SentBatch
+    sent: RecordBatch
 
     def receive(self, written: Callable[[], None]) -> Any:
         """Write the records in `sent` to their rows; `written` and the result are as in `Resident.receive_or_read`."""
