@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pages import DOCS, blocks
 from patience import PATIENCE
 
 from tpucache import Recipe, build_cache
 
 pytestmark = pytest.mark.slow
 
-DOCS = Path(__file__).parents[2] / "docs"
 #: What the page leaves to its reader: a step, and a network.
 OWN = """
 import jax
@@ -46,8 +45,7 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.thorough
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
 def test_the_page_about_jax_runs_with_numpy_and_jax_alone(packed, tmp_path, jax_alone):
-    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "jax.md").read_text(), re.DOTALL | re.MULTILINE)
-    program = OWN + "\n".join(blocks)
+    program = OWN + "\n".join(text for language, text in blocks(DOCS / "jax.md") if language == "python")
     program = program.replace("kaggle:you/birds-at-224", str(packed)).replace("1024", "32")
     (tmp_path / "page.py").write_text(program)
     done = succeeded([sys.executable, "page.py"], jax_alone, tmp_path)

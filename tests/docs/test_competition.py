@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-import shlex
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pages import run_blocks
 
 from tpucache import CachedDataset
-from tpucache.cli import main
 from tpucache.training.model import build_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "competition.md"
 CLASSES = ("ant", "bee", "cat", "dog")
 
 
@@ -65,15 +62,7 @@ def values_of(rows):
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_competition_works_word_by_word(competition):
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    for language, text in blocks:
-        if language == "python":
-            exec(compile(text, PAGE.name, "exec"), {})
-            continue
-        for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line)[1:]
-            assert main(words) == 0, words
-
+    run_blocks("competition.md")
     run, cache = Path("runs/cnn"), CachedDataset("cache/train")
     folds = np.asarray(cache.table["fold"])
     images, expected = images_of(cache), np.empty((len(cache), 4))

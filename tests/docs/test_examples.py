@@ -1,6 +1,6 @@
 """What the pages show works: commands parse, Python compiles, calls bind, links lead somewhere, tests are found.
 
-The quick start and the page for agents are also run from top to bottom.
+The quick start and the pages for agents and about text are also run from top to bottom.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import blocks, commands, run_blocks
 from patience import PATIENCE
 
 import tpucache
@@ -24,7 +24,6 @@ from tpucache.cli import main, make_parser
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "format.md")
 PAGES = [ROOT / "README.md", ROOT / "llms.txt", ROOT / ".github/CONTRIBUTING.md", *DOCS]
-PROG = re.compile("(?:python -m )?tpucache ")
 OURS = re.compile(r"(?:\S*/)?python3? -m (scripts\.[\w.]+)")
 PYTEST = re.compile(r"(?:\S*/)?(?:python3? -m )?pytest(?= )")
 SHELLS = ("sh", "bash", "console")
@@ -33,21 +32,10 @@ COMMANDS = {*PARSER.commands}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """Return the language and the text of every fenced block, in order."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
 def spans(page: Path) -> list[str]:
     """Return every piece of code within a line."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`\n]+)`", text)
-
-
-def commands(text: str, program: re.Pattern[str] = PROG) -> list[list[str]]:
-    """Return the words after the name of a program of each command; a backslash continues a line."""
-    lines = text.replace("\\\n", " ").splitlines()
-    return [shlex.split(line[found.end() :], comments=True) for line in lines if (found := program.match(line))]
 
 
 def shell(page: Path) -> list[str]:
@@ -144,30 +132,35 @@ def test_readme_has_at_most_600_words():
     assert len(words) <= 600
 
 
-def run_blocks(page):
-    """Run the blocks of a page, from top to bottom, in the current folder."""
-    space = {"__name__": "__main__"}
-    for language, text in blocks(ROOT / "docs" / page):
-        if language == "python":
-            exec(compile(text, page, "exec"), space)
-        for words in commands(text) if language == "sh" else ():
-            assert main(words) == 0, words
+@pytest.fixture
+def here(photos, tmp_path, monkeypatch):
+    """The working folder, with the photographs of a page."""
+    shutil.copytree(photos, tmp_path / "photos" / "train")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.slow
-def test_what_agents_are_told_works_word_by_word(photos, tmp_path, monkeypatch, capsys):
-    shutil.copytree(photos, tmp_path / "photos" / "train")
-    monkeypatch.chdir(tmp_path)
+def test_what_agents_are_told_works_word_by_word(here, capsys):
     run_blocks("agents.md")
     assert "130 20 20" in capsys.readouterr().out
-    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 151
+    assert len((here / "predictions.csv").read_text().splitlines()) == 151
+
+
+@pytest.mark.slow
+def test_the_page_about_text_works_word_by_word(here, capsys):
+    run_blocks("text.md", "--jobs", "1")
+    out = capsys.readouterr().out
+    assert float(re.search(r"LSTM: ([\d.]+) right", out)[1]) > 0.9
+    before, after = map(float, re.search(r"BERT: loss ([\d.]+) before, ([\d.]+) after", out).groups())
+    assert after < before / 2
+    assert "cache/reviews: finished in" in out
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsys):
-    shutil.copytree(photos, tmp_path / "photos" / "train")
-    monkeypatch.chdir(tmp_path)
+def test_the_quick_start_works_word_by_word(here, capsys):
     run_blocks("quickstart.md")
     out = capsys.readouterr().out
     assert "450 records: the clean one and 2 augmented variants of each" in out
@@ -177,9 +170,7 @@ def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsy
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_the_example_of_the_kaggle_page_publishes_to_the_stand_in(photos, tmp_path, monkeypatch, capsys):
-    shutil.copytree(photos, tmp_path / "photos" / "train")
-    monkeypatch.chdir(tmp_path)
+def test_the_example_of_the_kaggle_page_publishes_to_the_stand_in(here, monkeypatch, capsys):
     shown = [words for _, text in blocks(ROOT / "docs/kaggle.md") for words in commands(text)]
     (example,) = [words for words in shown if "kaggle:ann/my-photographs" in words]
     with KaggleServer().running() as server:
@@ -189,12 +180,12 @@ def test_the_example_of_the_kaggle_page_publishes_to_the_stand_in(photos, tmp_pa
         files = server.files("ann/my-photographs")
     assert "kaggle:ann/my-photographs: 150 samples" in capsys.readouterr().out
     for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    data = tpucache.CachedDataset(tmp_path)
+        (here / name).write_bytes(data)
+    data = tpucache.CachedDataset(here)
     assert len(data) == 150
     assert 'CachedDataset("kaggle:ann/my-photographs"' in files["README.md"].decode()
     assert "Licence: not stated yet" in files["README.md"].decode()
-    assert not (tmp_path / "build").exists()
+    assert not (here / "build").exists()
 
 
 def test_no_message_and_no_page_installs_tpucache_from_an_index():

@@ -14,7 +14,6 @@ import zstandard
 from tpucache import Recipe, build_cache
 from tpucache.store.codecs import coefficients, yuv420
 from tpucache.store.codecs.coefficients import CoefficientLayout
-from tpucache.warmup.sources.source import Item, Listing, Sample
 
 # ITU-T T.81, tables K.1 and K.2, in the zigzag order in which JPEG files store them.
 LUMA = """16 11 12 14 12 10 16 14 13 14 18 17 16 19 24 40 26 24 22 22 24 49 35 37 29 40 58 51 61 60 57 51
@@ -23,123 +22,92 @@ CHROMA = "17 18 18 24 21 24 47 26 26 47 99 66 56 66" + " 99" * 50
 
 
 def table_of(numbers, quality):
-    """Return Q[u][v] of a table in zigzag order."""
-    diagonals = sorted(
-        ((u, v) for u in range(8) for v in range(8)), key=lambda at: (sum(at), at[0] if sum(at) % 2 else at[1])
-    )
+    """Return Q[u, v] of a table in zigzag order."""
+    places = sorted(np.ndindex(8, 8), key=lambda at: (sum(at), at[0] if sum(at) % 2 else at[1]))
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
-    table = {
-        at: min(255, max(1, (int(t) * scale + 50) // 100)) for at, t in zip(diagonals, numbers.split(), strict=True)
-    }
+    table = np.zeros((8, 8), np.int64)
+    for at, number in zip(places, numbers.split(), strict=True):
+        table[at] = min(255, max(1, (int(number) * scale + 50) // 100))
     table[0, 0] = max(2, table[0, 0])
     return table
 
 
-def signed(number, bits):
-    return number - (1 << bits) if number >> (bits - 1) else number
+def doubled(plane):
+    """Return a plane with twice as many rows."""
+    padded = np.pad(plane, ((1, 1), (0, 0)), mode="edge")
+    return np.stack([3 * plane + padded[:-2], 3 * plane + padded[2:]], 1).reshape(-1, plane.shape[1]) / 4
 
 
-def doubled(rows):
-    """Return rows of samples, twice as many."""
-    out = []
-    for k, row in enumerate(rows):
-        before, after = rows[max(k - 1, 0)], rows[min(k + 1, len(rows) - 1)]
-        out.append([(3 * a + b) / 4 for a, b in zip(row, before, strict=True)])
-        out.append([(3 * a + b) / 4 for a, b in zip(row, after, strict=True)])
-    return out
+def to_pixels(values):
+    return np.clip(np.rint(values), 0, 255)
 
 
-def turned(rows):
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def to_colours(luma, blue, red, height, width):
-    pixels = []
-    for y in range(height):
-        for x in range(width):
-            a, b, c = luma[y][x], blue[y][x], red[y][x]
-            pixels.append((a + 1.402 * c, a - 0.344136 * b - 0.714136 * c, a + 1.772 * b))
-    return np.clip(np.rint(np.array(pixels)), 0, 255).reshape(height, width, 3)
+def to_colours(luma, chroma):
+    blue, red = (plane[: luma.shape[0], : luma.shape[1]] for plane in chroma)
+    return to_pixels(np.stack([luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue], 2))
 
 
 def decode_coefficients(packed, height, width, channels, quality, chroma):
     step = 2 if channels == 3 and chroma == "420" else 1
-    block_rows, block_columns = -(-height // (8 * step)), -(-width // (8 * step))
-    planes = [(block_rows * step, block_columns * step, table_of(LUMA, quality))]
-    planes += [(block_rows, block_columns, table_of(CHROMA, quality))] * (channels - 1)
-    parts = [
-        {(u, i, v, j): 0 for u in range(8) for i in range(rows) for v in range(8) for j in range(columns)}
-        for rows, columns, _ in planes
-    ]
-    lows, highs = [], []
-    for (_, _, table), c in zip(planes, parts, strict=True):
-        w = [1 + max((v for v in range(8) if table[u, v] <= (16 if u == v == 0 else 8)), default=-1) for u in range(8)]
-        lows += [(c, at) for at in c]
-        highs += [(c, at) for at in c if at[2] < w[at[0]]]
-    for (c, at), byte in zip(lows, packed, strict=False):
-        c[at] = signed(byte, 8)
-    rest = packed[len(lows) :]
-    assert len(rest) == (len(highs) + 1) // 2
-    nibbles = [byte & 15 for byte in rest] + [byte >> 4 for byte in rest]
-    for (c, at), nibble in zip(highs, nibbles, strict=False):
-        c[at] += 256 * signed(nibble, 4)
-    samples = []
-    for (rows, columns, table), c in zip(planes, parts, strict=True):
-        for i in range(rows):
-            for j in range(1, columns):
-                c[0, i, 0, j] += c[0, i, 0, j - 1]
-        wave = [
-            [(0.5 if u else math.sqrt(1 / 8)) * math.cos((2 * y + 1) * u * math.pi / 16) for y in range(8)]
-            for u in range(8)
-        ]
-        samples.append(
-            [
-                [
-                    sum(
-                        wave[u][y % 8] * wave[v][x % 8] * table[u, v] * c[u, y // 8, v, x // 8]
-                        for u in range(8)
-                        for v in range(8)
-                    )
-                    for x in range(8 * columns)
-                ]
-                for y in range(8 * rows)
-            ]
-        )
-    luma = [[value + 128 for value in row] for row in samples[0]]
+    rows, columns = (-(-side // (8 * step)) for side in (height, width))
+    planes = [(rows * step, columns * step, table_of(LUMA, quality))]
+    planes += [(rows, columns, table_of(CHROMA, quality))] * (channels - 1)
+    bounds = np.cumsum([64 * rows * columns for rows, columns, _ in planes])
+    *lows, rest = np.split(np.frombuffer(packed, np.uint8), bounds)
+    nibbles = (np.concatenate([rest & 15, rest >> 4]) ^ 8) - np.int64(8)
+    samples, used = [], 0
+    wave = np.cos((2 * np.arange(8)[:, None] + 1) * np.arange(8) * math.pi / 16) / 2
+    wave[:, 0] = math.sqrt(1 / 8)
+    for (rows, columns, table), low in zip(planes, lows, strict=True):
+        c = low.view(np.int8).astype(np.int64).reshape(8, rows, 8, columns)
+        for u in range(8):
+            w = 1 + max((v for v in range(8) if table[u, v] <= (16 if u == v == 0 else 8)), default=-1)
+            end = used + rows * w * columns
+            c[u, :, :w] += 256 * nibbles[used:end].reshape(rows, w, columns)
+            used = end
+        c[0, :, 0] = c[0, :, 0].cumsum(1)
+        samples.append(np.einsum("yu,xv,uv,uivj->iyjx", wave, wave, table, c).reshape(8 * rows, 8 * columns))
+    assert len(rest) == (used + 1) // 2
+    luma = samples[0][:height, :width] + 128
     if channels == 1:
-        return np.clip(np.rint(np.array(luma)), 0, 255)[:height, :width, None]
-    blue, red = (turned(doubled(turned(doubled(plane)))) if step == 2 else plane for plane in samples[1:])
-    return to_colours(luma, blue, red, height, width)
+        return to_pixels(luma)[..., None]
+    return to_colours(luma, [doubled(doubled(plane).T).T if step == 2 else plane for plane in samples[1:]])
 
 
 def decode_sparse(form, size, packing):
     """Return the packed bytes of a sparse form."""
-    groups = -(-size // 64)
-    rest = iter(form[groups:])
-    mask = [next(rest) if byte >> b & 1 else 0 for byte in form[:groups] for b in range(8)]
-    bits = [byte >> b & 1 for byte in mask for b in range(8)]
+
+    def take(count):
+        nonlocal form
+        taken, form = np.split(form, [count])
+        return taken
+
+    def spread(bits, values):
+        found = np.zeros(len(bits), np.uint8)
+        found[bits == 1] = values
+        return found
+
+    form = np.frombuffer(form, np.uint8)
+    bits = np.unpackbits(take(-(-size // 64)), bitorder="little")
+    bits = np.unpackbits(spread(bits, take(bits.sum())), bitorder="little")
+    count = int(bits.sum())
     if packing == "nibbles":
-        pairs = [next(rest) for _ in range(-(-sum(bits) // 2))]
-        nibbles = [pairs[k // 2] >> 4 * (k % 2) & 15 for k in range(sum(bits))]
-        rest = iter([signed(nibble, 4) & 255 if nibble else next(rest) for nibble in nibbles] + list(rest))
-    packed = [next(rest) if bit else 0 for bit in bits]
-    assert next(rest, None) is None
-    return bytes(packed[:size])
+        pairs = take(-(-count // 2))
+        nibbles = np.stack([pairs & 15, pairs >> 4], 1).ravel()[:count]
+        values = np.where(nibbles > 7, nibbles + 240, nibbles)
+        values[nibbles == 0] = take((nibbles == 0).sum())
+    else:
+        values = take(count)
+    assert not len(form)
+    return spread(bits, values)[:size].tobytes()
 
 
 def decode_planes(packed, height, width):
-    half_rows, half_columns = -(-height // 2), -(-width // 2)
-    luma = [list(packed[y * width : (y + 1) * width]) for y in range(height)]
-    chroma, start = [], height * width
-    for _ in range(2):
-        rows = [
-            [value - 128 for value in packed[start + y * half_columns : start + (y + 1) * half_columns]]
-            for y in range(half_rows)
-        ]
-        chroma.append(turned(doubled(turned(doubled(rows)))))
-        start += half_rows * half_columns
-    blue, red = chroma
-    return to_colours(luma, blue, red, height, width)
+    half = -(-height // 2), -(-width // 2)
+    area, part = height * width, half[0] * half[1]
+    luma, *chroma = np.split(np.frombuffer(packed, np.uint8).astype(float), [area, area + part])
+    chroma = [doubled(doubled(plane.reshape(half) - 128).T).T for plane in chroma]
+    return to_colours(luma.reshape(height, width), chroma)
 
 
 def image_of(height, width, channels):
@@ -164,7 +132,8 @@ def test_packed_coefficients_are_as_the_page_says(shape, quality, chroma):
 def test_a_cache_is_as_the_page_says(tmp_path, codec, packing):
     """Manifest, index and shards are read with json, numpy and pread alone."""
     images = image_of(20, 9, 3), image_of(20, 9, 3)[::-1].copy()
-    build_cache(Two(images), tmp_path / "cache", Recipe(size=(20, 9), codec=codec), jobs=1)
+    recipe = Recipe(size=(20, 9), codec=codec)
+    build_cache([(image, 0) for image in images], tmp_path / "cache", recipe, jobs=1)
     manifest = json.loads((tmp_path / "cache" / "manifest.json").read_text())
     index = np.load(tmp_path / "cache" / "index.npy")
     (field,) = manifest["fields"]
@@ -184,19 +153,6 @@ def test_a_cache_is_as_the_page_says(tmp_path, codec, packing):
         assert packed == coefficients.pack(image, layout)
         ours = coefficients.unpack(packed, layout)
         assert np.abs(decode_coefficients(packed, 20, 9, 3, field["quality"], field["chroma"]) - ours).max() <= 1
-
-
-class Two:
-    """A source of images."""
-
-    def __init__(self, images):
-        self.images = images
-
-    def list(self):
-        return Listing([Sample(number, str(number)) for number in range(len(self.images))])
-
-    def load(self, sample):
-        return Item({"image": self.images[sample.number]})
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 6), (7, 5)])

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
+from pages import DOCS, blocks
 from thorough import thorough
 
-PAGE = Path(__file__).parents[2] / "docs" / "loop.md"
+from tpucache.training import TrainSettings
+
+CODE = [text for language, text in blocks(DOCS / "loop.md") if language == "python"]
 PLAIN = "open_device()"
-
-
-def blocks():
-    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [PLAIN, *thorough(pytest.param('open_device("xla")', marks=pytest.mark.xla))])
 def test_the_loop_of_the_page_trains(cache, tmp_path, device, xla_forks, xla_flags):
-    code, *_ = blocks()
+    code = CODE[0]
     assert PLAIN in code
     (tmp_path / "loop.py").write_text(code.replace(PLAIN, device))
     (tmp_path / "cache").mkdir()
@@ -56,9 +53,10 @@ def test_the_watchers_of_the_page_send_losses_and_epochs(cache, tmp_path, monkey
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "train").symlink_to(cache)
     monkeypatch.chdir(tmp_path)
-    for module, code in zip((wandb, mlflow), blocks()[1:], strict=True):
+    for module, code in zip((wandb, mlflow), CODE[1:], strict=True):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(code, {})
+        assert '"cnn", "cache/train", 0.2, ' in code
+        exec(code.replace("0.2, ", "0.2, TrainSettings(epochs=2), "), {"TrainSettings": TrainSettings})
     assert sent["wandb"].pop() == "end"
     for rows in sent.values():
         steps = [step for step, values in rows if "loss" in values]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 
 import pytest
+from pages import DOCS, blocks, commands
 
 from tpucache.cli import main
 from tpucache.store.manifest import Manifest
 
 layouts = pytest.importorskip("layouts", exc_type=ImportError)  # it writes with libraries that may not be installed
 
-PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
-COMMANDS = [
-    shlex.split(line)[1:]
-    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.startswith("tpucache warmup")
-]
+SHOWN = [words for language, text in blocks(DOCS / "sources.md") if language == "sh" for words in commands(text)]
+COMMANDS = [words for words in SHOWN if words[0] == "warmup"]
 
 
 def test_each_layout_has_its_command():

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import DOCS, blocks, commands
 
 from tpucache.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = DOCS / "training.md"
 SMALL = ["--backend", "torch", "--cores", "1", "--epochs", "1", "--batch-size", "32", "--model", "cnn"]
 
 
@@ -25,7 +24,7 @@ def page(cache, tmp_path, monkeypatch, short_runs):
         (tmp_path / "cache" / name).symlink_to(cache)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return blocks(PAGE)
 
 
 @pytest.mark.slow
@@ -34,11 +33,10 @@ def test_the_commands_of_the_page_work_one_after_another(page, tmp_path):
     (tmp_path / "simclr.py").write_text(step)
     try:
         for text in (text for language, text in page if language == "sh"):
-            for line in text.replace("\\\n", " ").splitlines():
-                program, *words = shlex.split(line)
-                if program == "tpucache" and "timm:" not in line:  # which may not be installed
+            for words in commands(text):
+                if not any(word.startswith("timm:") for word in words):  # which may not be installed
                     small = {"train": SMALL, "predict": ["--backend", "torch"]}.get(words[0], [])
-                    assert main([*words, *small]) == 0, line
+                    assert main([*words, *small]) == 0, words
     finally:
         sys.modules.pop("simclr", None)
     with Path("predictions.csv").open(newline="") as file:

@@ -64,7 +64,7 @@ Path("c.txt").write_text(Path("/kaggle/working/a.txt").read_text() + Path("/cont
         ("sh", "echo no > no\nfalse\necho yes", "+ echo no\n+ false"),
         (
             "python",
-            "from tpucache import CachedDataset\n\nCachedDataset('cache', size=3)",
+            "from tpucache import Recipe\n\nRecipe(sise=3)",
             "unexpected keyword argument",
         ),
     ],

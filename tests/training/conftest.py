@@ -49,6 +49,19 @@ def python(xla_forks: Any, xla_flags: str) -> Callable[..., Run]:
     return run
 
 
+@pytest.fixture
+def on_xla(python: Callable[..., Run], tmp_path: Path) -> Callable[..., str]:
+    """The function `on_xla(code, *arguments, devices=1)`: what a program prints there."""
+
+    def run(code: str, *arguments: object, devices: int = 1) -> str:
+        (tmp_path / "program.py").write_text(code)
+        done = python(tmp_path / "program.py", *arguments, devices=devices)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
 @pytest.fixture(scope="session", autouse=True)
 def all_runs_are_short(short_runs: None) -> None:
     """Of this process; the programs that `python` runs take care of themselves."""

@@ -87,16 +87,14 @@ def number_eval(model, batch):
     return functional.one_hot(model(batch["image"]).argmax(1), 4)
 
 
-def square_mask_step(model, batch):
-    """Fail unless the mask lies where the image is bright, by its channel alone."""
-    assert batch["mask"].shape[1:] == (16, 16, 1)
-    bright = batch["image"].mean(1) > batch["image"].mean((1, 2, 3)).view(-1, 1, 1)
-    agreement = (bright == (batch["mask"][..., 0] == 1)).float().mean()
-    if agreement < 0.95:
-        raise RuntimeError(f"mask and image agree in {agreement:.2f}")
-    return model(batch["image"]).square().mean()
-
-
 def dense(outputs):
     """One 1x1 convolution: a score a class and pixel."""
     return nn.Conv2d(3, outputs, 1)
+
+
+def seven(outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 7))
+
+
+def flat(outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(99, outputs))

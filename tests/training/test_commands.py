@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-import json
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
+from running import command, last_of, report_of
 from thorough import thorough
 
-from tpucache.cli import main, make_parser
+from tpucache.cli import make_parser
 from tpucache.errors import UsageError
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("short_runs")
+from tpucache.training import loop
 
 COUNT: Final = 24
 #: What users' code the options name, as a module of this name.
@@ -65,19 +65,14 @@ def spread(predictions, labels):
 class Case(NamedTuple):
     """A use of an option: its value, what else is given, and a file that it leaves if it changes no figure.
 
-    It is compared with a run without the option, or with the value `other`. Paths begin at {folder}.
+    It is compared with a run without the option, or with the value `other`. Paths begin at {folder}, {begun} is a run.
     """
 
-    value: str | None = None
+    value: str = ""
     given: tuple[str, ...] = ()
     file: str | None = None
     other: str | None = None
     cache: str = "classes"
-
-    def both(self, name: str, places: Mapping[str, Path], folder: Path) -> tuple[list[str], list[str]]:
-        """Return the words of both runs."""
-        value = [] if self.value is None else [self.value.format(folder=folder, begun=places["begun"])]
-        return [name, *value], [] if self.other is None else [name, self.other]
 
 
 _HALF: Final = ("--valid", "0.5")
@@ -164,17 +159,6 @@ REFUSED: Final = (
 _PLAIN: Final = {"--config", "--help", "--help-all", "--json", "--run", "--run-dir"}
 
 
-class Given(NamedTuple):
-    """What the loop is given."""
-
-    run: Path
-    settings: Any
-    train_set: Any
-    valid_set: Any
-    device: Any
-    options: Any
-
-
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """A cache of classes with folds and columns, one of masks, and a run that has begun."""
@@ -191,37 +175,29 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]
         (folder / f"{name}.csv").write_text("\n".join(table) + "\n")
     made = ("--size", "64", "--codec", "dct-lz4", "--jobs", "1")
     columns = ("--label-col", "label", "--fold-col", "fold", "--keep", "extra", "--keep", "more")
-    assert main(["warmup", str(folder / "classes.csv"), str(folder / "classes"), *made, *columns]) == 0
-    assert main(["warmup", str(folder / "masks.csv"), str(folder / "masks"), *made, "--mask-col", "mask"]) == 0
+    for name, own in (("classes", columns), ("masks", ("--mask-col", "mask"))):
+        assert command("warmup", folder / f"{name}.csv", folder / name, *made, *own) == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        begun = folder / "begun"
-        assert train(folder / "classes", begun, "--seed", "7") == 0
-        yield {"classes": folder / "classes", "masks": folder / "masks", "begun": begun}
+        assert train(folder / "classes", folder / "begun", "--seed", "7") == 0
+        yield {name: folder / name for name in ("classes", "masks", "begun")}
 
 
 def train(cache: Path, run: Path, *words: str) -> int:
     """Train with small settings, which the words may replace."""
-    small = {"--model": f"{MODULE}:tiny", "--epochs": "2", "--batch-size": "8", "--backend": "torch"}
-    others = [word for name, value in small.items() if name not in words for word in (name, value)]
+    small = f"--model {MODULE}:tiny --epochs 2 --batch-size 8 --backend torch"
     try:
-        return main(["train", str(cache), "--run", str(run), *others, *words])
+        return command("train", cache, "--run", run, *small.split(), *words)
     except SystemExit as ended:
         return int(ended.code or 0)
 
 
 def outcome(run: Path) -> list[Any]:
-    """Return what a run has computed: losses, weights, metrics, which of them it watched, and when it ended."""
-    from tpucache.training.run.report import read_report
-    from tpucache.training.run.saved import load_last
-
+    """Return what a run has computed: losses, metrics, which of them it watched, when it ended, and weights."""
     folder = min(run.rglob("last.pt")).parent  # of the first fold, where there are several
-    report = read_report(folder)
-    assert report is not None
-    timed = ("images_per_second", "waited", "device_idle")
-    rows = [{name: value for name, value in row.items() if name not in timed} for row in report.epochs]
-    weights = {name: value.tolist() for name, value in load_last(folder)["learner"]["model"].items()}
-    return [list(report.losses), rows, weights, report.watched, report.best_epoch, report.stopped_early]
+    report = report_of(folder)
+    weights = {name: value.tolist() for name, value in last_of(folder)["learner"]["model"].items()}
+    return [*(report[name] for name in ("losses", "epochs", "watched", "best_epoch", "stopped_early")), weights]
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +213,13 @@ def without(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return computed
 
 
+def uses(name: str, places: dict[str, Path], folder: Path) -> tuple[list[str], list[str]]:
+    """Return the words of a use of an option, and those of the run that it is compared with."""
+    case = SEEN[name]
+    words = [name, *case.value.format(folder=folder, begun=places["begun"]).split()]
+    return [*case.given, *words], [*case.given, *([] if case.other is None else [name, case.other])]
+
+
 #: One that changes losses, those that the test below leaves out, and one of those that leave a file.
 USUAL: Final = ("--seed", "--folds", "--cache-dir", "--export")
 
@@ -244,15 +227,12 @@ USUAL: Final = ("--seed", "--folds", "--cache-dir", "--export")
 @pytest.mark.parametrize("name", [*USUAL, *thorough(*(name for name in SEEN if name not in USUAL))])
 def test_an_option_changes_what_a_run_computes_or_leaves(name, places, without, tmp_path):
     case = SEEN[name]
-    if case.value in ("tensorboard", "safetensors") or name == "--tensorboard":
-        pytest.importorskip(case.value or "tensorboard")
-    words, before = case.both(name, places, tmp_path)
-    cache, run = places[case.cache], tmp_path / "run"
-    assert train(cache, run, *case.given, *words) == 0
-    if case.file is not None:
+    cache, run, (words, before) = places[case.cache], tmp_path / "run", uses(name, places, tmp_path)
+    assert train(cache, run, *words) == 0
+    if case.file is None:
+        assert outcome(run) != without(cache, *before)
+    else:
         assert Path(case.file.format(folder=tmp_path)).exists()
-        return
-    assert outcome(run) != without(cache, *case.given, *before)
 
 
 #: These are not among what `train` of the loop is given.
@@ -262,10 +242,10 @@ ELSEWHERE: Final = ("--folds", "--export", "--cache-dir")
 @pytest.fixture
 def seen(monkeypatch):
     """What the loop is given, which is not carried out."""
-    found: list[Given] = []
+    found, signature = [], inspect.signature(loop.train)
 
     def record(*given: Any) -> None:
-        found.append(Given(*given))
+        found.append(SimpleNamespace(**signature.bind(*given).arguments))
         raise UsageError("this is seen")
 
     monkeypatch.setattr("tpucache.training.loop.train", record)
@@ -274,8 +254,8 @@ def seen(monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in SEEN if name not in ELSEWHERE])
 def test_an_option_changes_what_the_loop_is_given(name, places, tmp_path, seen):
-    for words in SEEN[name].both(name, places, tmp_path):
-        assert train(places[SEEN[name].cache], tmp_path / "run", *SEEN[name].given, *words) == 2
+    for words in uses(name, places, tmp_path):
+        assert train(places[SEEN[name].cache], tmp_path / "run", *words) == 2
     one, other = (
         [given.settings, len(given.train_set), given.valid_set is None, given.options.tensorboard] for given in seen
     )
@@ -287,10 +267,8 @@ def test_an_option_of_how_it_is_carried_out_reaches_the_loop(name, places, tmp_p
     values, holds = CARRIED_OUT[name]
     words = [word.format(folder=tmp_path) for word in (name, *values)]
     backend = [] if name in ("--device", "--compile", "--processes", "--backend") else ["--backend", "torch"]
-    command = ["train", str(places["classes"]), "--run", str(tmp_path / "run"), "--model", "cnn", *backend, *words]
-    assert main(command) == 2
-    (given,) = seen
-    assert holds(given)
+    assert command("train", places["classes"], "--run", tmp_path / "run", "--model", "cnn", *backend, *words) == 2
+    assert holds(*seen)
 
 
 @pytest.mark.parametrize(("words", "named"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
@@ -304,7 +282,7 @@ def test_no_option_is_left_out_here():
     names = {name for action in make_parser().commands["train"].actions for name in action.option_strings}
     long = {name for name in names if name.startswith("--") and not name.startswith("--no-")}
     refused = {word for words, _ in REFUSED for word in words if word.startswith("--")}
-    of_sources = {"--cache", "--build"}  # test_train_source.py
+    of_sources = {"--cache", "--build"}  # test_source.py
     assert long - _PLAIN - of_sources <= {*SEEN, *CARRIED_OUT, *refused}
     assert {*SEEN, *CARRIED_OUT} <= names
 
@@ -316,53 +294,6 @@ def test_a_cache_to_validate_on_at_a_url_is_kept_where_the_option_says(places, t
 
 
 def test_a_folder_is_read_like_a_url_by_preview_too_where_the_option_says(places, tmp_path):
-    kept, sheet = tmp_path / "kept", tmp_path / "sheet.png"
-    assert main(["preview", str(places["classes"]), "-o", str(sheet), "--cache-dir", str(kept)]) == 0
+    kept = tmp_path / "kept"
+    assert command("preview", places["classes"], "-o", tmp_path / "sheet.png", "--cache-dir", kept) == 0
     assert any(path.is_file() for path in kept.rglob("*"))
-
-
-@pytest.fixture(scope="module")
-def run(cache, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    arguments = ["train", cache, "--run", folder, "--backend", "eager", "--model", "cnn", "--epochs", 1]
-    assert main([*map(str, arguments), "--batch-size", "50"]) == 0
-    return folder
-
-
-def predict(*arguments):
-    return main(["predict", *map(str, arguments), "--backend", "eager"])
-
-
-@pytest.mark.slow
-def test_predict_tells_what_it_did(cache, run, tmp_path, capsys):
-    output = tmp_path / "new" / "out.csv"
-    assert predict(run, run, cache, "-o", output, "--variants", "0,2", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["samples"], report["runs"], report["variants"], report["output"]) == (150, 2, [0, 2], str(output))
-    assert 0 <= report["metrics"]["accuracy"] <= 1
-    assert output.read_text().startswith("sample,path,label,prediction,ant,bee,cat,dog\n")
-    assert predict(run, cache, "-o", output) == 0
-    assert str(output) in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--variants", "9"], 2, "variants"),
-        (["--variants", "none"], 2, "--variants"),
-        (["--cores", "8"], 2, "1 core"),
-        (["--batch-size", "7"], 0, ""),
-        (["."], 1, "holds no run"),
-    ],
-)
-def test_options_that_do_not_fit_end_in_one_line(cache, run, tmp_path, capsys, options, status, message):
-    runs, options = ([tmp_path], []) if options == ["."] else ([run], options)
-    try:
-        found = predict(*runs, cache, "-o", tmp_path / "out.csv", *options)
-    except SystemExit as ended:
-        found = ended.code
-    err = capsys.readouterr().err
-    assert found == status
-    assert message in err
-    assert "Traceback" not in err

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from running import train_on
 from torch import nn
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
@@ -26,9 +27,7 @@ from tpucache.training.defaults import (
     least_share,
 )
 from tpucache.training.device import CpuDevice
-from tpucache.training.loop import train
 from tpucache.training.model import cnn, resnet18
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings, as_decided, settings_from
 from tpucache.training.tasks.classes import Classes
 from tpucache.training.tasks.regression import Regression
@@ -214,7 +213,7 @@ def test_the_batch_of_a_regression_is_the_same_whoever_decides_it(tmp_path, mode
     assert begun.batch == decided.settings.batch == batch
     assert decided.batch.startswith(f"{batch}: default for")
     assert begin(replace(settings, batch_size=16), dataset, device).batch == 16
-    train(tmp_path / "run", settings, dataset, None, device, RunOptions(replay=False))
+    train_on(tmp_path / "run", settings, dataset, device=device)
     assert json.loads((tmp_path / "run" / INFO_NAME).read_text())["settings"]["batch_size"] == batch
 
 

@@ -7,16 +7,13 @@ import math
 
 import pytest
 import torch
+from running import last_of, train_on
 
 from tpucache import CachedDataset, TrainingError
-from tpucache.training.device import CpuDevice
 from tpucache.training.learner import Learner
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=2, batch_size=50, lr=0.01)  # three steps an epoch
-QUICK = RunOptions(replay=False)
 
 
 def spoil(monkeypatch, at):
@@ -40,7 +37,7 @@ def test_a_run_that_diverges_in_its_last_step_ends_with_an_error(cache, tmp_path
     dataset, settings = CachedDataset(cache), dataclasses.replace(LINEAR, ema=ema)
     spoil(monkeypatch, 6)
     with pytest.raises(TrainingError, match=r"after step 6.*diverged.*--lr"):
-        train(tmp_path, settings, dataset, dataset if validated else None, CpuDevice(), QUICK)
+        train_on(tmp_path, settings, dataset, dataset if validated else None)
     assert not (tmp_path / "report.json").exists()
     for name in ("best.pt", "last.pt"):
         content = torch.load(tmp_path / name, weights_only=True)
@@ -51,19 +48,12 @@ def test_a_run_that_diverges_in_its_last_step_ends_with_an_error(cache, tmp_path
 def test_a_checkpoint_within_an_epoch_is_not_replaced_by_weights_that_are_not_finite(cache, tmp_path, monkeypatch):
     spoil(monkeypatch, 2)
     with pytest.raises(TrainingError, match="after step 2"):
-        train(
-            tmp_path,
-            LINEAR,
-            CachedDataset(cache),
-            None,
-            CpuDevice(),
-            dataclasses.replace(QUICK, checkpoint_every=1),
-        )
-    assert torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["steps"] == 1
+        train_on(tmp_path, LINEAR, CachedDataset(cache), checkpoint_every=1)
+    assert last_of(tmp_path)["stand"]["steps"] == 1
 
 
 @pytest.mark.slow
 def test_a_buffer_that_began_infinite_is_no_divergence(cache, tmp_path):
     dataset = CachedDataset(cache)
     settings = dataclasses.replace(LINEAR, model="failing_code:Bounded")
-    assert train(tmp_path, settings, dataset, dataset, CpuDevice(), QUICK).epochs
+    assert train_on(tmp_path, settings, dataset, dataset).epochs

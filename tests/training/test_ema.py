@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tpucache import TrainingError, UsageError
+from tpucache import TrainingError
 from tpucache.training.optimizers import Ema
 
 
@@ -88,12 +88,6 @@ def test_an_average_of_another_model_is_refused():
     for state in ({}, {"average": {}}, Ema(nn.Linear(2, 2)).state_dict()):
         with pytest.raises(TrainingError, match="no moving average of this model"):
             ema.load_state_dict(state)
-
-
-@pytest.mark.parametrize("decay", [0.0, 1.0, -1.0, float("nan")])
-def test_a_decay_that_is_none_is_refused(decay):
-    with pytest.raises(UsageError, match="decay"):
-        Ema(make_model(), decay)
 
 
 class Counting(TorchDispatchMode):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from running import train_on
 
-from tpucache import CachedDataset, UsageError
+from tpucache import CachedDataset
 from tpucache.errors import UnfinishedError
 from tpucache.training.device import CpuDevice
 from tpucache.training.interrupt import StopRequest
@@ -24,11 +25,6 @@ def three_epochs(monkeypatch):
 
     def each(data):
         return TrainSettings(model="cnn", batch_size=8).steps_per_epoch(len(data.train_set))
-
-
-def test_a_run_without_a_time_limit_has_no_number_of_epochs(cache, tmp_path):
-    with pytest.raises(UsageError, match="give --time-limit, too"):
-        train(tmp_path, AUTO, CachedDataset(cache), None, CpuDevice())
 
 
 def test_the_run_is_that_of_the_decided_number_and_keeps_it(cache, tmp_path, three_epochs):
@@ -55,7 +51,7 @@ def test_a_limit_below_one_epoch_is_said(cache, tmp_path, three_epochs, capsys):
 def test_the_pace_is_measured_with_validation(cache, tmp_path):
     data = CachedDataset(cache)
     try:
-        report = train(tmp_path, AUTO, data, data, CpuDevice(), RunOptions(time_limit=5, replay=False))
+        report = train_on(tmp_path, AUTO, data, data, time_limit=2)
     except UnfinishedError:  # a machine may be too slow for it
         return
     assert len(report.epochs) >= 1

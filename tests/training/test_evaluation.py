@@ -5,30 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from running import learner_on, plain_outputs
 from torch.nn import functional
 
 from tpucache import CachedDataset
-from tpucache.training.data import choose_task
-from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate, results
 from tpucache.training.interrupt import Stopped
-from tpucache.training.learner import Learner
 from tpucache.training.settings import TrainSettings
 
 
 def learner_for(dataset, **settings):
-    settings = TrainSettings(model="cnn", batch_size=8, **settings)
-    return Learner(settings, dataset, choose_task(settings, dataset), CpuDevice())
-
-
-def plain_outputs(learner, dataset):
-    """The model's outputs for all samples at once, by nothing but torch."""
-    images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (learner.mean, learner.std))
-    with torch.no_grad():
-        outputs = learner.model.eval()((images - mean) / std)
-    learner.model.train()
-    return outputs
+    return learner_on(TrainSettings(model="cnn", batch_size=8, **settings), dataset)
 
 
 @pytest.mark.slow
@@ -36,7 +23,8 @@ def plain_outputs(learner, dataset):
 def test_metrics_and_predictions_equal_one_pass_of_plain_torch(cache, samples):
     dataset = CachedDataset(cache, indices=range(samples))
     learner = learner_for(CachedDataset(cache))
-    outputs = plain_outputs(learner, dataset)
+    outputs = plain_outputs(learner.model, dataset, learner.mean, learner.std)
+    learner.model.train()
     found = evaluate(learner, dataset)
     assert found["samples"] == samples
     assert found["accuracy"] == pytest.approx((outputs.argmax(1) == dataset.labels).float().mean().item())

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
+from running import TRUST, command, rows_of, train_on
 from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
-from tpucache.cli import main
-from tpucache.training.device import CpuDevice
 from tpucache.training.export import export_runs
-from tpucache.training.loop import train
 from tpucache.training.model import build_model
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = pytest.mark.slow
+
+EAGER = ("--backend", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +35,20 @@ def exported(cache, folder, kind, seeds=(0,), model="cnn"):
     runs = []
     for seed in seeds:
         settings = TrainSettings(model=model, epochs=1, batch_size=8, lr=0.01, seed=seed)
-        train(folder / str(seed), settings, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
+        train_on(folder / str(seed), settings, CachedDataset(cache))
         runs.append(folder / str(seed))
-    out = folder / "out.csv"
-    options = ["-o", out, "--backend", "torch", "--export", kind, *(["--trust", model] if ":" in model else [])]
-    assert main([*map(str, ["predict", *runs, cache, *options])]) == 0
-    with out.open(newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    dataset = CachedDataset(cache)
+    out, dataset = folder / "out.csv", CachedDataset(cache)
+    assert command("predict", *runs, cache, "-o", out, *EAGER, "--export", kind, "--trust", TRUST[0]) == 0
     images = torch.stack([dataset[row][0] for row in range(len(dataset))]).float()
-    return images, np.float32([row[4:] for row in rows]), folder / "out_models"
+    return images, np.float32([[*row.values()][4:] for row in rows_of(out)]), folder / "out_models"
 
 
 @pytest.mark.parametrize("kind", [*thorough("classes"), "regression"])
 def test_onnx_gives_the_predictions_of_pixels_in_its_own_runtime(cache, prices, tmp_path, kind):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    data, seeds, model = {"classes": (cache, (0, 1), "tiny_models:tiny"), "regression": (prices, (0,), "cnn")}[kind]
-    images, expected, models = exported(data, tmp_path, "onnx", seeds, model)
+    data, seeds = {"classes": (cache, (0, 1)), "regression": (prices, (0,))}[kind]
+    images, expected, models = exported(data, tmp_path, "onnx", seeds, TRUST[0])
     card = json.loads((models / "card.json").read_text())
     assert (card["task"], card["normalised_inside"], len(card["models"])) == (kind, True, len(seeds))
     found = 0
@@ -87,12 +81,11 @@ def test_safetensors_and_the_card_give_the_predictions(cache, prices, tmp_path, 
 
 
 def test_train_exports_the_best_weights_when_it_ends(cache, tmp_path, capsys):
-    run = ["train", cache, "--run", tmp_path / "run", "--model", "cnn", "--epochs", "1", "--batch-size", "32"]
-    assert main([*map(str, run), "--backend", "torch", "--export", "safetensors"]) == 0
+    run = ["train", cache, "--run", tmp_path / "run", "--model", "cnn", "--epochs", 1, "--batch-size", 32]
+    assert command(*run, *EAGER, "--export", "safetensors") == 0
     assert f"exported {tmp_path / 'run' / 'export' / 'model-0.safetensors'}" in capsys.readouterr().err
     out = tmp_path / "out.csv"
-    words = ["predict", tmp_path / "run", cache, "-o", out, "--backend", "torch", "--export", "safetensors"]
-    assert main([*map(str, words)]) == 0
+    assert command("predict", tmp_path / "run", cache, "-o", out, *EAGER, "--export", "safetensors") == 0
     for name in ("model-0.safetensors", "card.json"):
         assert (tmp_path / "run" / "export" / name).read_bytes() == (tmp_path / "out_models" / name).read_bytes()
 
@@ -105,7 +98,7 @@ def test_a_folder_of_other_files_is_refused_before_anything_is_trained_or_predic
     run = ["train", cache, "--run", tmp_path / "run", "--model", "cnn", "--epochs", "1", "--export", "safetensors"]
     predict = ["predict", tmp_path / "first" / "0", prices, "-o", tmp_path / "out.csv", "--export", "safetensors"]
     for words, folder in ((run, tmp_path / "run" / "export"), (predict, tmp_path / "out_models")):
-        assert main([*map(str, words), "--backend", "torch"]) == 2
+        assert command(*words, *EAGER) == 2
         assert f"{folder} has files that are no export of tpucache" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["export"]
     assert not (tmp_path / "out.csv").exists()

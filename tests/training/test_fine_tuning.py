@@ -7,41 +7,24 @@ import shutil
 
 import pytest
 import torch
+from running import EndAfter, best_of, last_of, learner_on, predictor_of, train_on
 from stopping import differences, results
 
 from tpucache import CachedDataset, UsageError
-from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
-from tpucache.training.learner import Learner
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
-from tpucache.training.prediction import Predictor
 from tpucache.training.settings import TrainSettings
-from tpucache.training.tasks.find import make_task
 
-QUICK = {"replay": False}
 TINY = {"model": "tiny_models:tiny", "epochs": 1, "batch_size": 16, "lr": 0.05}
 
 
 def run(folder, dataset, *, stop_after=None, **settings):
     """Train on 40 samples and validate on 20, from the beginning to the end or to a number of steps."""
 
-    class Killed(BaseException):
-        pass
-
-    class Watcher:
-        def losses(self, first, values):
-            pass
-
-        def epoch(self, row):
-            if row["epoch"] == stop_after:
-                raise Killed
-
-    options = RunOptions(resume=True, watchers=[Watcher()], checkpoint_every=1, **QUICK)
     parts = dataset.select(range(40)), dataset.select(range(100, 120))
+    settings, ending = TrainSettings(**{**TINY, **settings}), [EndAfter(stop_after)]
     try:
-        return train(folder, TrainSettings(**{**TINY, **settings}), *parts, CpuDevice(), options)
-    except Killed:
+        return train_on(folder, settings, *parts, resume=True, watchers=ending, checkpoint_every=1)
+    except KeyboardInterrupt:
         return None
 
 
@@ -60,14 +43,13 @@ def first(dataset, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_begins_with_the_best_weights_of_another_and_says_so(dataset, first, tmp_path, caplog):
-    device = CpuDevice()
     with caplog.at_level(logging.WARNING, "tpucache"):
         report = run(tmp_path / "second", dataset, weights=str(first), lr=1e-9, freeze=["[01]"])
     assert "9 of the model's 9 tensors are taken over" in caplog.text
-    model = torch.load(tmp_path / "second" / "best.pt", weights_only=True)["model"]
-    expected = torch.load(first / "best.pt", weights_only=True)["model"]
+    model = best_of(tmp_path / "second")["model"]
+    expected = best_of(first)["model"]
     assert all(torch.allclose(model[name], expected[name], atol=1e-6) for name in expected)
-    learner = Learner(TrainSettings(**TINY), dataset, make_task("classes", len(dataset.classes)), device)
+    learner = learner_on(TrainSettings(**TINY), dataset)
     learner.model.load_state_dict(expected)
     loss = evaluate(learner, dataset.select(range(100, 120)))["loss"]
     assert report.epochs[-1]["valid_loss"] == pytest.approx(loss, abs=1e-5)
@@ -75,9 +57,9 @@ def test_a_run_begins_with_the_best_weights_of_another_and_says_so(dataset, firs
 
 def test_what_is_frozen_keeps_its_weights_and_statistics_and_has_no_state(dataset, first, tmp_path):
     run(tmp_path / "second", dataset, weights=str(first), freeze=["0", "1"], ema=0.5, optimizer="adamw")
-    before = torch.load(first / "best.pt", weights_only=True)["model"]
-    last = torch.load(tmp_path / "second" / "last.pt", weights_only=True)["learner"]
-    best = torch.load(tmp_path / "second" / "best.pt", weights_only=True)["model"]
+    before = best_of(first)["model"]
+    last = last_of(tmp_path / "second")["learner"]
+    best = best_of(tmp_path / "second")["model"]
     for name in before:
         assert torch.equal(last["model"][name], before[name]) == (not name.startswith("5."))
         assert torch.equal(best[name], before[name]) == (not name.startswith("5."))
@@ -93,7 +75,7 @@ def test_a_fine_tuning_that_was_killed_needs_the_first_weights_no_more(dataset, 
     shutil.rmtree(source)
     run(tmp_path / "killed", dataset, **settings)
     assert differences(results(tmp_path / "whole"), results(tmp_path / "killed")) == []
-    assert Predictor([tmp_path / "killed"], CpuDevice(), trust=["tiny_models:tiny"]).runs == 1
+    assert predictor_of(tmp_path / "killed").runs == 1
 
 
 def test_more_epochs_of_a_finished_run_are_a_new_run_from_its_weights(dataset, first):

@@ -9,22 +9,14 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from running import plain_outputs, predictor_of
 
 from tpucache import CachedDataset, UsageError
 from tpucache.loading.columns import stratified_split
-from tpucache.training import Predictor, RunOptions, TrainSettings, train
-from tpucache.training.device import CpuDevice
+from tpucache.training import RunOptions, TrainSettings, train
 
 SETTINGS = TrainSettings(epochs=2, batch_size=50, lr=0.01)
 QUICK = RunOptions(replay=False)
-
-
-def outputs_of(model, dataset):
-    statistics = dataset.manifest.statistics
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (statistics.mean, statistics.std))
-    images = torch.stack([dataset[number][0] for number in range(len(dataset))]).float()
-    with torch.no_grad():
-        return model((images - mean) / std)
 
 
 @pytest.mark.slow
@@ -38,9 +30,9 @@ def test_a_function_a_module_and_a_name_give_the_same_run(cache, tmp_path):
     for result in results[1:]:
         assert result.report.losses == results[0].report.losses
         assert result.history == results[0].history
-    assert Predictor([tmp_path / "function"], CpuDevice(), trust=["tiny_models:tiny"]).runs == 1
+    assert predictor_of(tmp_path / "function").runs == 1
     with pytest.raises(UsageError, match="Sequential was given as an object"):
-        Predictor([tmp_path / "module"], CpuDevice())
+        predictor_of(tmp_path / "module")
 
 
 def test_a_fraction_is_validated_on_clean_images_whatever_is_trained_on(cache, tmp_path):
@@ -60,8 +52,10 @@ def test_the_model_that_is_returned_has_the_best_weights(cache):
     parts = dataset.select(range(100)), dataset.select(range(100, 150))
     result = train(tiny_models.tiny, *parts, SETTINGS, options=QUICK)
     best = result.history[result.report.best_epoch - 1]
-    accuracy = (outputs_of(result.model, parts[1]).argmax(1) == parts[1].labels).float().mean().item()
     assert not result.model.training
+    statistics = dataset.manifest.statistics
+    outputs = plain_outputs(result.model, parts[1], statistics.mean, statistics.std)
+    accuracy = (outputs.argmax(1) == parts[1].labels).float().mean().item()
     assert accuracy == pytest.approx(best["valid_accuracy"])
 
 

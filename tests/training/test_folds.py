@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import shutil
 
 import numpy as np
@@ -11,49 +9,32 @@ import pytest
 import tiny_tasks
 import torch
 from PIL import Image
+from running import TRUST, best_of, command, last_of, predictor_of, report_of, rows_of, train_on, with_folds
 from stopping import Killed, Moment, differences
 from thorough import thorough
 
-from tpucache import (
-    CachedDataset,
-    Recipe,
-    TrainingError,
-    UnfinishedError,
-    UsageError,
-    build_cache,
-    report_run,
-)
-from tpucache.cli import main
+from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache, report_run
 from tpucache.loading.columns import fold_split
 from tpucache.runs import fold_folder
 from tpucache.text import seconds_text
+from tpucache.training import (
+    DeviceBatch,
+    RunOptions,
+    TrainSettings,
+    load_checkpoint,
+    open_all_folds,
+    predict,
+    train_folds,
+)
 from tpucache.training.device import CpuDevice
-from tpucache.training.device.base import DeviceBatch
-from tpucache.training.folds import open_all_folds, train_folds
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.loop import train
 from tpucache.training.metrics import mask_metrics
-from tpucache.training.options import PredictOptions, RunOptions
-from tpucache.training.prediction import Predictor, predict
 from tpucache.training.run.report import read_folds, write_folds
-from tpucache.training.settings import TrainSettings
-from tpucache.warmup import TableOptions, relabel_cache
 
-TRUST = ["tiny_models:tiny"]
 SETTINGS = TrainSettings(
     model="tiny_models:tiny", epochs=2, batch_size=8, lr=0.05, metric=("tiny_metrics:second_share",)
 )
 NAMES = ["0", "1"]
-
-
-def with_folds(cache, folder, names):
-    """Return a copy of a cache whose samples are in folds, by turns."""
-    shutil.copytree(cache, folder / "cache")
-    rows = [(path, names[number * 5 // 7 % len(names)]) for number, path in enumerate(CachedDataset(cache).paths)]
-    with (folder / "folds.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "part"), *rows])
-    relabel_cache(folder / "cache", folder / "folds.csv", TableOptions(fold_col="part"))
-    return folder / "cache"
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +62,10 @@ def whole(folded, tmp_path_factory):
     return run, run_all(folded, run, device), moment.count
 
 
-def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def values(path, classes=("ant", "bee", "cat", "dog")):
-    return np.float32([[row[name] for name in classes] for row in read(path)])
-
-
 def files(run):
     """What a run leaves that does not depend on time."""
-    report = json.loads((run / "report.json").read_text())
-    weights = [torch.load(path, weights_only=True) for path in sorted(run.rglob("*.pt"))]
+    report = report_of(run)
+    weights = [load_checkpoint(path) for path in sorted(run.rglob("*.pt"))]
     kept = {name: report[name] for name in ("folds", "mean", "deviation", "out_of_fold", "finished")}
     return {"report": kept, "csv": (run / "out_of_fold.csv").read_bytes()}, weights
 
@@ -104,26 +76,30 @@ def test_each_fold_is_the_run_of_that_fold_alone(folded, whole, tmp_path):
     dataset = CachedDataset(folded)
     split = fold_split(dataset.table, NAMES[1])
     parts = dataset.select(split.train), dataset.select(split.valid)
-    alone = train(tmp_path, SETTINGS, *parts, CpuDevice(), RunOptions(replay=False))
-    for name in ("best.pt", "last.pt"):
-        left, right = (torch.load(each / name, weights_only=True) for each in (tmp_path, run / "fold-1"))
-        assert differences(left, right) == []
+    alone = train_on(tmp_path, SETTINGS, *parts)
+    for saved in (best_of, last_of):
+        assert differences(saved(tmp_path), saved(run / "fold-1")) == []
     row = alone.epochs[alone.best_epoch - 1]
     assert (report.folds[1].fold, report.folds[1].samples) == (NAMES[1], len(split.valid))
     assert {f"valid_{name}": value for name, value in report.folds[1].metrics.items()}.items() <= row.items()
     assert report.wall_seconds == pytest.approx(sum(report.seconds.values()), rel=0.02)
 
 
+def predict_fold(run, cache, folder, fold):
+    words = ("--fold", fold, "--backend", "eager", "--trust", TRUST[0])
+    return command("predict", run, cache, "-o", folder / "out.csv", *words)
+
+
 @pytest.mark.slow
 def test_out_of_fold_predictions_are_those_of_the_model_that_has_not_seen_them(folded, whole, tmp_path):
     run, report, _ = whole
     for name, folder in zip(NAMES, sorted(run.glob("fold-*")), strict=True):
-        arguments = ["predict", folder, folded, "-o", tmp_path / "out.csv", "--fold", name, "--backend", "eager"]
-        assert main([*map(str, arguments), "--trust", *TRUST]) == 0
-        rows = {row["sample"]: row for row in read(tmp_path / "out.csv")}
-        expected = [row for row in read(run / "out_of_fold.csv") if row["sample"] in rows]
+        assert predict_fold(folder, folded, tmp_path, name) == 0
+        rows = {row["sample"]: row for row in rows_of(tmp_path / "out.csv")}
+        expected = [row for row in rows_of(run / "out_of_fold.csv") if row["sample"] in rows]
         assert list(rows.values()) == expected
-    labels, found = CachedDataset(folded).labels.numpy(), values(run / "out_of_fold.csv")
+    labels, classes = CachedDataset(folded).labels.numpy(), ("ant", "bee", "cat", "dog")
+    found = np.float32([[row[name] for name in classes] for row in rows_of(run / "out_of_fold.csv")])
     assert report.out_of_fold["accuracy"] == pytest.approx(np.mean(found.argmax(1) == labels))
     assert report.out_of_fold["second_share"] == pytest.approx(found[:, 1].mean())
 
@@ -152,7 +128,7 @@ def test_killed_anywhere_it_ends_in_the_same_files_and_trains_nothing_twice(fold
 
 def predicting_seconds(report, run):
     """Seconds that are in none of the folds' runs: in all, and the sum of the parts."""
-    runs = [json.loads(path.read_text()) for path in run.glob("fold-*/report.json")]
+    runs = map(report_of, run.glob("fold-*"))
     (wall, parts), *others = ((each["wall_seconds"], sum(each["seconds"].values())) for each in (report, *runs))
     return wall - sum(other[0] for other in others), parts - sum(other[1] for other in others)
 
@@ -164,7 +140,7 @@ def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_pat
     stop = StopRequest(100, clock=lambda: 1000.0 if moment.is_past else 0.0)
     with pytest.raises(UnfinishedError, match="--resume"):
         run_all(folded, tmp_path, device, stop=stop)
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = report_of(tmp_path)
     assert (report["finished"], report["out_of_fold"]) == (False, {})
     assert [fold["finished"] for fold in report["folds"]] == {0.2: [False], 0.7: [True, False], 0.95: [True, True]}[
         share
@@ -173,7 +149,7 @@ def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_pat
     assert before[0] == pytest.approx(before[1], abs=1e-3)
     assert (before[0] > 0) == (share == 0.95)
     run_all(folded, tmp_path)
-    after = predicting_seconds(json.loads((tmp_path / "report.json").read_text()), tmp_path)
+    after = predicting_seconds(report_of(tmp_path), tmp_path)
     assert after[0] == pytest.approx(after[1], abs=1e-3)
     assert after[0] > before[0]
     assert differences(files(tmp_path)[0], files(whole[0])[0]) == []
@@ -183,21 +159,20 @@ def test_a_run_of_folds_predicts_the_mean_of_its_models(folded, whole, tmp_path)
     found = []
     for number, runs in enumerate(([whole[0]], sorted(whole[0].glob("fold-*")))):
         output = tmp_path / f"{number}.csv"
-        predict(Predictor(runs, CpuDevice(), TRUST), [CachedDataset(folded)], output, 8)
+        predict(predictor_of(*runs), [CachedDataset(folded)], output, 8)
         found.append(output.read_bytes())
     assert found[0] == found[1]
 
 
 def test_samples_of_a_fold_that_a_run_may_have_learned_are_told_of(folded, whole, tmp_path, capsys):
     cache = shutil.copytree(folded, tmp_path / "cache")
-    words = ["predict", whole[0] / "fold-0", cache, "-o", tmp_path / "out.csv", "--backend", "eager", "--trust", *TRUST]
-    told = "may have learned from some of them"
-    assert main([*map(str, words), "--fold", "0"]) == 0
+    run, told = whole[0] / "fold-0", "may have learned from some of them"
+    assert predict_fold(run, cache, tmp_path, 0) == 0
     assert told not in capsys.readouterr().err
-    assert main([*map(str, words), "--fold", "1"]) == 0
+    assert predict_fold(run, cache, tmp_path, 1) == 0
     assert f"not validated on the samples and labels that fold 1 has now: it {told}" in capsys.readouterr().err
-    assert main(["relabel", str(cache), "--make-folds", "2", "--seed", "7"]) == 0
-    assert main([*map(str, words), "--fold", "0"]) == 0
+    assert command("relabel", cache, "--make-folds", 2, "--seed", 7) == 0
+    assert predict_fold(run, cache, tmp_path, 0) == 0
     assert told in capsys.readouterr().err
 
 
@@ -214,7 +189,7 @@ def test_one_page_shows_all_folds_and_then_a_part_of_each(folded, whole, tmp_pat
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "fold-1")
     (tmp_path / "run" / "report.json").unlink()
-    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html"), "--valid", str(folded)]) == 0
+    assert command("report", tmp_path / "run", "-o", tmp_path / "page.html", "--valid", folded) == 0
     begun = (tmp_path / "page.html").read_text()
     assert "Not finished: 0 of 2" in begun
     assert begun.count("<article") == 2
@@ -253,37 +228,24 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
         (lambda: run_all(cache, tmp_path / "new", resume=False), UsageError, "no folds"),
         (lambda: run_all(folded, folded, resume=False), UsageError, "is a cache"),
         (lambda: run_all(other, run), UsageError, "has the folds 0, 1, and the cache has 0, 1, 2"),
-        (lambda: run_all(folded, run, settings=faster), UsageError, r"lr 0.05, now 0.1"),
-        (
-            lambda: run_all(folded, tmp_path / "small", resume=False, settings=few),
-            UsageError,
-            "training samples do not make",
-        ),
-        (
-            lambda: train(run, SETTINGS, dataset, dataset, CpuDevice(), RunOptions(resume=True)),
-            UsageError,
-            "a run of all folds: continue it with --folds",
-        ),
-        (lambda: Predictor([tmp_path / "run"], CpuDevice(), TRUST), TrainingError, r"no weights of fold 0, 1 yet"),
-        (
-            lambda: predict(Predictor([run], CpuDevice(), TRUST), [dataset], run / "out_of_fold.csv", 8),
-            UsageError,
-            "is a file of the run",
-        ),
+        (lambda: run_all(folded, run, settings=faster), UsageError, "lr 0.05, now 0.1"),
+        (lambda: run_all(folded, tmp_path / "small", settings=few), UsageError, "training samples do not make"),
+        (lambda: train_on(run, SETTINGS, dataset, dataset, resume=True), UsageError, "continue it with --folds"),
+        (lambda: predictor_of(tmp_path / "run"), TrainingError, "no weights of fold 0, 1 yet"),
+        (lambda: predict(predictor_of(run), [dataset], run / "out_of_fold.csv", 8), UsageError, "is a file of the run"),
         *(
             (lambda sets=sets: open_all_folds(tmp_path / "new", *sets, resume=False), UsageError, words)
-            for sets, words in (
-                *(((dataset, each), "are a selection of") for each in selections),
-                *(((each, dataset), "are a selection of") for each in selections),
-                ((black, dataset), "have other samples"),
+            for words, *sets in (
+                *(("are a selection of", dataset, each) for each in selections),
+                *(("are a selection of", each, dataset) for each in selections),
+                ("have other samples", black, dataset),
             )
         ),
     ):
         with pytest.raises(error, match=words):
             call()
     run_all(other, tmp_path / "small", resume=False)  # nothing had begun there
-    arguments = ["train", folded, "--run", tmp_path / "new", "--folds", "--valid", "0.2", "--backend", "eager"]
-    assert main([*map(str, arguments)]) == 2
+    assert command("train", folded, "--run", tmp_path / "new", "--folds", "--valid", 0.2, "--backend", "eager") == 2
     assert "leave --valid out" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
@@ -297,13 +259,13 @@ def test_maps_are_scored_over_all_folds_and_turned_back_when_mirrored(tmp_path):
     settings = TrainSettings(model="unet", epochs=1, batch_size=4, lr=0.05, task="mask", mask_classes=2)
     report = run_all(cache, tmp_path / "run", settings=settings)
     dataset, counts = CachedDataset(cache), np.zeros((2, 2))
-    for number, row in enumerate(read(tmp_path / "run" / "out_of_fold.csv")):
+    for number, row in enumerate(rows_of(tmp_path / "run" / "out_of_fold.csv")):
         with Image.open(tmp_path / "run" / row["prediction"]) as image:
             found = np.asarray(image).ravel().astype(int)
         np.add.at(counts, (dataset[number]["mask"].numpy().ravel().astype(int), found), 1)
     assert report.out_of_fold == pytest.approx(mask_metrics(counts))
 
-    predictor = Predictor([tmp_path / "run"], CpuDevice(), options=PredictOptions(flip_tta=True))
+    predictor = predictor_of(tmp_path / "run", flip_tta=True)
     images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
     maps, of_mirrored = (
         predictor.predict(DeviceBatch({"image": each}, torch.zeros(2))) for each in (images, images.flip(2))

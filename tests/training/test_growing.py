@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from patience import PATIENCE, wait_for
+from running import best_of, train_on
 from thorough import thorough
 
 from tpucache.adopt.growing import open_or_build
@@ -68,7 +69,7 @@ def growing(source: Pictures, cache: Path) -> tuple[CachedDataset, threading.Thr
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(run / "best.pt", weights_only=True)["model"]
+    found: dict[str, torch.Tensor] = best_of(run)["model"]
     return found
 
 
@@ -76,19 +77,17 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_losses_weights_and_files_are_those_of_a_run_on_the_finished_cache(tmp_path: Path) -> None:
     dataset, build = growing(Pictures(), tmp_path / "cache")
     valid, trained = np.arange(0, SAMPLES, 5), np.flatnonzero(np.arange(SAMPLES) % 5)
-    first = train(tmp_path / "first", SETTINGS, dataset[trained], dataset[valid], CpuDevice(), QUIET)
+    first = train_on(tmp_path / "first", SETTINGS, dataset[trained], dataset[valid])
     build.join(PATIENCE)
     whole, same = CachedDataset(tmp_path / "cache"), replace(SETTINGS, mean=IMAGENET[0], std=IMAGENET[1])
-    second = train(tmp_path / "second", same, whole[trained], whole[valid], CpuDevice(), QUIET)
+    second = train_on(tmp_path / "second", same, whole[trained], whole[valid])
     assert first.losses == second.losses
     assert all(
         torch.equal(one, weights(tmp_path / "second")[name]) for name, one in weights(tmp_path / "first").items()
     )
     infos = [json.loads((tmp_path / run / "run.json").read_text()) for run in ("first", "second")]
     assert infos[0]["training"] == infos[1]["training"]
-    resumed = train(
-        tmp_path / "first", SETTINGS, whole[trained], whole[valid], CpuDevice(), replace(QUIET, resume=True)
-    )
+    resumed = train_on(tmp_path / "first", SETTINGS, whole[trained], whole[valid], resume=True)
     assert resumed.losses == first.losses  # the finished cache is the one that it was begun with
 
 
@@ -103,7 +102,7 @@ def test_a_run_that_stops_before_the_cache_is_finished_saves_no_place_and_begins
     assert not (tmp_path / "run" / "last.pt").exists()
     source.gate.set()
     build.join(PATIENCE)
-    report = train(tmp_path / "run", SETTINGS, dataset[:32], None, CpuDevice(), replace(QUIET, resume=True))
+    report = train_on(tmp_path / "run", SETTINGS, dataset[:32], resume=True)
     assert len(report.losses) == 6
 
 
@@ -145,9 +144,9 @@ def test_the_same_command_has_the_same_losses_whether_its_cache_is_being_built_o
     losses = []
     for _ in range(2):
         dataset = open_or_build(photos, tmp_path / "cache", Recipe(size=16), jobs=1)
-        losses.append(train(tmp_path / f"run-{len(losses)}", SETTINGS, dataset, None, CpuDevice(), QUIET).losses)
+        losses.append(train_on(tmp_path / f"run-{len(losses)}", SETTINGS, dataset).losses)
         dataset.cache.wait()  # now its own mean and deviation are known
-        losses.append(train(tmp_path / f"run-{len(losses)}", SETTINGS, dataset, None, CpuDevice(), QUIET).losses)
+        losses.append(train_on(tmp_path / f"run-{len(losses)}", SETTINGS, dataset).losses)
     assert losses == losses[:1] * 4
 
 
@@ -180,8 +179,6 @@ for one, other in zip(found, batches(CachedDataset(cache)), strict=True):
 @pytest.mark.xla
 @pytest.mark.parametrize("cores", [*thorough(1), 8])
 def test_batches_on_the_cores_of_xla_are_those_of_the_finished_cache(
-    cores: int, python: Any, photos: Path, tmp_path: Path
+    cores: int, on_xla: Any, photos: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "script.py").write_text(ON_XLA)
-    done = python(tmp_path / "script.py", photos, tmp_path / "cache", cores, devices=cores)
-    assert done.returncode == 0, done.stderr[-3000:]
+    on_xla(ON_XLA, photos, tmp_path / "cache", cores, devices=cores)

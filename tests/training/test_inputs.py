@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import numpy as np
 import pytest
 import torch
-from thorough import thorough
+from running import best_of, train_on
 from torch import nn
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
@@ -45,7 +44,7 @@ def age_and_image(outputs: int, columns: int) -> nn.Module:
 
 def make_cache(photos, folder, change=lambda row: row):
     """Photographs in two classes that only their columns tell."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     paths = sorted(photos.rglob("*.png"))[:64]
     rng = np.random.default_rng(0)
     rows = []
@@ -80,9 +79,9 @@ def run_on(run, settings, dataset, options=QUICK):
 @pytest.mark.slow
 def test_a_model_learns_from_columns_and_predicts_with_the_statistics_of_its_training(dataset, tmp_path):
     train_set, valid_set = split(dataset)
-    report = run_training(tmp_path / "run", SETTINGS, train_set, valid_set, CpuDevice(), QUICK)
+    report = train_on(tmp_path / "run", SETTINGS, train_set, valid_set)
     assert report.epochs[-1]["valid_accuracy"] > 0.9
-    best = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    best = best_of(tmp_path / "run")
     ages = dataset.table["age"][:40].astype(np.float64)
     assert best["columns"][0]["mean"] == pytest.approx(ages.mean())
     predict(
@@ -100,24 +99,6 @@ def test_a_model_learns_from_columns_and_predicts_with_the_statistics_of_its_tra
     with (tmp_path / "out.csv").open() as file:
         found = np.float32([row[4:] for row in list(csv.reader(file))[1:]])
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.xla
-@pytest.mark.parametrize("cores", [1, *thorough(8)])
-def test_losses_and_predictions_on_xla_are_those_of_plain_torch(dataset, python, tmp_path, cores):
-    words = ["-m", "tpucache", "train", dataset.directory, "--valid", dataset.directory, "--model", SETTINGS.model]
-    words += ["--inputs", "age,sex", "--epochs", 2, "--batch-size", 16, "--lr", "0.3"]
-    reports = {}
-    for backend, count in (("eager", 1), ("xla", cores)):
-        run, device = tmp_path / backend, ("--backend", backend, "--cores", count)
-        done = python(*words, "--run", run, *device, devices=count)
-        assert done.returncode == 0, done.stderr
-        reports[backend] = json.loads((run / "report.json").read_text())
-    assert reports["xla"]["losses"] == pytest.approx(reports["eager"]["losses"], abs=1e-4)
-    assert reports["xla"]["pace"]["compiles"] == 0
-    for row, expected in zip(*(reports[backend]["epochs"] for backend in ("xla", "eager")), strict=True):
-        assert row == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.slow

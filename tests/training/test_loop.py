@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 import shutil
 import signal
 
 import pytest
-import torch
+from running import best_of, last_of, report_of, rows_of, train_on
 
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.training.device import CpuDevice, open_device
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.device import CpuDevice
 from tpucache.training.settings import TrainSettings
 
-QUICK = RunOptions(replay=False)
 FULL = TrainSettings(
     model="cnn",
     epochs=3,
@@ -32,30 +27,21 @@ FULL = TrainSettings(
 )
 
 
-def assert_same(left, right):
-    assert left.keys() == right.keys()
-    for key, value in left.items():
-        if isinstance(value, dict):
-            assert_same(value, right[key])
-        elif isinstance(value, torch.Tensor):
-            assert torch.equal(value, right[key]), key
-        else:
-            assert value == right[key]
-
-
 @pytest.mark.slow
 def test_a_run_learns_and_leaves_its_report_history_and_checkpoints(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=6, batch_size=16, lr=0.05)
     dataset = CachedDataset(cache)
-    report = train(tmp_path, settings, dataset.select(range(0, 150, 2)), dataset.select(range(1, 150, 2)), CpuDevice())
+    report = train_on(
+        tmp_path, settings, dataset.select(range(0, 150, 2)), dataset.select(range(1, 150, 2)), replay=True
+    )
     assert report.epochs[-1]["valid_accuracy"] > 0.6
-    assert json.loads((tmp_path / "report.json").read_text())["losses"] == report.losses
+    assert report_of(tmp_path)["losses"] == report.losses
     assert report.pace.steps == len(report.losses) - 2
     assert 0 <= report.pace.waited <= 1
     assert report.pace.ceiling_images_per_second > 0
-    rows = list(csv.DictReader((tmp_path / "history.csv").read_text().splitlines()))
+    rows = rows_of(tmp_path / "history.csv")
     assert [int(row["step"]) for row in rows] == [4, 8, 12, 16, 20, 24]
-    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    best = best_of(tmp_path)
     assert best["classes"] == ["ant", "bee", "cat", "dog"]
     assert all(tensor.device.type == "cpu" for tensor in best["model"].values())
 
@@ -66,12 +52,8 @@ def test_parts_of_a_batch_learn_what_the_whole_batch_does(cache, tmp_path):
     runs = {}
     for parts in (1, 3):
         settings = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=30, accumulate=parts)
-        runs[parts] = train(tmp_path / str(parts), settings, CachedDataset(cache), None, CpuDevice(), QUICK).losses
+        runs[parts] = train_on(tmp_path / str(parts), settings, CachedDataset(cache)).losses
     assert runs[3] == pytest.approx(runs[1], rel=1e-5)
-
-
-class Killed(BaseException):
-    """Nothing catches it, as nothing catches SIGKILL."""
 
 
 class StoppingDevice(CpuDevice):
@@ -93,45 +75,43 @@ class StoppingDevice(CpuDevice):
         self._is_training = False
 
 
-def kill():
-    raise Killed
-
-
 @pytest.mark.slow
 def test_a_signal_saves_after_the_step_and_the_run_continues_from_there(cache, tmp_path):
     dataset = CachedDataset(cache)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt, match="step 4 of 12"):
-        train(tmp_path, FULL, dataset, None, StoppingDevice(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        train_on(
+            tmp_path, FULL, dataset, device=StoppingDevice(2, lambda: os.kill(os.getpid(), signal.SIGTERM)), replay=True
+        )
     assert signal.getsignal(signal.SIGTERM) is before
-    assert len(train(tmp_path, FULL, dataset, None, CpuDevice(), RunOptions(resume=True)).losses) == 12
+    assert len(train_on(tmp_path, FULL, dataset, resume=True, replay=True).losses) == 12
 
 
 def test_a_time_limit_ends_the_run_with_all_it_did_saved(cache, tmp_path):
     dataset = CachedDataset(cache)
     with pytest.raises(UnfinishedError, match="--resume"):
-        train(tmp_path, FULL, dataset, None, CpuDevice(), RunOptions(time_limit=0.0))
-    assert len(torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["losses"]) == 2
+        train_on(tmp_path, FULL, dataset, time_limit=0.0, replay=True)
+    assert len(last_of(tmp_path)["stand"]["losses"]) == 2
 
 
 def test_a_run_is_not_written_over_and_not_resumed_with_other_settings(cache, tmp_path):
     dataset = CachedDataset(cache)
     settings = TrainSettings(model="cnn", epochs=1, batch_size=50)
-    train(tmp_path, settings, dataset, None, CpuDevice(), QUICK)
+    train_on(tmp_path, settings, dataset)
     with pytest.raises(UsageError, match="--resume"):
-        train(tmp_path, settings, dataset, None, CpuDevice(), QUICK)
+        train_on(tmp_path, settings, dataset)
     other = TrainSettings(model="cnn", epochs=2, batch_size=50, augment=AugmentSettings(flip=True))
     with pytest.raises(UsageError, match=r"epochs 1, now 2; flip False, now True"):
-        train(tmp_path, other, dataset, None, CpuDevice(), RunOptions(resume=True))
+        train_on(tmp_path, other, dataset, resume=True, replay=True)
     with pytest.raises(UsageError, match="samples 150, now 60"):
-        train(tmp_path, settings, dataset.select(range(60)), None, CpuDevice(), RunOptions(resume=True))
+        train_on(tmp_path, settings, dataset.select(range(60)), resume=True, replay=True)
 
 
 def test_a_cache_is_no_folder_for_a_run(cache, tmp_path):
     copied = shutil.copytree(cache, tmp_path / "copy")
     before = sorted(path.name for path in copied.iterdir())
     with pytest.raises(UsageError, match="is a cache: give another folder"):
-        train(copied, TrainSettings(model="cnn", epochs=1, batch_size=50), CachedDataset(copied), None, CpuDevice())
+        train_on(copied, TrainSettings(model="cnn", epochs=1, batch_size=50), CachedDataset(copied), replay=True)
     assert sorted(path.name for path in copied.iterdir()) == before
 
 
@@ -139,43 +119,18 @@ def test_a_cache_is_no_folder_for_a_run(cache, tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=2, batch_size=10, lr=1e30)
     with pytest.raises(TrainingError, match=r"in step \d.*--lr"):
-        train(tmp_path, settings, CachedDataset(cache), None, CpuDevice())
+        train_on(tmp_path, settings, CachedDataset(cache), replay=True)
 
 
 def test_data_that_does_not_fit_is_refused_before_the_first_step(cache, photos, tmp_path):
     dataset = CachedDataset(cache)
-    with pytest.raises(UsageError, match="150"):
-        train(tmp_path, TrainSettings(model="cnn", batch_size=200), dataset, None, CpuDevice())
     build_cache(photos / "ant", tmp_path / "flat", Recipe(size=16), jobs=1)
     flat = CachedDataset(tmp_path / "flat")
     with pytest.raises(UsageError, match="labels"):
-        train(tmp_path, TrainSettings(batch_size=4), flat, None, CpuDevice())
+        train_on(tmp_path, TrainSettings(batch_size=4), flat, replay=True)
     with pytest.raises(UsageError, match="validation data"):
-        train(tmp_path, TrainSettings(batch_size=4), dataset, flat, CpuDevice())
-    with pytest.raises(UsageError, match="no masks"):
-        train(tmp_path, TrainSettings(batch_size=4, task="mask"), dataset, None, CpuDevice())
+        train_on(tmp_path, TrainSettings(batch_size=4), dataset, flat, replay=True)
     device = CpuDevice()
     device.cores = 8
     with pytest.raises(UsageError, match="divide over 8 cores"):
-        train(tmp_path, TrainSettings(batch_size=20), dataset, None, device)
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("nn.Sequential(nn.Flatten(), nn.Linear(768, 7))", "7"),
-        ("nn.Sequential(nn.Flatten(), nn.Linear(99, outputs))", "cannot take"),
-        ("nn.Conv2d(3, outputs, 3)", "labels ask for 4"),
-    ],
-)
-def test_a_model_that_does_not_fit_is_refused_in_words(cache, tmp_path, monkeypatch, code, message):
-    (tmp_path / "unfit.py").write_text(f"from torch import nn\n\ndef build(outputs):\n    return {code}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "unfit", raising=False)
-    with pytest.raises(UsageError, match=message):
-        train(tmp_path, TrainSettings(model="unfit:build", batch_size=4), CachedDataset(cache), None, CpuDevice())
-
-
-def test_eager_has_one_core():
-    with pytest.raises(UsageError, match="torch backend runs on 1 core"):
-        open_device("eager", 8)
+        train_on(tmp_path, TrainSettings(batch_size=20), dataset, device=device, replay=True)

@@ -6,19 +6,16 @@ import json
 
 import pytest
 import torch
+from running import train_on
 from torch.nn import functional
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.prediction import Predictor
 from tpucache.training.settings import TrainSettings
-from tpucache.training.tasks.classes import Classes, Multilabel
+from tpucache.training.tasks.classes import Classes
 from tpucache.training.tasks.find import make_task
-from tpucache.training.tasks.mask import Mask
-from tpucache.training.tasks.regression import Regression
 
 NAMED = [
     ("classes", "focal"),
@@ -116,20 +113,6 @@ def test_probabilities_of_binary_cross_entropy_are_the_sigmoids_by_their_sum():
     assert make_task("classes", K).with_loss("bce").predictions(torch.full((1, K), -900.0)).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "word"),
-    [
-        (Classes(3), "dice", "cross-entropy, focal, bce"),
-        (Multilabel(3), "cross-entropy", "bce, focal"),
-        (Regression(1), "bce", "mse, l1, huber"),
-        (Mask(2), "mse", "dice"),
-    ],
-)
-def test_a_loss_that_a_task_does_not_have_is_refused_with_those_that_it_has(task, name, word):
-    with pytest.raises(UsageError, match=word):
-        task.with_loss(name)
-
-
 def test_a_task_of_ones_own_does_not_take_the_losses_of_the_task_that_it_is_made_of():
     class Own(Classes):
         """Another loss than its base's."""
@@ -144,11 +127,9 @@ def test_a_task_of_ones_own_does_not_take_the_losses_of_the_task_that_it_is_made
 def test_a_run_with_a_named_loss_predicts_by_it(cache, tmp_path):
     data = CachedDataset(cache)
     settings = TrainSettings(model="cnn", epochs=1, batch_size=32, loss="bce", smoothing=0.1)
-    train(tmp_path / "run", settings, data, data, CpuDevice(), RunOptions(replay=False))
+    train_on(tmp_path / "run", settings, data, data)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["loss"] == "bce"
     assert Predictor([tmp_path / "run"], CpuDevice()).task == choose_task(settings, data)
-    with pytest.raises(UsageError, match="cross-entropy, focal, bce"):
-        train(tmp_path / "other", TrainSettings(loss="dice"), data, None, CpuDevice())
 
 
 STEPS = """
@@ -179,9 +160,6 @@ print(json.dumps(found))
 
 
 @pytest.mark.xla
-def test_on_xla_each_loss_is_that_of_plain_torch_and_compiles_nothing_after_its_first_steps(python, tmp_path):
-    script = tmp_path / "steps.py"
-    script.write_text(STEPS)
-    done = python(script, json.dumps([(task, name, (4, 6) if task == "mask" else ()) for task, name in NAMED]))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [0] * len(NAMED)
+def test_on_xla_each_loss_is_that_of_plain_torch_and_compiles_nothing_after_its_first_steps(on_xla):
+    found = on_xla(STEPS, json.dumps([(task, name, (4, 6) if task == "mask" else ()) for task, name in NAMED]))
+    assert json.loads(found) == [0] * len(NAMED)

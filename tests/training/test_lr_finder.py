@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from running import last_of
 from thorough import thorough
 
 from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
@@ -119,11 +120,11 @@ def test_train_uses_what_it_finds_and_a_resumed_run_what_it_found(cache, tmp_pat
     assert main(arguments) == 0
     assert "learning rate is" in capsys.readouterr().err
     assert (tmp_path / "run" / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
-    last = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    last = last_of(tmp_path / "run")
     (tmp_path / "run" / "lr_finder.csv").unlink()
     assert main([*arguments, "--resume"]) == 0
     assert not (tmp_path / "run" / "lr_finder.csv").exists()
-    assert torch.load(tmp_path / "run" / "last.pt", weights_only=True)["settings"] == last["settings"]
+    assert last_of(tmp_path / "run")["settings"] == last["settings"]
     assert main(arguments) == 2
     assert "--resume" in capsys.readouterr().err
 
@@ -170,7 +171,5 @@ assert compiles[0] == compiles[1], compiles
 
 @pytest.mark.thorough
 @pytest.mark.xla
-def test_learner_and_random_numbers_on_xla_are_left_exactly_as_they_were(cache, python, tmp_path):
-    (tmp_path / "script.py").write_text(ON_XLA)
-    done = python(tmp_path / "script.py", cache, 8, devices=8)
-    assert done.returncode == 0, done.stderr
+def test_learner_and_random_numbers_on_xla_are_left_exactly_as_they_were(cache, on_xla):
+    on_xla(ON_XLA, cache, 8, devices=8)

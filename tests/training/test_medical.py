@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from running import report_of
 
 from tpucache.cli import main
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def trained(cache: Path, run: Path, *options: str) -> list[float]:
     command = ["train", str(cache), "--run", str(run), "--backend", "eager", "--epochs", "1", "--batch-size", "4"]
     assert main([*command, "--flip", *options]) == 0
-    return json.loads((run / "report.json").read_text())["losses"]
+    return report_of(run)["losses"]
 
 
 @pytest.mark.parametrize("mode", ["keep", "grey", "rgb"])

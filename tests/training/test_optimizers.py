@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from tpucache import UsageError
 from tpucache.training.optimizers import (
     clip_gradients,
     find_optimizer,
@@ -150,9 +149,6 @@ def test_frozen_parameters_are_left_out():
     model[0].requires_grad_(False)
     optimizer = make_optimizer(model, "sgd", 0.1, 0.1)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 4
-    model.requires_grad_(False)
-    with pytest.raises(UsageError, match="nothing to train"):
-        make_optimizer(model, "sgd", 0.1)
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1.0, 1e6])
@@ -165,18 +161,6 @@ def test_gradients_are_scaled_to_the_norm_and_never_up(max_norm):
     assert norm.item() == pytest.approx(whole.item(), rel=1e-6)
     for gradient, parameter in zip(before, model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient * min(1.0, max_norm / whole.item()), rtol=1e-5, atol=1e-7)
-
-
-def test_what_cannot_be_meant_is_refused():
-    with pytest.raises(UsageError, match="there is no optimizer 'lamb': use sgd, adamw, or one by module:name"):
-        find_optimizer("lamb")
-    with pytest.raises(UsageError, match=r"the optimizer Muon cannot be made for this model: ValueError: .*2D"):
-        make_optimizer(make_model(), find_optimizer("torch.optim:Muon"), 0.1)
-    for arguments, word in ((("lion", 0.1), "lion"), (("sgd", 0.0), "above 0"), (("sgd", 0.1, -1.0), "decay")):
-        with pytest.raises(UsageError, match=word):
-            make_optimizer(make_model(), *arguments)
-    with pytest.raises(UsageError, match="above 0"):
-        clip_gradients([], 0.0)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import report_of
 from thorough import thorough
 
 from tpucache import Recipe, build_cache
@@ -32,7 +31,7 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def losses_of(run: Path) -> list[float]:
-    report: dict[str, Any] = json.loads((run / "report.json").read_text())
+    report: dict[str, Any] = report_of(run)
     assert report["pace"]["compiles"] == 0
     return list(report["losses"])
 
@@ -59,16 +58,3 @@ def test_a_run_predicts_from_a_cache_of_another_codec(packed: dict[str, Path], t
             rows[codec] = [float(row["ant"]) for row in csv.DictReader(file)]
     assert rows["dct-zstd"] == pytest.approx(rows["raw"], abs=0.02)
     assert rows["yuv420"] == pytest.approx(rows["raw"], abs=0.02)
-
-
-@pytest.mark.thorough
-@pytest.mark.xla
-@pytest.mark.parametrize("cores", [*thorough(1), 8])
-def test_losses_on_xla_are_those_of_plain_torch(
-    packed: dict[str, Path], python: Callable[..., Any], cores: int, tmp_path: Path
-) -> None:
-    expected = train(packed["dct-zstd"], tmp_path / "eager")
-    command = ["-m", "tpucache", "train", packed["dct-zstd"], "--run", tmp_path / "xla", *OPTIONS, "--backend", "xla"]
-    done = python(*command, "--cores", str(cores), devices=cores)
-    assert done.returncode == 0, done.stderr
-    assert losses_of(tmp_path / "xla") == pytest.approx(expected, abs=1e-3)

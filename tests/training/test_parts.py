@@ -1,4 +1,4 @@
-"""Augmentation, tasks, optimizers and averages give on one XLA device and on eight what they give on plain torch."""
+"""Augmentation, tasks and networks give on one XLA device and on eight what they give on plain torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from tpucache.training.device import CpuDevice
 pytestmark = pytest.mark.xla
 
 CORES = {"one": 1, "eight": 8}
-#: AdamW divides a gradient by its own size, and so scales up the rounding of small ones.
-NOISE = {"sgd": 1e-5, "adamw": 3e-4}
-#: XLA's BatchNorm keeps the biased variance, torch the unbiased: n / (n - 1) of two views of 16 images of 4x4 places.
-BIASED = 1 / (2 * 16 * 4 * 4 - 1)
 
 
 @pytest.fixture(scope="module")
@@ -91,35 +87,6 @@ def test_losses_gradients_predictions_and_networks_are_those_of_plain_torch(foun
     for key, expected in found["eager"][part].items():
         torch.testing.assert_close(found[name][part][key], expected, atol=1e-5, rtol=1e-5)
     assert found[name]["tasks"]["mask"][-1].dtype == torch.float32
-
-
-@EACH
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_a_run_of_all_parts_is_that_of_plain_torch(found, name, kind):
-    expected, actual = found["eager"][kind], found[name][kind]
-    for key, tolerance in (("losses", 1e-4), ("norms", 1e-4), ("evaluated", BIASED)):
-        torch.testing.assert_close(actual[key], expected[key], atol=tolerance, rtol=1e-4)
-    assert max(expected["norms"]) > 0.07  # or nothing was clipped
-    for theirs, ours in ((expected["model"], actual["model"]), (expected["ema"]["average"], actual["ema"]["average"])):
-        for key, value in theirs.items():
-            relative = BIASED if key.endswith("running_var") else 1e-4
-            torch.testing.assert_close(ours[key], value, atol=NOISE[kind], rtol=relative)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("part", ["augment", "tasks", "sgd", "adamw"])
-def test_eight_devices_give_what_one_gives(parts, part):
-    one, eight = parts("one")[part], parts("eight")[part]
-    for key in one.keys() - {"compiles"}:
-        torch.testing.assert_close(eight[key], one[key], atol=NOISE.get(part, 1e-5), rtol=1e-5)
-
-
-@EACH
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_nothing_compiles_after_the_second_step(found, name, kind):
-    compiles = found[name][kind]["compiles"]
-    assert compiles[-1] == compiles[1]
-    assert name == "eight" or compiles[1] == compiles[0]
 
 
 @EACH

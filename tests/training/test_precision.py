@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from running import train_on
 from stopping import differences
 from streams import StandIn, install
 
@@ -88,14 +89,9 @@ def test_the_default_is_float32_but_on_a_gpu_bf16_or_where_it_has_none_fp16(cach
     }
     given = make_learner(cache, found["old"], dataclasses.replace(LINEAR, precision="float32"))
     assert given.settings.precision == "float32"
+    with pytest.raises(UsageError, match="'cpu' does not train in fp16"):
+        make_learner(cache, found["tpu"], HALF)
     assert given.decided.precision == "float32: given; fp16 is default on cpu, which has no bf16 of its own"
-
-
-def test_fp16_is_refused_before_anything_is_written_where_a_device_has_none(cache, tmp_path, module):
-    for device in (CpuDevice(), AcceleratorDevice(CPU, module)):
-        with pytest.raises(UsageError, match="'cpu' does not train in fp16: give --precision float32 or bf16"):
-            train(tmp_path / "run", HALF, CachedDataset(cache), None, device, QUICK)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -166,7 +162,7 @@ def test_a_run_in_fp16_is_resumed_with_the_scale_that_it_had(cache, tmp_path, cu
         self._scaler._init_scale = 2.0**40  # so that the first updates overflow
 
     monkeypatch.setattr(Learner, "__init__", begin)
-    whole = train(tmp_path / "whole", skipped, dataset, dataset, cuda, QUICK)
+    whole = train_on(tmp_path / "whole", skipped, dataset, dataset, device=cuda)
     step = Learner.step
 
     def killed(self, batches, rates, number):
@@ -191,7 +187,7 @@ def test_a_run_in_fp16_is_resumed_with_the_scale_that_it_had(cache, tmp_path, cu
 @pytest.mark.slow
 def test_a_run_in_fp16_predicts_in_float32_where_there_is_no_fp16(cache, tmp_path, cuda):
     dataset = CachedDataset(cache)
-    train(tmp_path, HALF, dataset, dataset, cuda, QUICK)
+    train_on(tmp_path, HALF, dataset, dataset, device=cuda)
     found = [
         Predictor([tmp_path], device, trust=[HALF.model]).predict(batch_of(cache)) for device in (cuda, CpuDevice())
     ]

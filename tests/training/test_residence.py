@@ -14,6 +14,7 @@ import resident_orders
 import torch
 from once import once
 from resident_orders import BATCH, CODECS, SAMPLES, check_device, make_caches
+from running import train_on
 from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
@@ -145,10 +146,7 @@ def test_samples_to_validate_on_stay_and_give_the_same_metrics(
         return put(self, batches)
 
     monkeypatch.setattr(Resident, "put", spied)
-    reports = [
-        train(tmp_path / choice, settings, train_set, valid_set, CpuDevice(), RunOptions(resident=choice, replay=False))
-        for choice in ("no", "yes")
-    ]
+    reports = [train_on(tmp_path / choice, settings, train_set, valid_set, resident=choice) for choice in ("no", "yes")]
     assert [{**row} for row in reports[0].epochs] == [{**row} for row in reports[1].epochs]
     assert reports[0].losses == reports[1].losses
     # Three chunks of training, and three to validate on, the last of which was uploaded when it was compiled.
@@ -165,7 +163,7 @@ def test_where_there_is_no_room_after_all_the_run_goes_on_and_says_so_once(
 ) -> None:
     whole = CachedDataset(cache)
     train_set, valid_set = whole.select(range(40)), whole.select(range(40, 75))
-    expected = train(tmp_path / "no", SETTINGS, train_set, valid_set, CpuDevice(), RunOptions(resident="no"))
+    expected = train_on(tmp_path / "no", SETTINGS, train_set, valid_set, resident="no", replay=True)
 
     class Roomy(CpuDevice):
         """A CPU that says that it has room, and at once or later has none."""
@@ -181,14 +179,14 @@ def test_where_there_is_no_room_after_all_the_run_goes_on_and_says_so_once(
 
     reserved: list[RecordSlots] = []
     monkeypatch.setattr("tpucache.training.feed._problem_of_auto", lambda _: "")
-    found = train(tmp_path / "auto", SETTINGS, train_set, valid_set, Roomy(), RunOptions(resident="auto"))
+    found = train_on(tmp_path / "auto", SETTINGS, train_set, valid_set, device=Roomy(), resident="auto", replay=True)
     assert found.losses == expected.losses
     assert [{**row} for row in found.epochs] == [{**row} for row in expected.epochs]
     assert len([record for record in caplog.records if "do not fit" in record.message]) == 1
     assert found.pace.resident.startswith("no" if fails == "train" else "yes")
     reserved.clear()
     with pytest.raises(UsageError, match="do not fit"):
-        train(tmp_path / "yes", SETTINGS, train_set, valid_set, Roomy(), RunOptions(resident="yes"))
+        train_on(tmp_path / "yes", SETTINGS, train_set, valid_set, device=Roomy(), resident="yes", replay=True)
 
 
 class CountingDevice(CpuDevice):
@@ -281,10 +279,7 @@ def test_batches_are_the_streamed_ones_on_plain_torch(caches: Path) -> None:
 @pytest.mark.xla
 @pytest.mark.parametrize("cores", [1, *thorough(8)])
 def test_batches_are_the_streamed_ones_on_cores_of_xla_which_receive_row_numbers_alone(
-    python: Any, caches: Path, tmp_path: Path, cores: int
+    on_xla: Any, caches: Path, cores: int
 ) -> None:
-    script = tmp_path / "orders.py"
-    script.write_text(ON_XLA)
-    done = python(script, Path(resident_orders.__file__).parent, caches, cores, devices=cores)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == ROWS_ALONE
+    found = on_xla(ON_XLA, Path(resident_orders.__file__).parent, caches, cores, devices=cores)
+    assert json.loads(found.splitlines()[-1]) == ROWS_ALONE

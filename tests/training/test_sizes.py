@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from running import last_of, report_of, rows_of, train_on
 from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
@@ -68,26 +68,6 @@ def test_each_size_has_its_share_of_the_epochs(epochs: int, shares: list[float])
     assert plain.at(epochs + 7) == plain.epochs[-1]
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"grow": "128,224"}, "each size but the last has a share"),
-        ({"grow": "128:0.4"}, "each size but the last"),
-        ({"grow": "128:0.7,160:0.4,224"}, "shares ascend"),
-        ({"grow": "128:1.5,224"}, "shares ascend"),
-        ({"grow": "128:0..4,224"}, "a number from 0 to 1"),
-        ({"grow": "100:0.4,224"}, "multiples of 32, and 100 is not"),
-        ({"grow": "0:0.4,224"}, "multiples of 32, and 0 is not"),
-        ({"grow": "32:0.1,64:0.2,96:0.3,128:0.4,160"}, "at most 4 sizes"),
-        ({"grow": "small:0.4,224"}, "such as 128:0.4,176:0.7,224"),
-        ({"grow": "128:0.4,224", "size": 96}, "leave one of them out"),
-    ],
-)
-def test_what_is_no_plan_of_sizes_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        TrainSettings(**given)
-
-
 def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(cache: Path) -> None:
     dataset = CachedDataset(cache)
     base = dataset.in_resolution(48)
@@ -130,17 +110,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(cache: Path, tmp_pat
     dataset = CachedDataset(cache)
     train_set, valid_set = dataset.select(range(100)), dataset.select(range(100, 140))
     quick = RunOptions(replay=False)
-    whole = train(tmp_path / "whole", GROWING, train_set, valid_set, CpuDevice(), quick)
+    whole = train_on(tmp_path / "whole", GROWING, train_set, valid_set)
     stopping = replace(quick, watchers=[_Stop(epoch)], checkpoint_every=1)
     with pytest.raises(KeyError):
         train(tmp_path / "cut", GROWING, train_set, valid_set, CpuDevice(), stopping)
-    found = train(tmp_path / "cut", GROWING, train_set, valid_set, CpuDevice(), replace(quick, resume=True))
+    found = train_on(tmp_path / "cut", GROWING, train_set, valid_set, resume=True)
     assert found.losses == whole.losses
     assert found.epochs == whole.epochs
     assert [row["size"] for row in found.epochs] == [32, 32, 64, 64]
-    one, other = (
-        torch.load(tmp_path / name / "last.pt", weights_only=True)["learner"]["model"] for name in ("whole", "cut")
-    )
+    one, other = (last_of(tmp_path / name)["learner"]["model"] for name in ("whole", "cut"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(UsageError, match="grow"):
         train(tmp_path / "cut", replace(GROWING, grow="32:0.75,64"), train_set, valid_set, CpuDevice(), resumed(quick))
@@ -159,7 +137,7 @@ def test_each_size_is_compiled_once(cache: Path, tmp_path: Path, python: Callabl
     options += ["--backend", "xla", "--grow", "32:0.5,64", "--flip"]
     done = python("-m", "tpucache", "train", cache, "--run", run, *options)
     assert done.returncode == 0, done.stderr
-    pace = json.loads((run / "report.json").read_text())["pace"]
+    pace = report_of(run)["pace"]
     assert pace["compiles"] == 0
     assert {*pace["sizes"]} == {"32", "64"}
     small, large = (pace["sizes"][side]["received_bytes"] / pace["sizes"][side]["images"] for side in ("32", "64"))
@@ -174,8 +152,8 @@ def test_predictions_are_made_in_the_size_of_the_evaluation(cache: Path, tmp_pat
     assert main(["train", str(cache), "--run", str(run), *options]) == 0
     output, trust = tmp_path / "found.csv", ["--trust", "tiny_models:tiny"]
     assert main(["predict", str(run), str(cache), "-o", str(output), "--backend", "torch", *trust]) == 0
-    rows = list(csv.DictReader(output.read_text().splitlines()))
-    report = json.loads((run / "report.json").read_text())
+    rows = rows_of(output)
+    report = report_of(run)
     right = sum(row["label"] == row["prediction"] for row in rows) / len(rows)
     assert math.isclose(right, report["epochs"][-1]["valid_accuracy"], abs_tol=1e-6)
 
@@ -221,7 +199,7 @@ def test_the_size_of_the_evaluation_leaves_training_images_as_they_are(cache: Pa
 
     def trained(size: int | None) -> TrainReport:
         run, sized = tmp_path / f"run-{size}", replace(settings, valid_size=size)
-        return train(run, sized, *parts, CpuDevice(), RunOptions(replay=False))
+        return train_on(run, sized, *parts)
 
     assert trained(None).losses == trained(32).losses
     names = "run-None", "run-32"

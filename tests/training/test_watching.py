@@ -6,22 +6,17 @@ import numpy as np
 import pytest
 import tiny_metrics
 import torch
+from running import EndAfter, best_of, learner_on, train_on
 
 from tpucache import CachedDataset, TrainingError, UsageError
-from tpucache.training.data import choose_task
-from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate, results
-from tpucache.training.learner import Learner
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 TINY = {"model": "tiny_models:tiny", "batch_size": 16, "lr": 0.05}
 
 
 def learner_for(dataset, **settings):
-    settings = TrainSettings(**{**TINY, **settings})
-    return Learner(settings, dataset, choose_task(settings, dataset), CpuDevice())
+    return learner_on(TrainSettings(**{**TINY, **settings}), dataset)
 
 
 def run(cache, folder, values, stop_after=None, on_epoch=None, **settings):
@@ -29,18 +24,10 @@ def run(cache, folder, values, stop_after=None, on_epoch=None, **settings):
     dataset = CachedDataset(cache)
     parts = dataset.select(range(32)), dataset.select(range(100, 110))
 
-    class Stopping:
-        def losses(self, first, losses):
-            pass
-
-        def epoch(self, row):
-            if row["epoch"] == stop_after:
-                raise KeyboardInterrupt
-
     tiny_metrics.STEPS[:] = values
     settings = TrainSettings(**{**TINY, "epochs": 6, "metric": ["tiny_metrics:scripted"], **settings})
-    options = RunOptions(replay=False, resume=True, checkpoint_every=1, watchers=[Stopping()], on_epoch=on_epoch)
-    return train(folder, settings, *parts, CpuDevice(), options)
+    watchers = [EndAfter(stop_after)]
+    return train_on(folder, settings, *parts, resume=True, checkpoint_every=1, watchers=watchers, on_epoch=on_epoch)
 
 
 @pytest.mark.slow
@@ -107,7 +94,7 @@ def test_patience_ends_a_run_the_same_way_when_it_was_stopped_between(cache, tmp
         run(cache, tmp_path / "parts", values, stop_after=3, **settings)
     parts = run(cache, tmp_path / "parts", values[2:], **settings)
     assert (parts.epochs, parts.losses, parts.best_epoch) == (whole.epochs, whole.losses, 2)
-    best = [torch.load(tmp_path / name / "best.pt", weights_only=True)["model"] for name in ("whole", "parts")]
+    best = [best_of(tmp_path / name)["model"] for name in ("whole", "parts")]
     assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
     assert run(cache, tmp_path / "parts", [], **settings).stopped_early  # finished: nothing is computed again
 
@@ -132,22 +119,3 @@ def test_each_epoch_is_a_line_when_it_ends_and_a_resumed_run_begins_with_those_b
     lines.clear()
     run(cache, tmp_path / "run", [], on_epoch=on_epoch, epochs=3)  # nothing is left to do
     assert len(lines) == 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"watch": "f2"}, "--watch is one of loss, accuracy, f1, auc, scripted, with :min or :max"),
-        ({"watch": "scripted:up"}, "--watch is one of"),
-    ],
-)
-def test_a_metric_to_watch_that_does_not_exist_is_refused_at_the_start(cache, tmp_path, settings, message):
-    with pytest.raises(UsageError, match=message):
-        run(cache, tmp_path, [], **settings)
-
-
-@pytest.mark.parametrize("settings", [{"watch": "loss"}, {"patience": 1}, {"metric": ["tiny_metrics:scripted"]}])
-def test_without_validation_nothing_can_be_watched(cache, tmp_path, settings):
-    dataset = CachedDataset(cache)
-    with pytest.raises(UsageError, match="needs validation samples, and there are none: add --valid"):
-        train(tmp_path, TrainSettings(**TINY, **settings), dataset, None, CpuDevice())

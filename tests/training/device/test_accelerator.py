@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from running import train_on
 from streams import StandIn, install
 from thorough import thorough
 from torch import nn
@@ -19,9 +20,7 @@ from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.device.torch_device import AcceleratorDevice, CudaDevice, compiled_graphs
 from tpucache.training.evaluation import compute_rows
 from tpucache.training.learner import Learner
-from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -103,7 +102,7 @@ SETTINGS = TrainSettings(
 def expected(cache, tmp_path_factory):
     """The losses of the same run on the CPU, in steps and in evaluations."""
     dataset = CachedDataset(cache).select(range(72))
-    report = train(tmp_path_factory.mktemp("cpu"), SETTINGS, dataset, dataset, CpuDevice(), RunOptions(replay=False))
+    report = train_on(tmp_path_factory.mktemp("cpu"), SETTINGS, dataset, dataset)
     return losses_of(report)
 
 
@@ -116,7 +115,7 @@ def losses_of(report):
 def test_a_run_computes_with_the_batches_as_they_were_read(cache, tmp_path, module, expected, kind):
     device, dataset = kind(CPU, module), CachedDataset(cache).select(range(72))
     device.pin_memory = False
-    report = train(tmp_path, SETTINGS, dataset, dataset, device, RunOptions(replay=True))
+    report = train_on(tmp_path, SETTINGS, dataset, dataset, device=device, replay=True)
     assert losses_of(report) == pytest.approx(expected, abs=1e-5)  # another layout sums in another order
     assert (report.backend, report.device) == ("torch", "cpu")
     assert report.pace.ceiling_idle is not None
@@ -268,7 +267,7 @@ def test_a_run_computes_products_in_tf32_and_leaves_torchs_setting_as_it_was(
     for name in ("step", "predict"):
         method = getattr(Learner, name)
         monkeypatch.setattr(Learner, name, lambda *given, of=method: [seen.append(products()), of(*given)][1])
-    train(tmp_path / "run", settings, dataset, dataset, cuda, RunOptions(replay=False))
+    train_on(tmp_path / "run", settings, dataset, dataset, device=cuda)
     assert set(seen) == {("high", True) if tf32 else ("highest", False)}
     assert len(seen) >= 2 + 2
     assert products() == ("highest", True)

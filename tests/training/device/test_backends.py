@@ -1,98 +1,90 @@
-"""The same run on plain torch, on one XLA device and on eight."""
+"""The same commands on plain torch, on one XLA device and on eight."""
 
 from __future__ import annotations
 
 import functools
 import json
 
+import numpy as np
 import pytest
 import torch
 from once import once
+from running import command, last_of, report_of
+from test_inputs import make_cache
 from thorough import thorough
+
+from tpucache import Recipe, build_cache
 
 pytestmark = pytest.mark.slow
 
-BACKENDS = {"eager": ("eager", 1), "one": ("xla", 1), "eight": ("xla", 8)}
-OPTIMIZERS = {"sgd": 0.02, "adamw": 0.002}
-STEPS = 56
+TINY = "--model tiny_models:tiny --valid 0.2 --batch-size 16"
+EVERYTHING = (
+    f"{TINY} --epochs 3 --ema 0.9 --smoothing 0.1 --flip --mixup 0.3 "
+    "--augment vertical_flip,rotate,shift=2,brightness=0.2,contrast=0.4,saturation=0.4,erase=0.2,cutmix=1"
+)
+#: What is trained, on the cache of the same name or on that of the photographs.
+COMMANDS = {
+    "sgd": f"{EVERYTHING} --optimizer sgd --lr 0.02 --clip 0.1",
+    "adamw": f"{EVERYTHING} --optimizer adamw --lr 0.002 --clip 0.1 --resident yes",
+    "packed": f"{TINY} --epochs 2 --lr 0.02 --flip --augment shift=2,brightness=0.2,views=2",
+    "grey": f"{TINY} --epochs 3 --lr 0.02 --flip --mixup 0.3 --model tiny_models:tiny_grey "
+    "--augment rotate,shift=2,brightness=0.1,contrast=0.2,erase=0.3",
+    "columns": "--model test_inputs:age_and_image --inputs age,sex --valid 0.4 --epochs 2 --batch-size 16 --lr 0.3",
+    "texts": "--model tiny_tasks:Bag --valid 0.25 --epochs 4 --batch-size 16 --lr 0.1 --optimizer adamw",
+}
 
-RUN = """
-import sys
-from tpucache.cli import main
 
-cache, run, backend, cores, optimizer, lr = sys.argv[1:]
-sys.exit(main([
-    "train", cache, "--run", run, "--backend", backend, "--cores", cores,
-    "--model", "tiny_models:tiny", "--epochs", "8", "--batch-size", "16", "--valid", "0.2",
-    "--optimizer", optimizer, "--lr", lr, "--ema", "0.9", "--clip", "5", "--smoothing", "0.1",
-    "--flip", "--augment", "shift=2,brightness=0.2,erase=0.2", "--mixup", "0.3",
-    "--resident", "yes" if (backend, optimizer) == ("xla", "adamw") else "no",
-]))
-"""
+def build(name, photos, folder):
+    if name == "packed":
+        build_cache(photos, folder / "cache", Recipe(size=16, codec="dct-zstd", quality=100), jobs=1)
+    elif name == "grey":
+        noise = np.random.default_rng(0).integers(0, 40000, (80, 16, 16, 1))
+        items = [((pixels + 20000 * (at % 2)).astype(np.uint16), at % 2) for at, pixels in enumerate(noise)]
+        build_cache(items, folder / "cache", Recipe(size=16, mode="keep"), jobs=1)
+    elif name == "columns":
+        make_cache(photos, folder)
+    else:
+        build_cache(f"tiny_tasks:{name}", folder / "cache", Recipe(size=16), jobs=1)
 
 
 @pytest.fixture(scope="module")
-def runs(cache, python, tmp_path_factory):
-    """The function `runs(backend, optimizer)`: report and checkpoint of fifty-six steps and eight evaluations."""
+def runs(cache, photos, python, tmp_path_factory):
+    """The function `runs(name, cores)`: the report and the checkpoint of a command, without cores on plain torch."""
 
-    def runs(name, optimizer):
+    def runs(name, cores):
         def train(folder):
-            backend, cores = BACKENDS[name]
-            (folder / "run.py").write_text(RUN)
-            words = ["run.py", cache, "run", backend, cores, optimizer, OPTIMIZERS[optimizer]]
-            done = python(*words, devices=cores, cwd=folder)
+            place = cache
+            if name not in ("sgd", "adamw"):
+                place = once(tmp_path_factory, f"cache-{name}", functools.partial(build, name, photos)) / "cache"
+            words = ["train", place, "--run", folder / "run", *COMMANDS[name].split()]
+            if not cores:
+                assert command(*words, "--backend", "torch", "--device", "cpu") == 0
+                return
+            done = python("-m", "tpucache", *words, "--backend", "xla", "--cores", cores, devices=cores)
             assert done.returncode == 0, done.stderr
 
-        run = once(tmp_path_factory, f"{name}-{optimizer}", train) / "run"
-        report = json.loads((run / "report.json").read_text())
-        return report, torch.load(run / "last.pt", weights_only=True)["learner"]
+        run = once(tmp_path_factory, f"{name}-{cores}", train) / "run"
+        return report_of(run), last_of(run)["learner"]["model"]
 
     return functools.cache(runs)
 
 
-ALIKE = pytest.mark.parametrize(
-    ("name", "optimizer"), [("eight", "sgd"), *thorough(("eight", "adamw"), ("one", "sgd"), ("one", "adamw"))]
-)
-
-
 @pytest.mark.xla
-@ALIKE
-def test_losses_are_those_of_plain_torch(runs, name, optimizer):
-    expected, losses = runs("eager", optimizer)[0]["losses"], runs(name, optimizer)[0]["losses"]
-    assert len(losses) == len(expected) == STEPS
-    assert losses == pytest.approx(expected, abs=1e-4)
-    assert abs(losses[-1] - losses[0]) > 1e-3
-
-
-@pytest.mark.xla
-@pytest.mark.parametrize("name", [*thorough("one"), "eight"])
-def test_weights_are_those_of_plain_torch(runs, name):
-    # By SGD alone, for the reason given below.
-    expected, weights = runs("eager", "sgd")[1]["model"], runs(name, "sgd")[1]["model"]
-    for key, value in expected.items():
-        assert weights[key].device.type == "cpu"
+@pytest.mark.parametrize("cores", [8, *thorough(1)])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "columns", *thorough("packed", "grey", "texts")])
+def test_a_command_learns_on_xla_what_it_learns_on_plain_torch_and_compiles_two_steps(runs, name, cores):
+    (expected, known), (found, weights) = (runs(name, each) for each in (0, cores))
+    assert found["losses"] == pytest.approx(expected["losses"], abs=1e-4)
+    assert abs(found["losses"][-1] - found["losses"][0]) > 1e-3
+    assert (found["pace"]["compiles"], found["pace"]["steps"]) == (0, len(found["losses"]) - 2)
+    for row, other in zip(found["epochs"], expected["epochs"], strict=True):
+        # AdamW makes a whole step of the rounding error that is all the gradient a bias before BatchNorm has.
+        assert row["valid_loss"] == pytest.approx(other["valid_loss"], abs=1e-3 if name == "adamw" else 1e-4)
+        assert row == pytest.approx(other, abs=1e-3)
+    for key, value in known.items() if name == "sgd" else ():
         # XLA's BatchNorm keeps the biased variance, torch the unbiased: n / (n - 1) of 16 images of 16x16 pixels.
         relative = 1 / (16 * 16 * 16 - 1) if key.endswith("running_var") else 0
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=relative)
-
-
-@pytest.mark.xla
-@ALIKE
-def test_validation_metrics_are_those_of_plain_torch(runs, name, optimizer):
-    pairs = zip(runs("eager", optimizer)[0]["epochs"], runs(name, optimizer)[0]["epochs"], strict=True)
-    for expected, found in pairs:
-        assert found["valid_samples"] == expected["valid_samples"] == 30
-        assert found["valid_accuracy"] == pytest.approx(expected["valid_accuracy"], abs=1e-9)
-        # AdamW makes a whole step of the rounding error that is all the gradient a bias before BatchNorm has.
-        bound = {"sgd": 1e-4, "adamw": 1e-3}[optimizer]
-        assert found["valid_loss"] == pytest.approx(expected["valid_loss"], abs=bound)
-
-
-@pytest.mark.xla
-@ALIKE
-def test_nothing_compiles_after_the_second_step(runs, name, optimizer):
-    assert runs(name, optimizer)[0]["pace"]["compiles"] == 0
-    assert runs(name, optimizer)[0]["pace"]["steps"] == STEPS - 2
 
 
 FAILING = """
@@ -156,10 +148,9 @@ if kept:
 def test_compiled_graphs_are_kept_where_the_runtime_reads_them_in_a_folder_of_the_users_own(
     python, tmp_path, kind, expected
 ):
-    script = tmp_path / "keeping.py"
-    script.write_text(KEEPING)
+    (tmp_path / "keeping.py").write_text(KEEPING)
     (tmp_path / "home").mkdir()
-    done = python(script, tmp_path / "home", kind, expected)
+    done = python(tmp_path / "keeping.py", tmp_path / "home", kind, expected)
     assert done.returncode == 0, done.stderr
     assert ("are not kept" in done.stderr) == (expected == "shared")
 
@@ -174,11 +165,8 @@ assert measure_upload(open_device("xla"), 0.01) > 1e6
 
 
 @pytest.mark.xla
-def test_the_rate_of_sending_batches_is_measured(python, tmp_path):
-    script = tmp_path / "upload.py"
-    script.write_text(UPLOAD)
-    done = python(script, devices=8)
-    assert done.returncode == 0, done.stderr
+def test_the_rate_of_sending_batches_is_measured(on_xla):
+    on_xla(UPLOAD, devices=8)
 
 
 #: Does what importing torch_xla does in a process that is asked for no device; a fork has imported it already.
@@ -265,12 +253,8 @@ print(json.dumps({
 
 @pytest.mark.xla
 @pytest.mark.parametrize("cores", [1, 8])
-def test_xla_runs_two_steps_ahead_and_counts_the_time_in_which_anything_ran(python, tmp_path, cores):
-    script = tmp_path / "ahead.py"
-    script.write_text(AHEAD)
-    done = python(script, cores, devices=cores)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+def test_xla_runs_two_steps_ahead_and_counts_the_time_in_which_anything_ran(on_xla, cores):
+    found = json.loads(on_xla(AHEAD, cores, devices=cores).splitlines()[-1])
     assert found["rows"] == [[2.0 * row] * 3 for row in range(2 * cores)]
     assert found["sliced"] == (cores > 1)
     assert (found["left"], found["waited"]) == ([1, 2, 2, 2, 2, 2], True)

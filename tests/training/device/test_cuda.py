@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from running import train_on
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.training.device import CpuDevice, open_device
@@ -13,8 +14,6 @@ from tpucache.training.evaluation import compute_rows
 from tpucache.training.feed import Feeder
 from tpucache.training.forward import make_finish
 from tpucache.training.learner import Learner
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = [
@@ -113,7 +112,7 @@ def test_a_run_learns_as_on_the_cpu_and_leaves_torchs_settings_as_they_were(gpu,
     for device in (CpuDevice(), gpu):
         del seen[:]
         run = tmp_path / device.torch_device.type
-        report = train(run, SETTINGS, dataset, dataset, device, RunOptions(replay=device is gpu))
+        report = train_on(run, SETTINGS, dataset, dataset, device=device, replay=device is gpu)
         losses[device.torch_device.type] = [*report.losses, *(row["valid_loss"] for row in report.epochs)]
     assert losses["cuda"] == pytest.approx(losses["cpu"], abs=1e-3)
     assert all(seen)

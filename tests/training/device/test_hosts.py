@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from once import once
+from running import last_of
 from thorough import thorough
 from torch.distributed import TCPStore
 
@@ -107,7 +108,7 @@ def test_a_signal_to_one_host_stops_all_and_the_run_continues_to_the_same_weight
     for host in (0, 1):
         found = results(folders[1], host)
         assert (found["stopped"], found["resumed"]) == (3, 0)
-    one, two = (torch.load(folder / "stopped" / "last.pt", weights_only=True)["learner"]["model"] for folder in folders)
+    one, two = (last_of(folder / "stopped")["learner"]["model"] for folder in folders)
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0)
 

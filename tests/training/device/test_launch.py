@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from running import command, report_of, rows_of, with_folds
 
-from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError, process
-from tpucache.cli import main
+from tpucache import TrainingError, UnfinishedError, UsageError, process
 from tpucache.training.device import launch
-from tpucache.warmup import TableOptions, relabel_cache
 
 HERE = Path(__file__).parents[1]
 TRAIN = (
@@ -31,13 +28,7 @@ def complaints(done):
 @pytest.fixture(scope="module")
 def folded(cache, tmp_path_factory):
     """A cache in two folds."""
-    folder = tmp_path_factory.mktemp("folded")
-    shutil.copytree(cache, folder / "cache")
-    with (folder / "folds.csv").open("w", newline="") as file:
-        rows = [(path, number * 5 // 7 % 2) for number, path in enumerate(CachedDataset(cache).paths)]
-        csv.writer(file).writerows([("path", "fold"), *rows])
-    relabel_cache(folder / "cache", folder / "folds.csv", TableOptions(fold_col="fold"))
-    return folder / "cache"
+    return with_folds(cache, tmp_path_factory.mktemp("folded"), ["0", "1"])
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +58,20 @@ def stopped(folded, run, tmp_path_factory):
 def runs(folded, run, stopped):
     """A run of all folds in this process, and that of two processes, which the same command continues; both predict."""
     folder, _ = stopped
-    assert main(["train", str(folded), "--run", str(folder / "one"), *TRAIN]) == 0
-    assert (
-        main(["predict", str(folder / "one"), str(folded), "-o", str(folder / "one.csv"), "--backend", "torch", *TRUST])
-        == 0
-    )
+    assert command("train", folded, "--run", folder / "one", *TRAIN) == 0
+    words = ("predict", folder / "one", folded, "--backend", "torch", *TRUST, "-o")
+    assert command(*words, folder / "one.csv") == 0
     finished = run("train", folded, "--run-dir", folder / "two", *TRAIN, "--processes", "2", "--resume")
-    out = ("-o", folder / "two.csv", "--backend", "torch", *TRUST, "--processes", "2", "--batch-size", "6", "--json")
-    return folder, finished, run("predict", folder / "one", folded, *out)
+    return folder, finished, run(*words, folder / "two.csv", "--processes", "2", "--batch-size", "6", "--json")
 
 
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.reader(file))
+def assert_alike(table, expected):
+    rows, known = rows_of(table), rows_of(expected)
+    assert [*rows[0]] == [*known[0]]
+    names = ("sample", "path", "label")
+    assert [[row[name] for name in names] for row in rows] == [[row[name] for name in names] for row in known]
+    values, wanted = ([[float(value) for value in [*row.values()][4:]] for row in each] for each in (rows, known))
+    np.testing.assert_allclose(values, wanted, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -97,18 +89,13 @@ def test_a_signal_stops_all_processes_with_one_line_and_the_report(stopped):
 def test_folds_in_two_processes_stopped_and_continued_are_those_of_one(runs):
     folder, finished, _ = runs
     assert finished.returncode == 0, finished.stderr
-    report, expected = json.loads(finished.stdout), json.loads((folder / "one" / "report.json").read_text())
+    report, expected = json.loads(finished.stdout), report_of(folder / "one")
     assert report["out_of_fold"] == pytest.approx(expected["out_of_fold"], abs=1e-5)
     for name in ("fold-0", "fold-1"):
-        found, known = (json.loads((folder / each / name / "report.json").read_text()) for each in ("two", "one"))
+        found, known = (report_of(folder / each / name) for each in ("two", "one"))
         assert found["processes"] == 2
         np.testing.assert_allclose(found["losses"], known["losses"], atol=1e-5)
-    (head, *rows), (known_head, *known_rows) = (table(folder / each / "out_of_fold.csv") for each in ("two", "one"))
-    assert head == known_head
-    assert [row[:3] for row in rows] == [row[:3] for row in known_rows]
-    np.testing.assert_allclose(
-        np.float32([row[4:] for row in rows]), np.float32([row[4:] for row in known_rows]), atol=1e-5
-    )
+    assert_alike(folder / "two" / "out_of_fold.csv", folder / "one" / "out_of_fold.csv")
 
 
 @pytest.mark.slow
@@ -117,44 +104,38 @@ def test_predictions_of_two_processes_are_those_of_one(runs):
     folder, _, predicted = runs
     assert predicted.returncode == 0, predicted.stderr
     assert json.loads(predicted.stdout)["samples"] == 150
-    rows, known = table(folder / "two.csv"), table(folder / "one.csv")
-    assert [row[:4] for row in rows] == [row[:4] for row in known]
-    values, expected = (np.float32([row[4:] for row in each[1:]]) for each in (rows, known))
-    np.testing.assert_allclose(values, expected, atol=1e-5)
+    assert_alike(folder / "two.csv", folder / "one.csv")
 
 
-def end(folder, rank, status, message, time):
-    text = json.dumps({"status": status, "message": message, "time": time})
-    (folder / process.END_PATTERN.replace("*", str(rank))).write_text(text)
-
-
-@pytest.mark.parametrize(("status", "kind"), [(1, TrainingError), (2, UsageError), (3, UnfinishedError)])
-def test_the_error_is_that_of_the_process_that_failed_first(tmp_path, status, kind):
-    end(tmp_path, 0, 1, "another process of the run has ended", 2.0)
-    end(tmp_path, 1, status, "why", 1.0)
-    with pytest.raises(kind, match=r"^why$"):
-        launch.raise_first(tmp_path, {0: 1, 1: status}, 2)
-
-
-def test_a_process_that_was_killed_is_named_though_another_one_complained(tmp_path):
-    end(tmp_path, 0, 1, "another process of the run has ended", 2.0)
-    with pytest.raises(TrainingError, match="process 1 of 2 was ended by SIGKILL"):
-        launch.raise_first(tmp_path, {0: 1, 1: -9}, 2)
-
-
-def test_a_process_that_says_nothing_is_named_with_its_status(tmp_path):
-    with pytest.raises(TrainingError, match="process 0 of 2 ended with status 4"):
-        launch.raise_first(tmp_path, {0: 4}, 2)
-    launch.raise_first(tmp_path, {}, 2)
+@pytest.mark.parametrize(
+    ("ended", "statuses", "kind", "words"),
+    [
+        *(
+            ([(0, 1, "another process of the run has ended"), (1, status, "why")], {0: 1, 1: status}, kind, "^why$")
+            for status, kind in ((1, TrainingError), (2, UsageError), (3, UnfinishedError))
+        ),
+        ([(0, 1, "another process")], {0: 1, 1: -9}, TrainingError, "process 1 of 2 was ended by SIGKILL"),
+        ([], {0: 4}, TrainingError, "process 0 of 2 ended with status 4"),
+    ],
+)
+def test_the_error_is_that_of_the_process_that_failed_first_or_says_which_was_killed(
+    tmp_path, ended, statuses, kind, words
+):
+    for rank, status, message in ended:
+        text = json.dumps({"status": status, "message": message, "time": -rank})
+        (tmp_path / process.END_PATTERN.replace("*", str(rank))).write_text(text)
+    with pytest.raises(kind, match=words):
+        launch.raise_first(tmp_path, statuses, 2)
+    launch.raise_first(tmp_path / "empty", {}, 2)
 
 
 def test_processes_are_of_the_backend_torch_and_not_of_torchrun(cache, tmp_path, monkeypatch, capsys):
-    arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--processes", "2"]
-    assert main([*arguments, "--backend", "xla"]) == 2
+    words = ("train", cache, "--run", tmp_path / "run", "--processes", "2", "--backend")
+    assert command(*words, "xla") == 2
     assert "--processes is for the backend torch" in capsys.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main([*arguments, "--backend", "torch"]) == 2
+    assert command(*words, "torch") == 2
     assert "leave --processes out" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from ranks import COMMON, NORMS, SETTINGS, TRAIN, VALID, learn
+from running import last_of
 from torch.distributed import TCPStore
 
 from tpucache import CachedDataset
@@ -125,7 +125,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(two):
     assert done[1].stdout == ""
     assert not report["finished"]
     assert len(report["losses"]) == 6
-    assert torch.load(folder / "stopped" / "last.pt", weights_only=True)["stand"]["steps"] == 6
+    assert last_of(folder / "stopped")["stand"]["steps"] == 6
     assert all(each.stderr.count("interrupted after step 6 of") == 1 for each in done)
 
 
@@ -169,7 +169,7 @@ def test_processes_that_torchrun_starts_do_the_same(cache, two, torch_forks, tmp
 def test_a_run_is_continued_by_another_number_of_processes_with_the_samples_that_remain(one, two, four):
     for each in four:
         assert_alike(each["resumed"], one["adamw"])
-    saved = torch.load(two[2] / "killed" / "last.pt", weights_only=True)["stand"]["steps"]
+    saved = last_of(two[2] / "killed")["stand"]["steps"]
     epoch, step = divmod(saved, 7)
     assert (epoch, step) == (1, 2)
     read = [position for each in four for of, position in each["reads"] if of == epoch]

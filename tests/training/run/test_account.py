@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
+from running import report_of
 from stopping import stop_once
 
 from tpucache.training.device import CpuDevice
@@ -40,5 +40,5 @@ def test_a_run_that_is_stopped_before_its_first_step_has_an_account(tmp_path):
         with account.part("staging"):
             pass
         ensure_report(tmp_path, "eager", 1, account)
-        report = json.loads((tmp_path / "report.json").read_text())
+        report = report_of(tmp_path)
         assert report["wall_seconds"] == report["seconds"]["start_up"] == expected

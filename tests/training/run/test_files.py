@@ -8,7 +8,7 @@ import os
 
 import numpy as np
 import pytest
-import torch
+from running import best_of, last_of, train_on
 
 from tpucache import CachedDataset, UsageError
 from tpucache.errors import TrainingError
@@ -81,11 +81,11 @@ def test_a_run_keeps_the_rate_that_it_began_with(cache, tmp_path):
 
 @pytest.mark.slow
 def test_what_was_decided_of_rates_is_in_the_runs_files_and_its_report(cache, tmp_path):
-    report = train(tmp_path, SETTINGS, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
+    report = train_on(tmp_path, SETTINGS, CachedDataset(cache))
     for settings in (
         json.loads((tmp_path / "run.json").read_text())["settings"],
-        torch.load(tmp_path / "best.pt", weights_only=True)["settings"],
-        torch.load(tmp_path / "last.pt", weights_only=True)["settings"],
+        best_of(tmp_path)["settings"],
+        last_of(tmp_path)["settings"],
     ):
         assert None not in [settings[name] for name in ("lr", "weight_decay", "schedule")]
     assert any(line.startswith("optimizer  sgd, lr 0.099, weight decay") for line in report.lines())
@@ -96,7 +96,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(cache, tmp_path):
     with hold_run(run, ALONE):
         for resume in (False, True):
             with pytest.raises(UsageError, match=rf"{run} is being trained in by process {os.getpid()} on .*--resume"):
-                train(run, SETTINGS, train_set, valid_set, CpuDevice(), RunOptions(resume=resume))
+                train_on(run, SETTINGS, train_set, valid_set, resume=resume, replay=True)
         with pytest.raises(UsageError, match="is being trained in"):
             find_lr(run, SETTINGS, train_set, CpuDevice())
         assert [path.name for path in run.iterdir()] == ["run.lock"]
@@ -110,7 +110,7 @@ def test_a_run_whose_lock_is_taken_away_writes_no_checkpoint(cache, tmp_path, mo
         (tmp_path / "run.lock").unlink(missing_ok=True)
 
     with pytest.raises(TrainingError, match=r"run\.lock was removed or taken over"):
-        train(tmp_path, settings, train_set, valid_set, CpuDevice(), RunOptions(replay=False, on_epoch=take_away))
+        train_on(tmp_path, settings, train_set, valid_set, on_epoch=take_away)
     if (tmp_path / "last.pt").exists():  # written before the first epoch was shown, or not at all
         assert load_checkpoint(tmp_path / "last.pt")["stand"]["rows"][-1]["epoch"] == 1
 
@@ -119,6 +119,6 @@ def test_a_lock_of_a_run_is_freed_when_it_ends_or_fails(cache, tmp_path):
     train_set, valid_set = fold(cache, 0)
     run_once(tmp_path, train_set, valid_set)
     with pytest.raises(UsageError, match="add --resume"):
-        train(tmp_path, SETTINGS, train_set, valid_set, CpuDevice(), RunOptions())
+        train_on(tmp_path, SETTINGS, train_set, valid_set, replay=True)
     assert not (tmp_path / "run.lock").exists()
     run_once(tmp_path, *fold(cache, 0))

@@ -6,12 +6,9 @@ import json
 import signal
 
 import pytest
+from running import command, report_of, train_on
 
 from tpucache import CachedDataset, TrainingError
-from tpucache.cli import main
-from tpucache.training.device import CpuDevice
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = pytest.mark.slow
@@ -32,12 +29,8 @@ def loss(outputs, labels):
 """
 
 
-def command(cache, run, *more):
-    return main(["train", str(cache), "--run", str(run), *COMMAND.split(), *map(str, more)])
-
-
-def report_of(run):
-    return json.loads((run / "report.json").read_text())
+def train(cache, run, *more):
+    return command("train", cache, "--run", run, *COMMAND.split(), *more)
 
 
 def contents(run):
@@ -46,23 +39,23 @@ def contents(run):
 
 def test_the_command_of_a_finished_run_changes_nothing_and_says_so(cache, tmp_path, capsys, caplog):
     run = tmp_path / "run"
-    assert command(cache, run, "--batch-size", 16, "--resume", "--json") == 0
+    assert train(cache, run, "--batch-size", 16, "--resume", "--json") == 0
     first, before = json.loads(capsys.readouterr().out), contents(run)
     assert first["finished"]
     assert first["pace"]["steps"] > 0
-    assert command(cache, run, "--batch-size", 16, "--resume", "--json") == 0
+    assert train(cache, run, "--batch-size", 16, "--resume", "--json") == 0
     assert json.loads(capsys.readouterr().out) == first
     assert f"{run} holds a finished run" in caplog.text
-    assert command(cache, run, "--batch-size", 16) == 2
+    assert train(cache, run, "--batch-size", 16) == 2
     assert contents(run) == before
 
 
 def test_a_report_that_was_not_written_is_written_when_the_command_is_repeated(cache, tmp_path):
     run = tmp_path / "run"
-    assert command(cache, run) == 0
+    assert train(cache, run) == 0
     before = report_of(run)
     (run / "report.json").unlink()
-    assert command(cache, run, "--resume") == 0
+    assert train(cache, run, "--resume") == 0
     after = report_of(run)
     assert [after[name] for name in ("finished", "losses", "epochs")] == [
         before[name] for name in ("finished", "losses", "epochs")
@@ -71,17 +64,16 @@ def test_a_report_that_was_not_written_is_written_when_the_command_is_repeated(c
 
 def test_a_report_that_cannot_be_read_is_named(cache, tmp_path):
     settings, dataset = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50), CachedDataset(cache)
-    options = RunOptions(resume=True, replay=False)
-    train(tmp_path, settings, dataset, None, CpuDevice(), options)
+    train_on(tmp_path, settings, dataset)
     (tmp_path / "report.json").write_text("{")
     with pytest.raises(TrainingError, match=r"report\.json"):
-        train(tmp_path, settings, dataset, None, CpuDevice(), options)
+        train_on(tmp_path, settings, dataset, resume=True)
 
 
 @pytest.mark.parametrize("json_wanted", [True, False])
 def test_a_time_limit_leaves_an_unfinished_report_and_status_three(cache, tmp_path, capsys, json_wanted):
     run = tmp_path / "run"
-    assert command(cache, run, "--time-limit", "0", *(["--json"] if json_wanted else [])) == 3
+    assert train(cache, run, "--time-limit", "0", *(["--json"] if json_wanted else [])) == 3
     out, err = capsys.readouterr()
     assert "--resume" in err.splitlines()[-1]
     report = report_of(run)
@@ -89,7 +81,7 @@ def test_a_time_limit_leaves_an_unfinished_report_and_status_three(cache, tmp_pa
     assert report["steps"] == 2
     assert len(report["losses"]) == 1
     assert (json.loads(out) == report) if json_wanted else out == ""
-    assert command(cache, run, "--resume") == 0
+    assert train(cache, run, "--resume") == 0
     assert report_of(run)["finished"] is True
 
 
@@ -99,7 +91,7 @@ def test_a_signal_leaves_an_unfinished_report_and_status_three(cache, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert command(cache, tmp_path / "run", "--loss", f"signal_{number}:loss") == 3
+        assert train(cache, tmp_path / "run", "--loss", f"signal_{number}:loss") == 3
     finally:
         signal.signal(signal.SIGTERM, before)
     assert report_of(tmp_path / "run")["finished"] is False
@@ -107,13 +99,13 @@ def test_a_signal_leaves_an_unfinished_report_and_status_three(cache, tmp_path, 
 
 def test_a_time_limit_is_obeyed_in_the_range_test(cache, tmp_path, capsys):
     run, options = tmp_path / "run", ("--lr", "find")
-    assert command(cache, run, *options, "--time-limit", "0") == 3
+    assert train(cache, run, *options, "--time-limit", "0") == 3
     message = capsys.readouterr().err.splitlines()[-1]
     assert "in the range test" in message
     assert report_of(run)["finished"] is False
     assert report_of(run)["losses"] == []
     assert not (run / "last.pt").exists()
-    assert command(cache, run, *options, "--resume") == 0
+    assert train(cache, run, *options, "--resume") == 0
     assert report_of(run)["finished"] is True
 
 
@@ -130,7 +122,7 @@ def test_samples_that_every_epoch_drops_are_reported(cache, tmp_path, batch, exe
     settings = TrainSettings(
         model="tiny_models:tiny", epochs=1, batch_size=batch, steps_per_execution=executions, lr=0.01
     )
-    report = train(tmp_path, settings, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
+    report = train_on(tmp_path, settings, CachedDataset(cache))
     assert len(report.losses) * batch == 150 - dropped
     values = report_of(tmp_path)
     assert (values["samples"], values["dropped_samples"], values["dropped_by_execution"]) == (

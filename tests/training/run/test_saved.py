@@ -11,11 +11,10 @@ import zipfile
 
 import pytest
 import torch
+from running import best_of, last_of, report_of, train_on
 
 from tpucache import CachedDataset, TrainingError, UsageError
 from tpucache.training.device import CpuDevice
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.page import report_run
 from tpucache.training.prediction import Predictor
 from tpucache.training.run.report import read_account, read_folds, read_report
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.slow
 def trained(cache, tmp_path_factory):
     dataset, run = CachedDataset(cache), tmp_path_factory.mktemp("trained") / "run"
     settings = TrainSettings(model="cnn", epochs=1, batch_size=50, lr=0.01)
-    train(run, settings, dataset, dataset, CpuDevice(), RunOptions(replay=False, curves=False))
+    train_on(run, settings, dataset, dataset, curves=False)
     return run
 
 
@@ -78,7 +77,7 @@ HARMS = {
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_weights_that_no_run_writes_do_not_predict(run, harm):
-    content = torch.load(run / "best.pt", weights_only=True)
+    content = best_of(run)
     HARMS[harm](content)
     torch.save(content, run / "best.pt")
     with pytest.raises((TrainingError, UsageError)) as raised:
@@ -99,7 +98,7 @@ def test_a_checkpoint_takes_no_more_memory_than_its_file(run):
 
 @pytest.mark.thorough
 def test_a_list_that_holds_another_one_many_times_is_not_followed(run):
-    content = torch.load(run / "best.pt", weights_only=True)
+    content = best_of(run)
     inner: list[object] = [0] * 100
     for _ in range(12):
         inner = [inner] * 100
@@ -121,7 +120,7 @@ def test_a_list_that_holds_another_one_many_times_is_not_followed(run):
     ],
 )
 def test_a_state_that_no_run_is_in_is_not_continued(run, change):
-    content = torch.load(run / "last.pt", weights_only=True)
+    content = last_of(run)
     content["stand"].update(change)
     torch.save(content, run / "last.pt")
     with pytest.raises(TrainingError, match=r"last\.pt cannot be used: .*stand"):
@@ -149,7 +148,7 @@ def test_texts_that_no_run_writes_make_no_page_and_no_report(run, name, text):
 
 
 def test_values_of_another_type_are_no_report(run):
-    values = json.loads((run / "report.json").read_text())
+    values = report_of(run)
     for change in ({"losses": "1"}, {"epochs": [[]]}, {"pace": {**values["pace"], "steps": "3"}}, {"finished": 1}):
         (run / "report.json").write_text(json.dumps({**values, **change}))
         with pytest.raises(TrainingError, match=rf"report\.json cannot be read: .*'{next(iter(change))}"):

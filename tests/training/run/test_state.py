@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import replace
 
 import pytest
 import tiny_metrics
+from running import report_of, train_on
 from stopping import Killed, Moment, differences, results, run_once, stop_once
 from thorough import thorough
 
 from tpucache import CachedDataset
 from tpucache.training.device import CpuDevice
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings
 
@@ -35,7 +33,7 @@ def best_epoch(cache, run, values):
 
     dataset = CachedDataset(cache)
     settings = replace(SETTINGS, metric=("tiny_metrics:scripted",), watch="scripted")
-    train(run, settings, dataset, dataset, CpuDevice(), RunOptions(replay=False, watchers=[Recorder()]))
+    train_on(run, settings, dataset, dataset, watchers=[Recorder()])
     assert len(files) == len(values)
     return files.index(files[-1])
 
@@ -91,9 +89,9 @@ def test_a_run_stopped_at_any_step_or_evaluation_batch_resumes_to_the_same_resul
         if stop_once(cache, run, CpuDevice(), kind, chosen):
             stops += 1
             if kind != "SIGKILL":
-                assert json.loads((run / "report.json").read_text())["finished"] is False
+                assert report_of(run)["finished"] is False
             run_once(cache, run, CpuDevice())
-        assert json.loads((run / "report.json").read_text())["finished"] is True
+        assert report_of(run)["finished"] is True
         assert differences(results(run), expected) == [], chosen
     assert stops >= len(chosen_ones) - 2  # after the last evaluation nothing is left to stop
 
@@ -121,7 +119,7 @@ def test_a_run_killed_between_any_two_writes_resumes_to_the_same_results(cache, 
         writes = total
         run_once(cache, run, CpuDevice())
         assert differences(results(run), whole[0]) == [], chosen
-        assert json.loads((run / "report.json").read_text())["finished"] is True
+        assert report_of(run)["finished"] is True
 
 
 def test_what_a_killed_process_did_not_rename_is_removed(cache, tmp_path):
@@ -153,7 +151,5 @@ for kind, chosen in [(kind, int(number)) for number in sys.argv[4:] for kind in 
 
 @pytest.mark.xla
 @pytest.mark.parametrize(("cores", "moments"), [(1, [7]), *thorough((1, [4, 5, 8, 9]), (8, [4, 5, 7, 8, 9]))])
-def test_a_run_stopped_on_xla_resumes_to_the_same_results(cache, python, tmp_path, cores, moments):
-    (tmp_path / "script.py").write_text(ON_XLA)
-    done = python(tmp_path / "script.py", cache, tmp_path, cores, *moments, devices=cores)
-    assert done.returncode == 0, done.stderr
+def test_a_run_stopped_on_xla_resumes_to_the_same_results(cache, on_xla, tmp_path, cores, moments):
+    on_xla(ON_XLA, cache, tmp_path, cores, *moments, devices=cores)

@@ -8,12 +8,12 @@ import shutil
 
 import numpy as np
 import pytest
+from running import report_of, train_on
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache, report_run
 from tpucache.cli import main
-from tpucache.training import Predictor, RunOptions, TrainSettings
+from tpucache.training import Predictor, TrainSettings
 from tpucache.training.device import CpuDevice
-from tpucache.training.loop import train
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, lr=0.01)
 DEVICE = CpuDevice()
@@ -22,7 +22,7 @@ DEVICE = CpuDevice()
 def run_on(dataset, folder, **changed):
     settings = dataclasses.replace(SETTINGS, **changed)
     parts = dataset.select(range(32)), dataset.select(range(32, 55))
-    train(folder, settings, *parts, DEVICE, RunOptions(replay=False))
+    train_on(folder, settings, *parts, device=DEVICE)
     with np.load(folder / "validation.npz") as arrays:
         return parts[1], dict(arrays)
 
@@ -63,7 +63,7 @@ def test_the_page_shows_the_most_wrong_samples_and_all_that_the_run_wrote(run):
     places = [page.index(valid_set.paths[row]) for row in wrong]
     assert len(wrong) == page.count("<img") == 3
     assert places == sorted(places)
-    report = json.loads((folder / "run" / "report.json").read_text())
+    report = report_of(folder / "run")
     for shown in (
         f"Epoch {report['best_epoch']} was best",
         "polyline",

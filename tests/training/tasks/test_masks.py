@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from running import best_of, train_on
 from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
@@ -18,8 +19,6 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.device.base import DeviceBatch, Processes
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learner import Learner
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.prediction import Predictor, predict
 from tpucache.training.schedule import Rates
 from tpucache.training.settings import TrainSettings
@@ -100,8 +99,8 @@ def test_confusion_of_outputs_that_are_not_finite_is_nan(bad):
 
 @pytest.mark.slow
 def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
-    train(tmp_path, SETTINGS, masks, None, CpuDevice(), RunOptions(replay=False))
-    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    train_on(tmp_path, SETTINGS, masks)
+    best = best_of(tmp_path)
     assert predict(Predictor([tmp_path], CpuDevice(), trust=TRUST), [masks], tmp_path / "good.csv", 16).samples == len(
         masks
     )

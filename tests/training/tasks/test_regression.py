@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from running import best_of, train_on
 from torch import nn
 
 from tpucache import CachedDataset, CachedLoader, TrainingError, UsageError, build_cache
@@ -20,7 +21,6 @@ from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import results, score
 from tpucache.training.learner import Learner
-from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.prediction import Predictor, predict
 from tpucache.training.settings import TrainSettings
@@ -94,7 +94,7 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
     halves = prices.select(range(100)), prices.select(range(100, 200))
     runs = [tmp_path / name for name in ("first", "second")]
     for run, half in zip(runs, halves, strict=True):
-        train(run, dataclasses.replace(LINEAR, epochs=3), half, None, CpuDevice(), QUICK)
+        train_on(run, dataclasses.replace(LINEAR, epochs=3), half)
     columns = []
     for each in (runs[:1], runs[1:], runs):
         found = predict(Predictor(each, CpuDevice(), trust=TRUST), [prices], tmp_path / "out.csv", 16)
@@ -104,7 +104,7 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
     labels, spread = prices.labels.numpy(), [*learned_from(prices).std[:2], 0.5]
     assert (np.abs(np.mean(columns[2], 0) - labels.mean(0)) < spread).all()
     assert found.metrics["rmse"] == pytest.approx(np.sqrt(((np.array(columns[2]) - labels) ** 2).mean()), rel=1e-3)
-    scales = [torch.load(run / "best.pt", weights_only=True)["labels"] for run in runs]
+    scales = [best_of(run)["labels"] for run in runs]
     assert scales == [learned_from(half).constants() for half in halves]
 
 
@@ -117,7 +117,7 @@ def test_a_loss_of_ones_own_gets_labels_as_they_are_stored(prices, tmp_path):
     settings = dataclasses.replace(LINEAR, epochs=1, loss="tiny_tasks:relative_loss")
     learner = Learner(settings, prices, choose_task(settings, prices), CpuDevice())
     assert learner.task.constants() == {}
-    report = train(tmp_path, settings, prices, None, CpuDevice(), QUICK)
+    report = train_on(tmp_path, settings, prices)
     assert 0 < report.losses[0] < 1e4  # that of standardised labels would be divided by zeros, which a constant becomes
 
 
@@ -125,7 +125,7 @@ def test_a_loss_of_ones_own_gets_labels_as_they_are_stored(prices, tmp_path):
 def test_a_loss_that_diverges_is_explained_by_the_size_of_the_labels(prices, tmp_path):
     settings = dataclasses.replace(LINEAR, lr=1e30)
     with pytest.raises(TrainingError, match=r"--lr.*the labels reach from .* to 54\d+, with a deviation of 13\d+"):
-        train(tmp_path, settings, prices, None, CpuDevice(), QUICK)
+        train_on(tmp_path, settings, prices)
 
 
 @pytest.mark.slow
@@ -198,10 +198,10 @@ def test_values_of_the_same_columns_in_another_order_are_refused_or_said(two_ord
     assert [each.manifest.value_names for each in two_orders] == [*ORDERS]
     settings = dataclasses.replace(LINEAR, epochs=1, batch_size=4)
     with pytest.raises(UsageError, match="height, width, those of the training cache width, height: both must"):
-        train(tmp_path / "run", settings, one, other, CpuDevice(), QUICK)
+        train_on(tmp_path / "run", settings, one, other)
     runs = [tmp_path / name for name in ("one", "other")]
     for run, dataset in zip(runs, two_orders, strict=True):
-        train(run, settings, dataset, dataset, CpuDevice(), QUICK)
+        train_on(run, settings, dataset, dataset)
     predictor = Predictor(runs[:1], CpuDevice(), trust=TRUST)
     assert predict(predictor, [one], tmp_path / "out.csv", 4).metrics
     assert caplog.text == ""
@@ -211,5 +211,5 @@ def test_values_of_the_same_columns_in_another_order_are_refused_or_said(two_ord
     with pytest.raises(UsageError, match="differ in columns of labels"):
         Predictor(runs, CpuDevice(), trust=TRUST)
     caplog.clear()
-    train(tmp_path / "more", dataclasses.replace(settings, weights=str(runs[0])), other, None, CpuDevice(), QUICK)
+    train_on(tmp_path / "more", dataclasses.replace(settings, weights=str(runs[0])), other)
     assert "has learned the columns width, height, and the labels are now height, width" in caplog.text

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
 from PIL import Image
+from running import report_of, train_on
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tpucache import CachedDataset, DependencyError, TrainingError
 from tpucache.cli import main
-from tpucache.training.device import CpuDevice
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import drawn_curves, fitting_decay, save_curves, save_figure
 from tpucache.training.watch.tensorboard import TensorBoard
@@ -46,7 +43,7 @@ def test_a_run_of_the_command_leaves_curves_and_scalars(cache, tmp_path):
     arguments = ["train", cache, "--run", run, "--backend", "eager", "--model", "cnn", "--epochs", 2, "--valid", 0.2]
     arguments += ["--batch-size", 16, "--lr", 0.02, "--tensorboard", "--json"]
     assert main([str(argument) for argument in arguments]) == 0
-    report = json.loads((run / "report.json").read_text())
+    report = report_of(run)
     assert min(sizes(run / "curves.png")) > 500
     found = scalars(run / "tensorboard")
     assert [step for step, _ in found["train/loss"]] == list(range(1, 15))
@@ -57,7 +54,7 @@ def test_a_run_of_the_command_leaves_curves_and_scalars(cache, tmp_path):
 
 
 def test_the_rows_of_a_run_hold_no_times(cache, tmp_path):
-    report = train(tmp_path, SETTINGS, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
+    report = train_on(tmp_path, SETTINGS, CachedDataset(cache))
     assert [set(row) for row in report.epochs] == [{"epoch", "step", "lr", "train_loss"}] * 2
     assert not (tmp_path / "curves.png").exists()
 
@@ -65,7 +62,7 @@ def test_the_rows_of_a_run_hold_no_times(cache, tmp_path):
 def test_curves_are_left_by_a_run_that_fails(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=4, batch_size=10, lr=1e30)
     with pytest.raises(TrainingError, match="the loss is"):
-        train(tmp_path, settings, CachedDataset(cache), None, CpuDevice(), RunOptions(curves=True))
+        train_on(tmp_path, settings, CachedDataset(cache), curves=True, replay=True)
     assert (tmp_path / "curves.png").exists()
 
 
