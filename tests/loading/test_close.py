@@ -77,8 +77,9 @@ def test_a_closed_loader_frees_its_buffers_and_ends_what_iterates(cache):
     pool = weakref.ref(loader._buffers)
     for _ in range(2):
         loader.close()
-    with pytest.raises(UsageError, match="this loader is closed"):
-        next(batches)
+    for use in (lambda: next(batches), lambda: iter(pickle.loads(pickle.dumps(loader)))):
+        with pytest.raises(UsageError, match="this loader is closed"):
+            use()
     assert pool() is None
     assert torch.equal(images, before)
     loader.dataset[0]

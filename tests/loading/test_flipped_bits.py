@@ -30,7 +30,7 @@ class Gradients:
         return Item({"image": np.clip(ramp + rng.normal(0, 30, ramp.shape), 0, 255).astype(np.uint8)})
 
 
-@pytest.fixture(scope="module", params=[*thorough("dct-zstd"), "dct-lz4", "yuv420"])
+@pytest.fixture(scope="module", params=[*thorough("dct-zstd", "zstd"), "dct-lz4", "yuv420"])
 def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("sound") / "cache"
     build_cache(Gradients(), cache, Recipe(size=(24, 20), codec=request.param), jobs=1)

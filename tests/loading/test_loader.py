@@ -96,48 +96,6 @@ def test_all_ranks_together_see_the_global_batches(cache, world, samples, drop_l
         assert torch.equal(torch.cat([part[step][1] for part in parts]), labels)
 
 
-@pytest.mark.slow
-@few
-@given(st.integers(0, 15), st.integers(1, 4), st.integers(0, 3))
-def test_a_resumed_loader_gives_exactly_what_was_not_seen(cache, stop, world, epoch):
-    dataset = CachedDataset(cache)
-    loader = CachedLoader(dataset, 12, shuffle=True, seed=1)
-    loader.set_epoch(epoch)
-    whole = list(loader)
-    loader.set_epoch(epoch)
-    iterator = iter(loader)
-    for _ in range(min(stop, len(whole) - 1)):
-        next(iterator)
-    state = loader.state_dict()
-    ranks = [CachedLoader(dataset, 4, shuffle=True, seed=9, rank=r, world_size=world) for r in range(world)]
-    for rank in ranks:
-        rank.load_state_dict(state)
-    rest = [batch for rank in ranks for batch in rank]
-    expected = seen(dataset, whole[min(stop, len(whole) - 1) :])
-    assert Counter(seen(dataset, rest)) == Counter(expected)
-    assert {rank.epoch for rank in ranks} == {epoch + 1}
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_an_epoch_is_over_with_its_last_batch_asked_for_or_not(cache, drop_last):
-    dataset = CachedDataset(cache)
-    loader = CachedLoader(dataset, 40, shuffle=True, drop_last=drop_last)
-    orders = []
-    for _ in range(3):
-        iterator = iter(loader)  # as trainers do that count the batches
-        orders.append(seen(dataset, [next(iterator) for _ in range(len(loader))]))
-    assert loader.epoch == 3
-    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (3, 0)
-    assert orders == [seen(dataset, list(whole)) for whole in epochs_of(dataset, 3, drop_last)]
-
-
-def epochs_of(dataset: CachedDataset, epochs: int, drop_last: bool) -> list[CachedLoader]:
-    loaders = [CachedLoader(dataset, 40, shuffle=True, drop_last=drop_last) for _ in range(epochs)]
-    for epoch, loader in enumerate(loaders):
-        loader.set_epoch(epoch)
-    return loaders
-
-
 def test_kept_batches_stay_as_they_were(cache):
     dataset = CachedDataset(cache)
     loader = CachedLoader(dataset, 10, shuffle=True, seed=5)
@@ -213,6 +171,7 @@ def test_a_shard_cut_short_or_gone_is_named(cache, tmp_path, damage):
         ("seed prefetch rank", [-1]),
         ("rank", [1]),
         ("drop_last", ["no", 1, None]),
+        ("reiterate", ["again", None]),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(cache, names, values):

@@ -125,68 +125,6 @@ def test_the_chunks_of_a_state_are_kept_where_records_have_another_size(cache: P
     assert other.state_dict()["chunk"] == state["chunk"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("position", [0, 40])
-def test_set_epoch_keeps_the_position_of_the_epoch_that_was_loaded(cache: Path, position: int) -> None:
-    dataset = CachedDataset(cache)
-    loader = CachedLoader(dataset, 20, shuffle=True)
-    loader.set_epoch(2)
-    state = stopped(loader, position // 20)
-    resumed = CachedLoader(dataset, 20, shuffle=True)
-    resumed.load_state_dict(state)
-    seen = []
-    for epoch in range(2, 4):
-        resumed.set_epoch(epoch)
-        resumed.set_epoch(epoch)
-        seen.append(numbers(iter(resumed), dataset))
-    orders = []
-    for epoch in range(2, 4):
-        loader.set_epoch(epoch)
-        orders.append(numbers(iter(loader), dataset))
-    assert seen == [orders[0][position:], orders[1]]
-
-
-@pytest.mark.slow
-def test_set_epoch_of_another_epoch_starts_there(cache: Path) -> None:
-    dataset = CachedDataset(cache)
-    loader = CachedLoader(dataset, 20, shuffle=True)
-    state = stopped(loader, 3)
-    for epochs in ((1,), (1, 0)):
-        loader.load_state_dict(state)
-        for epoch in epochs:
-            loader.set_epoch(epoch)
-        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epochs[-1], 0)
-        assert len(numbers(iter(loader), dataset)) == 150
-
-
-def test_an_iteration_from_before_does_not_move_a_loader_that_was_set(cache: Path) -> None:
-    loader = CachedLoader(CachedDataset(cache), 20, shuffle=True)
-    state = stopped(loader, 2)
-    for place in (lambda: loader.load_state_dict({**state, "epoch": 5}), lambda: loader.set_epoch(6)):
-        iterator = iter(loader)
-        next(iterator)
-        place()
-        epoch, expected = loader.epoch, len(loader) - 2 * (loader.epoch == 5)
-        assert len(list(iterator)) == len(loader) - 1
-        with pytest.raises(UsageError, match="no single position"):
-            loader.state_dict()
-        assert loader.epoch == epoch
-        assert len(list(loader)) == expected
-        assert loader.state_dict()["epoch"] == epoch + 1
-
-
-def test_an_iteration_that_is_set_aside_does_not_count(cache: Path) -> None:
-    loader = CachedLoader(CachedDataset(cache), 50, shuffle=True)
-    aside = iter(loader)
-    next(aside)
-    iterator = iter(loader)
-    assert loader.state_dict()["position"] == 0
-    next(iterator)
-    next(iterator)
-    assert loader.state_dict()["position"] == 100
-    del aside
-
-
 def test_a_state_of_before_the_first_release_is_refused_with_a_remedy(cache: Path) -> None:
     loader = CachedLoader(CachedDataset(cache), 10)
     state = loader.state_dict()

@@ -102,6 +102,7 @@ def test_loaders_that_do_not_fit_are_refused(cache: Path) -> None:
     misfits: list[tuple[Any, str]] = [
         (CachedLoader(one.dataset, 8, drop_last=True), "batch_size 8, loader 0 16"),
         (CachedLoader(one.dataset[:0], 16, drop_last=True), "no samples"),
+        (CachedLoader(one.dataset, 16, drop_last=True, reiterate="same"), "loader 1 has reiterate same, loader 0 next"),
         (MixedLoader([one, other], [1, 1]), "not of MixedLoader"),
     ]
     for wrong, message in misfits:

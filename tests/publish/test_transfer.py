@@ -47,7 +47,9 @@ def contents(folder):
 @pytest.mark.parametrize("scheme", ["memory", "file", "path", "http", "http without ranges"])
 def test_a_round_trip_brings_every_byte_back(scheme, cache, tmp_path, served, memory):
     target = tmp_path / "new" / "fetched"
-    url = {"memory": memory, "file": f"file://{tmp_path}/a/b", "path": str(tmp_path / "c")}.get(scheme, served.url)
+    url = {"memory": memory, "file": f"file://{tmp_path}/a/b", "path": str(tmp_path / "a b#c?d%20")}.get(
+        scheme, served.url
+    )
     served.ranges = scheme == "http"
     push_cache(cache, memory)
     if not scheme.startswith("http"):

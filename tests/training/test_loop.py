@@ -96,15 +96,18 @@ def test_a_time_limit_ends_the_run_with_all_it_did_saved(cache, tmp_path):
 
 def test_a_run_is_not_written_over_and_not_resumed_with_other_settings(cache, tmp_path):
     dataset = CachedDataset(cache)
+    valid = dataset[:20]
     settings = TrainSettings(model="cnn", epochs=1, batch_size=50)
-    train_on(tmp_path, settings, dataset)
+    train_on(tmp_path, settings, dataset, valid)
     with pytest.raises(UsageError, match="--resume"):
-        train_on(tmp_path, settings, dataset)
+        train_on(tmp_path, settings, dataset, valid)
     other = TrainSettings(model="cnn", epochs=2, batch_size=50, augment=AugmentSettings(flip=True))
     with pytest.raises(UsageError, match=r"epochs 1, now 2; flip False, now True"):
-        train_on(tmp_path, other, dataset, resume=True, replay=True)
+        train_on(tmp_path, other, dataset, valid, resume=True, replay=True)
     with pytest.raises(UsageError, match="samples 150, now 60"):
-        train_on(tmp_path, settings, dataset.select(range(60)), resume=True, replay=True)
+        train_on(tmp_path, settings, dataset.select(range(60)), valid, resume=True, replay=True)
+    with pytest.raises(UsageError, match="the validation data have changed"):
+        train_on(tmp_path, settings, dataset, dataset[20:40], resume=True, replay=True)
 
 
 def test_a_cache_is_no_folder_for_a_run(cache, tmp_path):
