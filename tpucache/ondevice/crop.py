@@ -17,7 +17,6 @@ import operator
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.arrays import Array, ArrayLibrary
@@ -44,7 +43,7 @@ class CropDecoder:
 
     def __init__(self, decoder: PackedDecoder, resize: Resize) -> None:
         """Take the decoder for whole images, and the size of the resized crops; `resize.fit` has no effect on crops."""
-        self._decoder, self._sizes = decoder, (resize.height, resize.width)
+        self._decoder = decoder
         #: For each Axis, the name of the constant that has the numbers of its pixels.
         self._names = {
             axis: f"pixels{number}" for number, axis in enumerate(dict.fromkeys(itertools.chain(*decoder.axes)))
@@ -52,7 +51,8 @@ class CropDecoder:
         names = ("quantisers", "ones")
         self.constants: dict[str, Matrix] = {
             **{name: value for name, value in decoder.constants.items() if name.startswith(names)},
-            **{f"{name}_places": _count(size) for name, size in zip(("row", "column"), self._sizes, strict=True)},
+            "row_places": np.arange(resize.height, dtype=np.float32),
+            "column_places": np.arange(resize.width, dtype=np.float32),
             **{name: _pixels(axis) for axis, name in self._names.items()},
         }
 
@@ -138,7 +138,3 @@ def _waves(functions: Any, pixels: Array, frequencies: int) -> list[Array]:
         )
         for number, row in enumerate(basis()[:frequencies])
     ]
-
-
-def _count(length: int) -> npt.NDArray[np.float32]:
-    return np.arange(length, dtype=np.float32)

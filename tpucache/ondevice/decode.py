@@ -38,8 +38,8 @@ _LEAST_SIDE: Final = 8
 _MOST_TIMES: Final = 2
 
 Constants = Mapping[str, Array]
-#: Two arrays that add up to a matrix: its coarse part and the rest.
-Parts = tuple[Array, Array]
+#: Two arrays that add up to a matrix, its coarse part and the rest: a tuple, or an array with one more dimension.
+Parts = Any
 Matrix = npt.NDArray[np.float32]
 
 #: (height, width) in pixels, or one number for both.
@@ -105,9 +105,10 @@ class PackedDecoder(ABC):
         sides = _sides(stored, resize)
         for number, (rows, columns) in enumerate(self.axes):
             if rows.frequencies is not None or rows.step > 1 or resize is not None:  # else the numbers are pixels
-                down, across = (side.weights @ axis.matrix() for side, axis in zip(sides, (rows, columns), strict=True))
-                self.constants.update(_constants_of(_float32(down), _float32(across.T), number))
-        above, beside = (side.is_inside for side in sides)
+                down, across = (side @ axis.matrix() for side, axis in zip(sides, (rows, columns), strict=True))
+                self.constants[f"rows{number}"] = _in_parts(_float32(down))
+                self.constants[f"columns{number}"] = _in_parts(_float32(across.T))
+        above, beside = (side.any(1) for side in sides)  # a pixel of padding has no weights
         if not (above.all() and beside.all()):
             self.constants["white"] = _float32(128 * np.outer(above, beside))
 
@@ -150,7 +151,7 @@ class PackedDecoder(ABC):
         product: Callable[[Array, Parts, Parts], Array],
     ) -> Array:
         planes = [
-            product(plane, _parts_of(constants, f"rows{number}"), _parts_of(constants, f"columns{number}"))
+            product(plane, constants[f"rows{number}"], constants[f"columns{number}"])
             if f"rows{number}" in constants
             else plane
             for number, plane in enumerate(self.planes(library, packed, constants))
@@ -264,16 +265,10 @@ def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecode
     return CoefficientDecoder(packed_layout(field), resize or Resize(*view.canvas, view.fit))
 
 
-def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matrix]:
-    made = {}
-    for name, matrix in ((f"rows{number}", rows), (f"columns{number}", columns)):
-        made[name] = to_bfloat16(matrix)
-        made[f"{name}_rest"] = matrix - made[name]
-    return made
-
-
-def _parts_of(constants: Constants, name: str) -> Parts:
-    return constants[name], constants[f"{name}_rest"]
+def _in_parts(matrix: Matrix) -> Matrix:
+    """Return two matrices that add up to `matrix`, the first rounded to bfloat16: float32 (2, rows, columns)."""
+    coarse = to_bfloat16(matrix)
+    return np.stack([coarse, matrix - coarse])
 
 
 def transformed(library: ArrayLibrary, matrix: Array, rows: Parts, columns: Parts) -> Array:
@@ -352,21 +347,11 @@ def to_bytes(library: ArrayLibrary, colours: Array) -> Array:
     return library.cast(functions.round(functions.clip(colours, 0, 255)), "uint8")
 
 
-class Side(NamedTuple):
-    """One side of a resized image.
-
-    `weights` are the weights of the stored pixels in each output pixel, (output pixels, stored pixels). `is_inside`,
-    bool (output pixels,), is False for pixels of padding.
-    """
-
-    weights: npt.NDArray[Any]
-    is_inside: npt.NDArray[np.bool_]
-
-
-def _sides(stored: tuple[int, int], resize: Resize | None) -> tuple[Side, Side]:
+def _sides(stored: tuple[int, int], resize: Resize | None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the weights of the stored pixels in each output pixel, (output pixels, stored pixels), for both sides."""
     height, width = stored
     if resize is None:
-        return Side(np.eye(height), np.ones(height, bool)), Side(np.eye(width), np.ones(width, bool))
+        return np.eye(height), np.eye(width)
     place = placement((0.0, 0.0, float(width), float(height)), (resize.width, resize.height), resize.fit)
     left, top = margins(place.size, (resize.width, resize.height))
     return (
@@ -375,11 +360,10 @@ def _sides(stored: tuple[int, int], resize: Resize | None) -> tuple[Side, Side]:
     )
 
 
-def _side(stored: int, start: float, stop: float, size: int, margin: int, canvas: int) -> Side:
-    weights, is_inside = np.zeros((canvas, stored)), np.zeros(canvas, bool)
+def _side(stored: int, start: float, stop: float, size: int, margin: int, canvas: int) -> npt.NDArray[Any]:
+    weights = np.zeros((canvas, stored))
     weights[margin : margin + size] = lanczos(stored, start, stop, size)
-    is_inside[margin : margin + size] = True
-    return Side(weights, is_inside)
+    return weights
 
 
 def doubling(size: int) -> npt.NDArray[Any]:

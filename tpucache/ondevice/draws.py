@@ -120,19 +120,18 @@ def _stream(source: tuple[int, int], view: int, number: int) -> np.random.Random
 
 
 def _erased(uniform: Array, probability: float) -> Array:
-    """Return boxes (batch, 4) of random area and aspect; an image that is not erased has a box without area."""
+    """Return top, bottom, left, right, (batch, 4), of boxes of random area, aspect and place in the unit square.
+
+    An image that is not erased has a box without area.
+    """
     chosen = uniform[:, 0] < probability
     area = _ERASED_AREA[0] + uniform[:, 1] * (_ERASED_AREA[1] - _ERASED_AREA[0])
     low, high = np.log(_ERASED_ASPECT)
     aspect = np.exp(low + uniform[:, 2] * (high - low))
     height, width = (np.minimum(1, np.sqrt(area * ratio)) for ratio in (aspect, 1 / aspect))
-    return _boxes(height * chosen, width * chosen, uniform[:, 3:5])
-
-
-def _boxes(heights: Array, widths: Array, uniform: Array) -> Array:
-    """Return top, bottom, left, right, (batch, 4), of boxes with these sides, placed at random in the unit square."""
-    top, left = uniform[:, 0] * (1 - heights), uniform[:, 1] * (1 - widths)
-    return np.stack([top, top + heights, left, left + widths], 1)
+    height, width = height * chosen, width * chosen
+    top, left = uniform[:, 3] * (1 - height), uniform[:, 4] * (1 - width)
+    return np.stack([top, top + height, left, left + width], 1)
 
 
 def _boxes_around(centres: Array, sides: Array) -> Array:

@@ -101,21 +101,15 @@ def decoder(dataset: Any, size: Size | None = None, *, fit: Fit = "crop", crop: 
     constants. Without `size` and `crop`, images of a codec without a packed form pass through unchanged. Raises
     UsageError for a cache without images, and for an impossible size.
     """
-    field = image_field(dataset)
+    field: Field | None = next((each for each in dataset.manifest.fields if each.name == IMAGE), None)
+    if field is None:
+        raise UsageError("the cache has no images, so that there is nothing to decode: take a cache of images")
     resize = None if size is None else to_resize(field, size, fit)
     if crop:
         height, width, _ = field.shape
         return Decoder(CropDecoder(packed_or_pixels(field), resize or Resize(height, width, fit)))
     packed = field_decoder(field, resize)
     return nn.Identity() if packed is None else Decoder(packed)
-
-
-def image_field(dataset: Any) -> Field:
-    for field in dataset.manifest.fields:
-        if field.name == IMAGE:
-            found: Field = field
-            return found
-    raise UsageError("the cache has no images, so that there is nothing to decode: take a cache of images")
 
 
 def _torch_on(device: torch.device) -> ArrayLibrary:

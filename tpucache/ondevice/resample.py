@@ -20,7 +20,6 @@ import operator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.ondevice.arrays import Array, ArrayLibrary
@@ -138,7 +137,9 @@ def sheared_bytes(
 
 
 def _distances(library: ArrayLibrary, pixels: Array, slope: Array) -> Array:
-    return slope.reshape(-1, 1, 1, 1) * library.constant(centred(pixels.shape[2]))
+    rows = pixels.shape[2]
+    from_centre = np.arange(rows, dtype=np.float32) - (rows - 1) / 2
+    return slope.reshape(-1, 1, 1, 1) * library.constant(from_centre.reshape(-1, 1))
 
 
 def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> Array:
@@ -174,8 +175,3 @@ def _sum(parts: list[Array]) -> Array:
 def _rounded(library: ArrayLibrary, places: Array, nearest: bool, steps: int, middle: float = 0.5) -> Array:
     steps = 1 if nearest else steps
     return library.functions.floor(places * steps + middle) / steps
-
-
-def centred(size: int) -> npt.NDArray[np.float32]:
-    """Return the distances of rows from the centre of `size` rows, float32 (size, 1); negative above the centre."""
-    return (np.arange(size, dtype=np.float32) - (size - 1) / 2).reshape(-1, 1)
