@@ -151,49 +151,41 @@ def plain_cache_fixture() -> Callable[..., Path]:
     return plain_cache
 
 
-def write_run(folder, dataset, *, text="plain", variant=0, **arrays):
+def write_run(folder, dataset, *, text="plain", **arrays):
     """Write the files of a finished run of classes in which a text is wherever a file can hold one."""
+    from tpucache.training.pace import Pace
+    from tpucache.training.run.files import write_history
+    from tpucache.training.run.report import TrainReport, write_report
+
     folder.mkdir(parents=True)
     samples = len(dataset)
+    place = {"cache": str(dataset.directory), "variant": 0, "samples": samples, "digest": dataset.digest}
     info = {
         "settings": {"model": text, text: text, "augment": {"flip": True}},
         "task": "classes",
         "outputs": 4,
         "classes": [f"{text} {number}" for number in range(4)],
         "training": {"cache": text, "variant": text, "samples": 7},
-        "validation": {
-            "cache": str(dataset.directory), "variant": variant, "samples": samples, "digest": dataset.digest
-        },
-    }  # fmt: skip
-    pace = {"steps": 2, "images_per_second": 9.0, "step_seconds": 0.1, "waited": 0.0, "device_idle": 0.5}
-    summary = {
-        "finished": True,
-        "backend": text,
-        "device": text,
-        "unit": text,
-        "best_epoch": 1,
-        "watched": text,
-        "advice": text,
-        "losses": [3.0, 2.0, 1.0],
-        "seconds": {text: 2.5, "steps": 1.0},
-        "wall_seconds": 4.0,
-        "pace": {**pace, "compiles": 0, "received_bytes": 0},
+        "validation": place,
     }
+    told = dict.fromkeys(("backend", "device", "unit", "watched", "advice", "rates", "precision", "batch"), text)
+    facts = {"cores": 1, "losses": [3.0, 2.0, 1.0], "epochs": [], "host_peak_bytes": 0, "device_peak_bytes": None}
+    seconds = {"seconds": {text: 2.5, "steps": 1.0}, "wall_seconds": 4.0}
+    pace = Pace(2, 9.0, 0.1, 0.0, 0.5, 0, 0, resident=text)
     labels = np.arange(samples) % 4
-    predictions = (labels + 1) % 4
     found = {
         "positions": np.asarray(dataset.positions),
         "labels": labels,
-        "predictions": predictions,
+        "predictions": (labels + 1) % 4,
         "errors": np.linspace(0.9, 0.5, samples),
         "probabilities": np.full(samples, 0.75),
         **arrays,
     }
     (folder / "run.json").write_text(json.dumps(info))
-    (folder / "report.json").write_text(json.dumps(summary))
-    name = "valid_" + text.replace('"', "").replace("\n", "").replace("\udcff", "")
-    rows = ([f'"{name}"', "step", "lr", "valid_loss", "valid_samples"], *(["0.5", "2", "0.1", "1.5", "12"],) * 2)
-    (folder / "history.csv").write_text("\n".join(",".join(row) for row in rows))
+    write_report(folder, TrainReport(**told, **facts, **seconds, pace=pace, best_epoch=1))
+    name = "valid_" + text.replace("\udcff", "")
+    row = {name: 0.5, "step": 2, "lr": 0.1, "valid_loss": 1.5, "valid_samples": 12}
+    write_history(folder, [row, row])
     np.savez(folder / "validation.npz", **{key: each for key, each in found.items() if each is not None})
     return folder
 

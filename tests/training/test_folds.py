@@ -195,7 +195,7 @@ def test_one_page_shows_all_folds_and_then_a_part_of_each(folded, whole, tmp_pat
     assert begun.count("<article") == 2
     for damage in ('{"folds": [{"fold": "0"}]}', '{"finished": true}', "[]"):
         (tmp_path / "run" / "report.json").write_text(damage)
-        with pytest.raises(TrainingError, match="Copy the run again"):
+        with pytest.raises(TrainingError, match="opy the run again"):
             report_run(tmp_path / "run")
 
 

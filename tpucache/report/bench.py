@@ -197,7 +197,8 @@ def _copies(source: npt.NDArray[np.uint8], batch_size: int) -> Iterator[None]:
     """Copy random rows into a batch, again and again: the machine's limit. As in a loader, memory is reused."""
     rng, target = np.random.default_rng(0), np.empty((batch_size, source.shape[1]), np.uint8)
     while True:
-        yield gather(source, rng.integers(len(source), size=batch_size), target)
+        gather(source, rng.integers(len(source), size=batch_size), target)
+        yield
 
 
 def _batches(loader: CachedLoader) -> Iterator[Any]:

@@ -5,11 +5,12 @@ The files of a run are checked when they are read; none is trusted.
 
 from __future__ import annotations
 
+import collections
 import csv
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from tpucache.errors import FormatError, TpucacheError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.find import locate
 from tpucache.native import Array
 from tpucache.report.page import (
     SAMPLES,
@@ -36,19 +36,24 @@ from tpucache.report.page import (
     table,
 )
 from tpucache.runs import (
-    ACCOUNT_NAME,
-    FOLDS_NAME,
     HISTORY_NAME,
     INFO_NAME,
-    REPORT_NAME,
     VALIDATION_NAME,
     fold_folder,
     is_run,
 )
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.store.files import check_stored, is_url, open_file, open_text, read_file
-from tpucache.store.history import split_version
+from tpucache.store.files import check_stored, open_file, open_text, read_file
 from tpucache.text import LARGEST, parse_object, seconds_text
+from tpucache.training.run.report import (
+    FoldsReport,
+    TrainReport,
+    read_account,
+    read_folds,
+    read_folds_report,
+    read_report,
+    unfinished_report,
+)
 
 _SHOWN: Final = 200  # characters of the reason in a message, at most
 # Errors from reading values of files that do not belong together.
@@ -60,6 +65,7 @@ _LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
 _MATRIX: Final = 30  # classes of a confusion matrix, at most: a larger one cannot be read
 _PAIRS: Final = 20
 _COLUMNS: Final = 6  # values of a sample in a caption, at most
+_NAME: Final = 11  # characters of a name in the report's lines
 _NAMED: Final = 4  # classes of a mask in a caption, at most
 
 
@@ -75,9 +81,9 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
     """
     folder = Path(run)
     try:
-        if not (folder / FOLDS_NAME).exists():
+        names = read_folds(folder)
+        if names is None:
             return make_page("run", [_part(_read_run(folder), samples, cache)])
-        names = list(map(str, _read_json(folder / FOLDS_NAME)["folds"]))
         folders = {name: fold_folder(folder, name) for name in names}
         runs = {name: _read_run(each) for name, each in folders.items() if is_run(each)}
         parts = [_part(each, samples, cache) for each in runs.values()]
@@ -95,13 +101,12 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
 class _Run:
     """The contents of a run's files; a file that is missing counts as empty.
 
-    `info` is run.json. `summary` is report.json or, if there is none yet, account.json. `rows` are the rows of
-    history.csv, and `arrays` the arrays of validation.npz, by name.
+    `info` is run.json, `rows` are the rows of history.csv, and `arrays` the arrays of validation.npz, by name.
     """
 
     folder: Path
     info: Mapping[str, Any]
-    summary: Mapping[str, Any]
+    report: TrainReport
     rows: Sequence[Mapping[str, float]]
     arrays: Mapping[str, Array]
 
@@ -121,28 +126,20 @@ class _Run:
 def _read_run(folder: Path) -> _Run:
     if not is_run(folder):
         raise UsageError(f"{folder} holds no run: give the folder that `train --run` named")
-    summary = _read_json(folder / REPORT_NAME) or _read_json(folder / ACCOUNT_NAME)
-    return _Run(folder, _read_json(folder / INFO_NAME), summary, _read_rows(folder), _read_arrays(folder))
+    report = read_report(folder)
+    if report is None:
+        seconds, wall = read_account(folder)
+        report = replace(unfinished_report(), seconds=seconds, wall_seconds=wall)
+    return _Run(folder, _read_info(folder / INFO_NAME), report, _read_rows(folder), _read_arrays(folder))
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def _read_info(path: Path) -> Mapping[str, Any]:
     try:
-        values = parse_object(read_file(path), path.name)
+        return parse_object(read_file(path), path.name)
     except FileNotFoundError:
         return {}
     except (OSError, FormatError) as error:
         raise _unreadable(path, error) from error
-    _check_numbers(path, values)
-    return values
-
-
-def _check_numbers(path: Path, values: object) -> None:
-    """Raise TrainingError if values have a number too large to be drawn or added up; no run writes such numbers."""
-    if isinstance(values, (dict, list)):
-        for value in values.values() if isinstance(values, dict) else values:
-            _check_numbers(path, value)
-    elif isinstance(values, (int, float)) and abs(values) > LARGEST:
-        raise _unreadable(path, "it has a number that is too large")
 
 
 def _read_rows(folder: Path) -> Sequence[Mapping[str, float]]:
@@ -154,7 +151,8 @@ def _read_rows(folder: Path) -> Sequence[Mapping[str, float]]:
         return []
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise _unreadable(path, error) from error
-    _check_numbers(path, rows)
+    if any(abs(value) > LARGEST for row in rows for value in row.values()):
+        raise _unreadable(path, "it has a number that is too large")
     return rows
 
 
@@ -184,14 +182,11 @@ def _unreadable(path: Path, reason: object) -> TrainingError:
 
 
 def _part_of_folds(folder: Path, names: Sequence[str], runs: Mapping[str, _Run]) -> Part:
-    summary = _read_json(folder / REPORT_NAME)
-    scores = {str(score["fold"]): score for score in summary.get("folds") or ()}  # without folds that have not begun
-    figures = [("folds", f"{len(names):,}")]
-    figures += [(name, f"{value:.4f}") for name, value in (summary.get("out_of_fold") or {}).items()]
-    done = sum(bool(score["finished"]) for score in scores.values())
-    text = f"Not finished: {done:,} of {len(names):,} folds are trained."
-    if summary.get("finished"):
-        text = "Finished. The figures are over all samples, each predicted by the model that has not seen it."
+    report = read_folds_report(folder) or FoldsReport("", 0, [], {}, {}, {}, "", False, {}, 0.0)
+    figures = [("folds", f"{len(names):,}"), *((name, f"{value:.4f}") for name, value in report.out_of_fold.items())]
+    text = "Finished. The figures are over all samples, each predicted by the model that has not seen it."
+    if not report.finished:
+        text = f"Not finished: {sum(score.finished for score in report.folds):,} of {len(names):,} folds are trained."
     metrics = dict.fromkeys(name for run in runs.values() for name in run.metrics)
     hues = {fold: (_HUES["training"] + 360 * number // len(runs)) % 360 for number, fold in enumerate(runs)}
     charts = [
@@ -199,66 +194,43 @@ def _part_of_folds(folder: Path, names: Sequence[str], runs: Mapping[str, _Run])
         for name in metrics
     ]
     sections = [
-        Section("Scores", "Of the best epoch of each fold.", [_scores(names, scores, summary)]),
+        Section("Scores", "Of the best epoch of each fold.", [Block("code", report.lines())]),
         *_curves("Of the validation", charts),
-        *_seconds(summary),
+        *_seconds(report),
     ]
-    return Part(folder.resolve().name, text, [*figures, *_time(summary)], sections)
-
-
-def _scores(names: Sequence[str], scores: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any]) -> Block:
-    metrics = list(dict.fromkeys(itertools.chain.from_iterable(score["metrics"] for score in scores.values())))
-    rows: list[tuple[str, Any, Any, Mapping[str, float]]] = []
-    for fold in names:
-        score = scores.get(fold, {"metrics": {}})
-        rows.append((fold, score.get("best_epoch") or "", score.get("samples") or "", score["metrics"]))
-    if summary.get("finished"):
-        rows += [(name.replace("_", " "), "", "", summary[name]) for name in ("mean", "deviation", "out_of_fold")]
-    cells = [
-        (fold, epoch, count, *(f"{values[name]:.4f}" if name in values else "" for name in metrics))
-        for fold, epoch, count, values in rows
-    ]
-    return table(("fold", "best epoch", "samples", *metrics), cells, "t" + "n" * (2 + len(metrics)))
+    return Part(folder.resolve().name, text, figures, sections)
 
 
 # One run.
 
 
 def _part(run: _Run, samples: int, cache: str | Path | None) -> Part:
-    summary, rows = run.summary, run.rows
-    best = int(summary.get("best_epoch") or 0)
+    report, rows = run.report, run.rows
+    best = report.best_epoch
     row = rows[best - 1] if 0 < best <= len(rows) else rows[-1] if rows else {}
     figures = [("epochs", f"{len(rows):,}")]
     figures += [(_plain(name), f"{row[name]:.4f}") for name in run.metrics if name in row]
-    if rate := (summary.get("pace") or {}).get("images_per_second"):
-        figures.append((f"{summary.get('unit', 'images')}/s", f"{rate:,.0f}"))
+    if report.pace.steps:
+        figures.append((f"{report.unit}/s", f"{report.pace.images_per_second:,.0f}"))
+    text = (
+        f"{'Finished' if report.finished else 'Not finished'}{', stopped early' if report.stopped_early else ''}. "
+        f"{f'Epoch {best} was best by {report.watched}; the figures are those of that epoch. ' if best else ''}"
+        f"{report.advice}"
+    )
     sections = [
         _worst(run, samples, cache),
         *_curves("By steps of the optimizer", _charts(run)),
         *_mistakes(run),
-        *_seconds(summary),
-        *_pace(summary),
+        *_seconds(report),
+        _pace(report),
         Section("Settings", "Those that are not shown are off.", [Block("facts", _settings(run))]),
         Section("Data", "", [Block("facts", _data(run))]),
     ]
-    return Part(run.folder.resolve().name, _state(summary, best), [*figures, *_time(summary)], sections)
+    return Part(run.folder.resolve().name, text, figures, sections)
 
 
 def _plain(name: str) -> str:
     return name.removeprefix(_VALID)
-
-
-def _time(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [("time", seconds_text(summary["wall_seconds"]))] if summary.get("wall_seconds") else []
-
-
-def _state(summary: Mapping[str, Any], best: int) -> str:
-    parts = ["Finished." if summary.get("finished") else "Not finished."]
-    if summary.get("stopped_early"):
-        parts.append("The run stopped early.")
-    if best:
-        parts.append(f"Epoch {best} was best by {summary.get('watched', '')}; the figures are those of that epoch.")
-    return " ".join([*parts, str(summary.get("advice") or "")])
 
 
 def _curves(note: str, charts: Sequence[Block]) -> list[Section]:
@@ -267,7 +239,7 @@ def _curves(note: str, charts: Sequence[Block]) -> list[Section]:
 
 
 def _charts(run: _Run) -> list[Block]:
-    losses, rates = (run.summary.get(name) or () for name in ("losses", "learning_rates"))
+    losses, rates = run.report.losses, run.report.learning_rates
     lines = [
         Line("training, single steps", _thinned(losses), _HUES["training"], is_faint=True),
         Line("training, mean of an epoch", run.points("train_loss"), _HUES["training"]),
@@ -287,35 +259,22 @@ def _thinned(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
 
 
-def _seconds(summary: Mapping[str, Any]) -> list[Section]:
-    parts = {str(name): float(spent) for name, spent in (summary.get("seconds") or {}).items()}
-    spent = {name.replace("_", " "): seconds for name, seconds in parts.items() if seconds > 0}
-    if not spent:
-        return []
-    wall = float(summary.get("wall_seconds", 0.0)) or sum(parts.values())
-    note = f"{seconds_text(wall)} in all, summed over the times that the run was resumed."
-    return [Section("Time", note, [bars(spent, wall, seconds_text)])]
+def _seconds(report: TrainReport | FoldsReport) -> list[Section]:
+    spent = {name.replace("_", " "): seconds for name, seconds in report.seconds.items() if seconds > 0}
+    note = f"{seconds_text(report.wall_seconds)} in all, summed over the times that the run was resumed."
+    return [Section("Time", note, [bars(spent, report.wall_seconds, seconds_text)])] if spent else []
 
 
-def _pace(summary: Mapping[str, Any]) -> list[Section]:
-    pace, unit = summary.get("pace") or {}, summary.get("unit", "images")
-    if not pace.get("steps"):
-        return []
-    ceiling, idle = pace.get("ceiling_images_per_second"), pace.get("ceiling_idle")
-    replay = "not measured" if idle is None else f"by {idle:.1%}: {ceiling:,.0f} {unit}/s on data already on the device"
-    pairs = {
-        "backend": f"{summary.get('backend', '')}, cores: {summary.get('cores', 1)}",
-        "device": str(summary.get("device") or "not known"),
-        "rate": f"{pace['images_per_second']:,.0f} {unit}/s",
-        "step": f"{pace['step_seconds'] * 1e3:,.1f} ms, mean of {pace['steps']:,}",
-        "idle": f"{pace['device_idle']:.1%} of that time, the device ran nothing",
-        "hint: the loop waited for data": f"{pace['waited']:.1%}, also while the device still had work",
-        "hint: slower than a replay": replay,
-        "compiles": f"{pace['compiles']:,} after the warm-up",
-        "received": f"{pace['received_bytes'] / 1e6:,.0f} MB",
-    }
+def _pace(report: TrainReport) -> Section:
+    pace, lines = report.pace, report.lines(epochs=False)[:-1]  # without the advice
+    replay = f"by {pace.ceiling_idle:.1%}" if pace.ceiling_idle is not None else "not measured"
+    pairs = [
+        *((line[:_NAME].strip(), line[_NAME:]) for line in lines),
+        ("hint: the loop waited for data", f"{pace.waited:.1%}, also while the device still had work"),
+        ("hint: slower than a replay", replay),
+    ]
     note = "After the warm-up. The replay takes the same steps on data that are already on the device."
-    return [Section("Idle time", note, [Block("facts", pairs.items())])]
+    return Section("Idle time", note, [Block("facts", pairs)])
 
 
 def _settings(run: _Run) -> Iterator[tuple[str, str]]:
@@ -323,7 +282,7 @@ def _settings(run: _Run) -> Iterator[tuple[str, str]]:
     augment = settings.pop("augment", {})
     task = {"task found": run.info.get("task", ""), "outputs": run.info.get("outputs", "")}
     for name, value in {**task, **settings, **augment}.items():
-        if value is not None and value is not False and value not in ("", [], {}):
+        if value or type(value) in (int, float):
             yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -350,30 +309,22 @@ def _worst(run: _Run, count: int, cache: str | Path | None) -> Section:
         figures = [_figure(run, dataset, row) for row in chosen]
         colours = _mask_colours(run) if "maps" in arrays else ()
     except TpucacheError as error:
-        return Section(title, f"The pictures are left out: {error}")
+        return Section(title, f"The pictures are left out: {error}. Give the cache of these samples by --valid.")
     note = f"{len(chosen):,} of {len(arrays['errors']):,}, the most wrong first."
     return Section(title, note, [Block("legend", colours), Block("pictures", figures)])
 
 
 def _open_dataset(run: _Run, cache: str | Path | None) -> CachedDataset:
     described = run.info["validation"]
-    place = cache or described["cache"]
-    if not is_url(place) and not (folder := locate(split_version(place)[0])).exists():
-        raise TpucacheError(
-            f"the cache of the validation samples is no longer at {folder}. Say by --valid where that cache is"
-        )
     shown, frequencies = described.get("resolution"), described.get("frequencies")
     size = tuple(shown) if isinstance(shown, list) else shown
-    with CachedDataset(place, described["variant"], resolution=size, frequencies=frequencies) as whole:
-        positions = run.arrays["positions"]
-        is_there = not len(positions) or 0 <= positions.min() <= positions.max() < whole.manifest.samples
-        dataset = whole.select(positions) if is_there else None
-        if dataset is None or dataset.digest != described["digest"]:
-            raise TpucacheError(
-                f"{whole.place} has other records or labels than the cache that the run was validated on. Give "
-                "that cache by --valid"
-            )
-        return dataset
+    whole = CachedDataset(
+        cache or described["cache"], described["variant"], resolution=size, frequencies=frequencies, in_memory=False
+    )
+    dataset = whole.select(run.arrays["positions"])
+    if dataset.digest != described["digest"]:
+        raise TrainingError(f"{whole.place} has other records or labels than the cache that the run was validated on")
+    return dataset
 
 
 def _find_worst(run: _Run, count: int) -> list[int]:
@@ -395,15 +346,12 @@ def _figure(run: _Run, dataset: CachedDataset, row: int) -> Figure:
     fields, path = read_record(dataset, position, run.info["validation"]["variant"]), dataset.table.paths[position]
     if "maps" not in arrays:
         texts, corner = _compared(run, row)
-        shown = [make_picture(fields, classes, ", ".join(texts))]
-        return Figure(shown, texts, [path], corner)
+        return Figure([make_picture(fields, classes, ", ".join(texts))], texts, [path], corner)
     (at,) = np.flatnonzero(arrays["shown"] == row)[:1]
-    masks = {"true": fields[MASK], "predicted": arrays["maps"][at][..., None]}
-    texts = [f"{head}: {_describe_mask(mask, classes)}" for head, mask in masks.items()]
-    shown = [
-        make_picture({**fields, MASK: mask}, classes, text, head)
-        for text, (head, mask) in zip(texts, masks.items(), strict=True)
-    ]
+    texts, shown = [], []
+    for head, mask in (("true", fields[MASK]), ("predicted", arrays["maps"][at][..., None])):
+        texts.append(f"{head}: {_describe_mask(mask, classes)}")
+        shown.append(make_picture({**fields, MASK: mask}, classes, texts[-1], head))
     return Figure(shown, texts, [path], f"IoU {1 - arrays['errors'][row]:.3f}")
 
 
@@ -446,46 +394,49 @@ def _mask_colours(run: _Run) -> list[tuple[str, str]]:
 def _mistakes(run: _Run) -> list[Section]:
     arrays, note = run.arrays, "A row for each true class, a column for each predicted one."
     if "confusion" in arrays:
-        return [Section("Confusion", f"{note} In pixels.", _confusion(run, arrays["confusion"], "pixels", "IoU"))]
+        return [Section("Confusion", f"{note} In pixels.", _confusion(run, arrays["confusion"], "pixels"))]
     if "predictions" in arrays:
-        labels, predictions = arrays["labels"].astype(np.int64), arrays["predictions"].astype(np.int64)
-        outputs = int(max(run.info.get("outputs", 0), labels.max(initial=-1) + 1, predictions.max(initial=-1) + 1))
-        pairs, counts = np.unique((labels * outputs + predictions)[labels >= 0], return_counts=True)
-        often = _most_often(run, pairs, counts, outputs)
+        is_known = arrays["labels"] >= 0
+        labels, predictions = (arrays[name][is_known].astype(np.int64) for name in ("labels", "predictions"))
+        outputs = max([run.info.get("outputs", 0), *(int(each.max(initial=-1)) + 1 for each in (labels, predictions))])
+        often = _most_often(run, labels, predictions)
         if outputs > _MATRIX:
             return [Section("Confusion", "The most frequent confusions.", often)] if often else []
-        whole = np.zeros((outputs, outputs), np.int64)
-        whole.reshape(-1)[pairs] = counts
-        return [Section("Confusion", note, [*_confusion(run, whole, "samples", "precision"), *often])]
+        counts = np.bincount(labels * outputs + predictions, minlength=outputs**2).reshape(outputs, outputs)
+        return [Section("Confusion", note, [*_confusion(run, counts, "samples"), *often])]
     if run.info.get("task") == "multilabel" and "values" in arrays:
         truth, predicted = arrays["labels"] > 0.5, arrays["values"] > 0.5
-        block = _by_class(run, "samples", (truth & predicted).sum(0), truth.sum(0), predicted.sum(0), "F1")
+        block = _by_class(run, "samples", (truth & predicted).sum(0), truth.sum(0), predicted.sum(0))
         return [Section("Classes", "Predictions are those above one half.", [block])]
     return []
 
 
-def _most_often(run: _Run, pairs: Array, counts: Array, outputs: int) -> list[Block]:
-    wrong = pairs // outputs != pairs % outputs
-    order = np.argsort(-counts[wrong], kind="stable")[:_PAIRS]
+def _most_often(run: _Run, labels: Array, predictions: Array) -> list[Block]:
+    counts = collections.Counter(zip(labels.tolist(), predictions.tolist(), strict=True)).most_common()
     rows = [
-        (*(class_name(number, run.classes) for number in divmod(pair, outputs)), f"{count:,}")
-        for pair, count in zip(pairs[wrong][order].tolist(), counts[wrong][order].tolist(), strict=True)
+        (class_name(label, run.classes), class_name(predicted, run.classes), f"{count:,}")
+        for (label, predicted), count in counts
+        if label != predicted
     ]
-    return [table(("label", "predicted as", "samples"), rows, "ttn")] if rows else []
+    return [table(("label", "predicted as", "samples"), rows[:_PAIRS], "ttn")] if rows else []
 
 
-def _confusion(run: _Run, counts: Array, unit: str, last: str) -> list[Block]:
+def _confusion(run: _Run, counts: Array, unit: str) -> list[Block]:
     """Return the confusion matrix, unless it is too large to be read, and a table of figures for each class."""
     if counts.shape[0] != counts.shape[1]:
         raise ValueError(f"the confusion matrix has {len(counts)} rows and {len(counts.T)} columns")
-    by_class = _by_class(run, unit, counts.diagonal(), counts.sum(1), counts.sum(0), last)
+    by_class = _by_class(run, unit, counts.diagonal(), counts.sum(1), counts.sum(0))
     names = [class_name(number, run.classes) for number in range(len(counts))]
     return [matrix(names, counts), by_class] if len(counts) <= _MATRIX else [by_class]
 
 
-def _by_class(run: _Run, unit: str, right: Array, total: Array, found: Array, last: str) -> Block:
-    figures = {"recall": (right, total), "precision": (right, found)}
-    figures[last] = {"F1": (2 * right, total + found), "IoU": (right, total + found - right)}.get(last, (right, found))
+def _by_class(run: _Run, unit: str, right: Array, total: Array, found: Array) -> Block:
+    figures = {
+        "recall": (right, total),
+        "precision": (right, found),
+        "F1": (2 * right, total + found),
+        "IoU": (right, total + found - right),
+    }
     rows = [
         (
             class_name(at, run.classes),
@@ -494,4 +445,4 @@ def _by_class(run: _Run, unit: str, right: Array, total: Array, found: Array, la
         )
         for at in range(len(total))
     ]
-    return table(("class", unit, *figures), rows, "tn" + "n" * len(figures))
+    return table(("class", unit, *figures), rows, "tnnnnn")

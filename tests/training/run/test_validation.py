@@ -80,7 +80,7 @@ def test_a_cache_that_is_gone_or_another_is_said_and_leaves_the_rest(run, cache,
     info["validation"]["cache"] = str(tmp_path / "gone")
     (tmp_path / "run" / "run.json").write_text(json.dumps(info))
     page = report_run(tmp_path / "run").html
-    assert "no longer at" in page
+    assert "gone does not exist" in page
     assert "Confusion" in page
     assert "<img" not in page
     assert "<img" in report_run(tmp_path / "run", cache=cache).html  # a copy is the same

@@ -279,19 +279,25 @@ def read_report(run: str | Path) -> TrainReport | None:
     except FileNotFoundError:
         return None
     except (OSError, TypeError, KeyError) as error:
-        raise TrainingError(f"{path} is not a report that can be read: {error!r}; remove it to continue") from error
+        raise TrainingError(
+            f"{path} is not a report that can be read: {error!r}; remove it to continue, or copy the run again"
+        ) from error
 
 
 def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
     report = read_report(run)
-    if report is None:
-        pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
-        report = TrainReport(backend, cores, [], [], pace, peak_bytes(), None, pace.advice(), finished=False)
+    report = report or replace(unfinished_report(), backend=backend, cores=cores, host_peak_bytes=peak_bytes())
     if not report.finished and not is_held(Path(run) / LOCK_NAME):
         account.add_earlier(*read_account(Path(run)))
         report = replace(report, seconds=account.seconds(), wall_seconds=account.wall_seconds())
         write_report(run, report)
     return report
+
+
+def unfinished_report() -> TrainReport:
+    """Return the report of a run that has not written any."""
+    pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+    return TrainReport("", 0, [], [], pace, 0, None, pace.advice(), finished=False)
 
 
 def finished_report(run: str | Path) -> TrainReport | None:
@@ -448,7 +454,9 @@ def read_folds_report(run: str | Path) -> FoldsReport | None:
     except FileNotFoundError:
         return None
     except (OSError, TypeError, KeyError) as error:
-        raise TrainingError(f"{path} is not a report that can be read: {error!r}; remove it to continue") from error
+        raise TrainingError(
+            f"{path} is not a report that can be read: {error!r}; remove it to continue, or copy the run again"
+        ) from error
 
 
 def _shown(metrics: Mapping[str, float]) -> str:
