@@ -40,12 +40,15 @@ from tpucache.warmup.versions import delete_samples
 SAMPLES = 130  # three blocks
 SIZE = 16
 RECORD = SIZE * SIZE * 3  # bytes
+RECIPE = Recipe(size=SIZE)
 PLANNED = [0, 0]  # what is loaded to plan a build: the first sample says what all are like
 
 
 @dataclass
 class Gated:
-    may_pass: Callable[[int], bool] = lambda number: True
+    first: int = SAMPLES  # samples that are to be had before the gate is open
+    most: int = 0  # and so many others
+    gate: threading.Event = field(default_factory=threading.Event)
     labelled: bool = True
     seed: int = 0
     change: Callable[[list[Sample]], list[Sample]] = lambda samples: samples
@@ -61,7 +64,7 @@ class Gated:
     def load(self, sample: Sample) -> Item:
         if sample.path.startswith("bad"):
             raise SampleError(sample.path, "is broken")
-        wait_for(lambda: self.may_pass(sample.number) or self.ended)
+        wait_for(lambda: self._passes(sample.number) or self.ended)
         if self.ended:
             raise BuildError("the builder was ended")
         if sample.number == self.room:
@@ -70,6 +73,9 @@ class Gated:
         self.loaded.append(sample.number)
         pixels = np.random.default_rng([self.seed, sample.number]).integers(0, 256, (20, 24, 3), np.uint8)
         return Item({"image": pixels}, None if self.labelled else sample.number % 3)
+
+    def _passes(self, number: int) -> bool:
+        return number < self.first or len(self.loaded) < self.most or self.gate.is_set()
 
 
 class Building:
@@ -110,7 +116,9 @@ class Building:
 
 
 @contextlib.contextmanager
-def grown(source: Any, cache: Path, recipe: Recipe, variant: Any = 0) -> Iterator[tuple[CachedDataset, Building]]:
+def grown(
+    source: Any, cache: Path, recipe: Recipe = RECIPE, variant: Any = 0
+) -> Iterator[tuple[CachedDataset, Building]]:
     building = Building(source, cache, recipe)
     try:
         prospect = building.wait_for_prospect()
@@ -130,10 +138,10 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Path]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     made: dict[Recipe, Path] = {}
 
-    def build(recipe: Recipe) -> Path:
+    def build(recipe: Recipe = RECIPE) -> Path:
         if recipe not in made:
             made[recipe] = tmp_path_factory.mktemp("finished") / "cache"
             build_here(Gated(), made[recipe], recipe)
@@ -142,14 +150,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Pat
     return build
 
 
-def batches_of(dataset: CachedDataset, epochs: int = 2, **how: Any) -> list[Any]:
-    loader = CachedLoader(dataset, 24, seed=5, threads=2, **how)
-    return [(np.asarray(images).copy(), np.asarray(labels).copy()) for _ in range(epochs) for images, labels in loader]
+def batches_of(dataset: CachedDataset, **how: Any) -> list[Any]:
+    return [*CachedLoader(dataset, 24, threads=2, **how)]
 
 
-def assert_same_batches(one: CachedDataset, other: CachedDataset, epochs: int = 2, **how: Any) -> None:
+def assert_same_batches(one: CachedDataset, other: CachedDataset, **how: Any) -> None:
     loaders = [CachedLoader(each, 24, seed=5, threads=1, **how) for each in (one, other)]
-    for _ in range(epochs):
+    for _ in range(2):
         for (images, labels), (expected, known) in zip(*loaders, strict=True):
             assert np.array_equal(images, expected)
             assert np.array_equal(labels, known)
@@ -157,8 +164,8 @@ def assert_same_batches(one: CachedDataset, other: CachedDataset, epochs: int = 
 
 
 CASES: Sequence[tuple[Recipe, Any, Any]] = [
-    (Recipe(size=SIZE), 0, "full"),
-    (Recipe(size=SIZE), 0, False),
+    (RECIPE, 0, "full"),
+    (RECIPE, 0, False),
     (Recipe(size=SIZE, variants=2, augment="flip"), "epoch", "block"),
     (Recipe(size=SIZE, codec="png"), 0, "block"),
 ]
@@ -191,8 +198,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_what_a_loader_needs_first_is_built_first(tmp_path: Path, asked: threading.Event) -> None:
-    source = Gated(lambda number: number < 4 or asked.is_set())
-    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
+    source = Gated(4, gate=asked)
+    with grown(source, tmp_path / "cache") as (dataset, _):
         loader = CachedLoader(dataset, 8, shuffle=True, seed=2, threads=1)
         batches = loader.iterate_ahead()
         reading = threading.Thread(target=lambda: [next(batches) for _ in range(3)])
@@ -205,23 +212,22 @@ def test_what_a_loader_needs_first_is_built_first(tmp_path: Path, asked: threadi
 
 
 def test_a_record_that_is_not_built_yet_is_waited_for_alone(tmp_path: Path) -> None:
-    gate = threading.Event()
-    source = Gated(lambda number: number < 8 or gate.is_set())
-    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
+    source = Gated(8)
+    with grown(source, tmp_path / "cache") as (dataset, _):
         images = [np.asarray(dataset[at][0]) for at in (7, 0, 3)]  # while the others are not to be had
         assert all(image.shape == (3, SIZE, SIZE) for image in images)
         later: list[Any] = []
         waiting = threading.Thread(target=lambda: later.append(dataset[60]))
         waiting.start()
         assert not later
-        gate.set()
+        source.gate.set()
         waiting.join(PATIENCE)
         assert len(later) == 1
 
 
 def test_what_nobody_expected_is_asked_for_when_it_is_read(tmp_path: Path, asked: threading.Event) -> None:
-    source = Gated(lambda number: number < 4 or asked.is_set())
-    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
+    source = Gated(4, gate=asked)
+    with grown(source, tmp_path / "cache") as (dataset, _):
         found: list[Any] = []
         reading_it = threading.Thread(target=lambda: found.append(dataset[125]))  # as a DataLoader does
         reading_it.start()
@@ -231,9 +237,8 @@ def test_what_nobody_expected_is_asked_for_when_it_is_read(tmp_path: Path, asked
 
 
 def test_what_is_known_at_the_end_alone_waits_for_the_end(tmp_path: Path) -> None:
-    gate = threading.Event()
-    source = Gated(lambda number: number < 8 or gate.is_set())
-    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
+    source = Gated(8)
+    with grown(source, tmp_path / "cache") as (dataset, _):
         assert (len(dataset), dataset.classes) == (SAMPLES, ("ant", "bee", "cat"))
         assert np.asarray(dataset.labels).tolist() == [at % 3 for at in range(SAMPLES)]
         assert len(dataset.where("fold == 1")) == len(range(1, SAMPLES, 4))
@@ -241,7 +246,7 @@ def test_what_is_known_at_the_end_alone_waits_for_the_end(tmp_path: Path) -> Non
         waiting = threading.Thread(target=lambda: found.extend([dataset.manifest.statistics.mean, dataset.digest]))
         waiting.start()
         assert not found
-        gate.set()
+        source.gate.set()
         waiting.join(PATIENCE)
         assert found == [
             CachedDataset(tmp_path / "cache").manifest.statistics.mean,
@@ -271,9 +276,9 @@ def hurt(cache: Path, random: np.random.Generator) -> None:
                 file.write(b'00000000 {"block": 0, "in')
 
 
-def build_some(cache: Path, recipe: Recipe, most: int) -> None:
-    source = Gated(lambda _: len(source.loaded) < most)
-    with grown(source, cache, recipe) as (_, building):
+def build_some(cache: Path, most: int) -> None:
+    source = Gated(0, most)
+    with grown(source, cache) as (_, building):
         wait_for(lambda: len(source.loaded) == most)
         building.end()
 
@@ -281,20 +286,20 @@ def build_some(cache: Path, recipe: Recipe, most: int) -> None:
 @pytest.mark.parametrize("seed", [*range(8), *thorough(*range(8, 40))])
 def test_readers_of_a_continued_build_see_nothing_of_what_was_damaged(seed: int, tmp_path: Path, finished: Any) -> None:
     random = np.random.default_rng(seed)
-    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
+    cache = tmp_path / "cache"
     for most in random.integers(20, SAMPLES // 3, 3).tolist():
-        build_some(cache, recipe, most)
+        build_some(cache, most)
         hurt(cache, random)
-    with grown(Gated(), cache, recipe) as (dataset, building):
-        assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
+    with grown(Gated(), cache) as (dataset, building):
+        assert_same_batches(dataset, CachedDataset(finished()), shuffle=True)
         building.join()
         building.check()
-    assert digests(cache) == digests(finished(recipe))
+    assert digests(cache) == digests(finished())
 
 
 def test_a_record_is_compared_with_its_checksum_when_it_is_first_read(tmp_path: Path) -> None:
-    gate, cache = threading.Event(), tmp_path / "cache"
-    with grown(Gated(lambda number: number < 8 or gate.is_set()), cache, Recipe(size=SIZE)) as (dataset, _):
+    cache = tmp_path / "cache"
+    with grown(Gated(8), cache) as (dataset, _):
         dataset[0]
         (spool,) = (cache / WORK_NAME).glob("spool-*")
         with spool.open("r+b") as file:
@@ -311,34 +316,32 @@ def test_workers_know_from_the_first_sample_that_storage_answers_late(tmp_path: 
             time.sleep(0.1)
             return super().load(sample)
 
-    plan = plan_build(Late(), Late().list(), Recipe(size=SIZE), BuildOptions())
+    plan = plan_build(Late(), Late().list(), RECIPE, BuildOptions())
     assert plan.latency >= 0.1
 
 
 def test_of_two_builders_one_builds_and_the_other_takes_over(tmp_path: Path, finished: Any) -> None:
-    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
-    first, second = Gated(lambda number: number < 60), Gated()
-    with grown(first, cache, recipe) as (one, building):
+    cache = tmp_path / "cache"
+    first, second = Gated(60), Gated()
+    with grown(first, cache) as (one, building):
         one[50]
-        with grown(second, cache, recipe) as (other, taking):
+        with grown(second, cache) as (other, taking):
             assert np.array_equal(other[50][0], one[50][0])  # which the first has built
             assert second.loaded == PLANNED
             building.end()
-            assert_same_batches(other, CachedDataset(finished(recipe)), shuffle=True)
+            assert_same_batches(other, CachedDataset(finished()), shuffle=True)
             taking.join()
             taking.check()
-    assert digests(cache) == digests(finished(recipe))
+    assert digests(cache) == digests(finished())
 
 
 def test_two_readers_of_one_build_decode_each_sample_once(tmp_path: Path, finished: Any) -> None:
-    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
-    gate = threading.Event()
-    first, second = Gated(), Gated()
-    first.may_pass = lambda _: len(first.loaded) < len(PLANNED) or gate.is_set()
-    with grown(first, cache, recipe) as (one, building), grown(second, cache, recipe) as (other, waiting):
-        gate.set()
-        assert_same_batches(one.select(range(0, SAMPLES, 2)), CachedDataset(finished(recipe))[::2], shuffle=True)
-        assert_same_batches(other.select(range(1, SAMPLES, 2)), CachedDataset(finished(recipe))[1::2], shuffle=True)
+    cache = tmp_path / "cache"
+    first, second = Gated(0, len(PLANNED)), Gated()
+    with grown(first, cache) as (one, building), grown(second, cache) as (other, waiting):
+        first.gate.set()
+        assert_same_batches(one.select(range(0, SAMPLES, 2)), CachedDataset(finished())[::2], shuffle=True)
+        assert_same_batches(other.select(range(1, SAMPLES, 2)), CachedDataset(finished())[1::2], shuffle=True)
         building.join()
         waiting.join()
         waiting.check()
@@ -367,27 +370,34 @@ def test_where_the_disk_is_full_readers_are_told_and_the_next_build_continues(
 def replace_cache(cache: Path, how: str) -> None:
     shutil.rmtree(cache)
     if how == "built anew":
-        build_here(Gated(seed=1), cache, Recipe(size=SIZE))
+        build_here(Gated(seed=1), cache, RECIPE)
     elif how == "begun anew":
-        build_some(cache, Recipe(size=SIZE), 90)
+        build_some(cache, 90)
 
 
-@pytest.mark.parametrize("how", ["removed", "built anew", "begun anew"])
-@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "unfinished"])
-@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+#: How a cache is replaced, whether it was whole, and whether it was read. Who reads a removed one waits for seconds.
+REPLACED = [
+    (how, whole, read) for how in ("removed", "built anew", "begun anew") for whole in (1, 0) for read in (1, 0)
+]
+SLOW = [("removed", 1, 0), ("removed", 0, 1), ("removed", 0, 0), ("begun anew", 1, 1), ("begun anew", 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("how", "is_whole", "is_read"), [*(each for each in REPLACED if each not in SLOW), *thorough(*SLOW)]
+)
 def test_nothing_of_another_cache_is_read_under_these_labels(
-    how: str, is_whole: bool, is_read: bool, tmp_path: Path, finished: Any
+    how: str, is_whole: int, is_read: int, tmp_path: Path, finished: Any
 ) -> None:
-    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
-    expected = batches_of(CachedDataset(finished(recipe)), 1)
-    source = Gated(lambda number: number < 40)
-    with grown(source, cache, recipe) as (dataset, building):
+    cache = tmp_path / "cache"
+    batches = len(batches_of(CachedDataset(finished())))
+    source = Gated(40)
+    with grown(source, cache) as (dataset, building):
         copy = pickle.loads(pickle.dumps(dataset))  # as in a worker of a DataLoader
         if is_read:
             assert dataset[3] is not None
             assert copy[4] is not None
         if is_whole:
-            source.may_pass = lambda _: True
+            source.gate.set()
             building.join()
         else:
             building.end()
@@ -395,26 +405,26 @@ def test_nothing_of_another_cache_is_read_under_these_labels(
         replace_cache(cache, how)
         time.sleep(0.6)  # that long a reader trusts what it has looked at
         for reader in (dataset, copy):
-            if (how, is_read) == ("built anew", False):  # nothing was read before, and the samples are the same
-                assert len(batches_of(reader, 1)) == len(expected)
+            if (how, is_read) == ("built anew", 0):  # nothing was read before, and the samples are the same
+                assert len(batches_of(reader)) == batches
             else:
                 with pytest.raises(StoreError, match="another cache now"):
-                    batches_of(reader, 1)
+                    batches_of(reader)
 
 
 def test_a_version_that_was_made_since_does_not_move_samples(tmp_path: Path, finished: Any) -> None:
-    with grown(Gated(), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+    with grown(Gated(), tmp_path / "cache") as (dataset, building):
         assert dataset[3] is not None
         building.join()
         delete_samples(tmp_path / "cache", paths=["000.png"])
-        assert_same_batches(dataset, CachedDataset(finished(Recipe(size=SIZE))))
+        assert_same_batches(dataset, CachedDataset(finished()))
 
 
 def test_a_build_that_is_refused_at_its_end_is_not_read_on(tmp_path: Path) -> None:
     def refuse() -> None:
         raise SourceError("a picture has changed")
 
-    building = Building(Gated(), tmp_path / "cache", Recipe(size=SIZE), check=refuse)
+    building = Building(Gated(), tmp_path / "cache", RECIPE, check=refuse)
     prospect = building.wait_for_prospect()
     assert prospect is not None
     dataset = CachedDataset(GrowingCache(tmp_path / "cache", prospect, building.check))
@@ -422,27 +432,27 @@ def test_a_build_that_is_refused_at_its_end_is_not_read_on(tmp_path: Path) -> No
         dataset[3]
     building.join()
     with pytest.raises(SourceError, match="has changed"):
-        batches_of(dataset, 1)
+        batches_of(dataset)
 
 
 def test_files_of_another_build_count_for_nothing(tmp_path: Path) -> None:
-    recipe, caches = Recipe(size=SIZE), [tmp_path / "one", tmp_path / "other"]
+    caches = [tmp_path / "one", tmp_path / "other"]
     for seed, cache in enumerate(caches):
-        source = Gated(lambda number: number < 100, seed=seed)
-        with grown(source, cache, recipe) as (dataset, building):
+        source = Gated(100, seed=seed)
+        with grown(source, cache) as (dataset, building):
             dataset.__getitems__(range(96))
             building.end()
     for path in [*caches[0].glob("*.lmdb"), *(caches[0] / WORK_NAME).iterdir()]:
         if path.name not in ("plan.json", "listing.npz"):
             shutil.copy(path, caches[1] / path.relative_to(caches[0]))
-    build_here(Gated(seed=1), caches[1], recipe)
-    build_here(Gated(seed=1), tmp_path / "whole", recipe)
+    build_here(Gated(seed=1), caches[1], RECIPE)
+    build_here(Gated(seed=1), tmp_path / "whole", RECIPE)
     assert digests(caches[1]) == digests(tmp_path / "whole")
 
 
 def test_requests_that_no_reader_wrote_are_passed_over(tmp_path: Path, finished: Any) -> None:
-    recipe, gate, work = Recipe(size=SIZE), threading.Event(), tmp_path / "cache" / WORK_NAME
-    with grown(Gated(lambda number: number < 8 or gate.is_set()), work.parent, recipe) as (dataset, building):
+    source, work = Gated(8), tmp_path / "cache" / WORK_NAME
+    with grown(source, work.parent) as (dataset, building):
         os.mkfifo(work / "wanted-0")
         os.mkfifo(work / reading.FAILURE_NAME)
         (work / "wanted-1").mkdir()
@@ -450,16 +460,16 @@ def test_requests_that_no_reader_wrote_are_passed_over(tmp_path: Path, finished:
         (work / "wanted-3").write_bytes(np.array([-1, 1 << 62, 7, 7, SAMPLES], "<i8").tobytes() + b"cut")
         with (work / "wanted-4").open("wb") as huge:
             huge.truncate(1 << 40)
-        gate.set()
-        assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
+        source.gate.set()
+        assert_same_batches(dataset, CachedDataset(finished()), shuffle=True)
         building.join()
         building.check()
-    assert digests(work.parent) == digests(finished(recipe))
+    assert digests(work.parent) == digests(finished())
 
 
 def test_room_for_all_of_it_is_looked_for_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=int(1.5 * SAMPLES * RECORD)))
-    building = Building(Gated(), tmp_path / "cache", Recipe(size=SIZE))
+    building = Building(Gated(), tmp_path / "cache", RECIPE)
     assert building.wait_for_prospect() is None
     building.join()
     with pytest.raises(BuildError, match=r"temporary files, and 0\.1 MB are free: make room"):
@@ -468,8 +478,7 @@ def test_room_for_all_of_it_is_looked_for_before(tmp_path: Path, monkeypatch: py
 
 
 def test_another_recipe_is_refused_while_a_cache_is_built(tmp_path: Path) -> None:
-    gate = threading.Event()
-    with grown(Gated(lambda number: number < 8 or gate.is_set()), tmp_path / "cache", Recipe(size=SIZE)) as (one, _):
+    with grown(Gated(8), tmp_path / "cache") as (one, _):
         one[0]
         other = Building(Gated(), tmp_path / "cache", Recipe(size=2 * SIZE))
         other.wait_for_prospect()
@@ -482,7 +491,7 @@ def test_another_recipe_is_refused_while_a_cache_is_built(tmp_path: Path) -> Non
 @pytest.mark.parametrize("case", ["skip", "labels in the samples"])
 def test_where_the_samples_are_known_at_the_end_alone_nothing_is_read_before(case: str, tmp_path: Path) -> None:
     source = Gated(labelled=case == "skip")
-    building = Building(source, tmp_path / "cache", Recipe(size=SIZE), on_error="skip" if case == "skip" else "fail")
+    building = Building(source, tmp_path / "cache", RECIPE, on_error="skip" if case == "skip" else "fail")
     assert building.wait_for_prospect() is None
     building.join()
     building.check()
@@ -493,7 +502,7 @@ def test_a_copy_does_not_wait_for_ever_for_a_builder_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_PATIENCE_SECONDS", 0.0)
-    with grown(Gated(lambda number: number < 40), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+    with grown(Gated(40), tmp_path / "cache") as (dataset, building):
         dataset[0]
         copy = pickle.loads(pickle.dumps(dataset))
         building.end()
@@ -509,11 +518,10 @@ def test_a_copy_is_told_why_the_build_has_failed(tmp_path: Path) -> None:
                 raise SampleError(sample.path, "is broken")
             return super().load(sample)
 
-    gate = threading.Event()
-    source = Broken(lambda number: number < 8 or gate.is_set())
-    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+    source = Broken(8)
+    with grown(source, tmp_path / "cache") as (dataset, building):
         copy = pickle.loads(pickle.dumps(dataset))  # as in a worker of a DataLoader
-        gate.set()
+        source.gate.set()
         building.join()
         with pytest.raises(BuildError, match=r"'070.png': is broken"):
             copy[120]
