@@ -131,6 +131,29 @@ def write_photos(
     return root
 
 
+def example(features: Mapping[str, Any], lists: Mapping[str, Any] | None = None) -> bytes:
+    """Return a `tf.train.Example`, or with lists of features a SequenceExample, as the library tfrecord writes it."""
+    writer, kinds = pytest.importorskip("tfrecord").TFRecordWriter, {bytes: "byte", int: "int", float: "float"}
+    several = {name: value if isinstance(value, list) else [value] for name, value in features.items()}
+    typed = {name: (values, kinds[type(values[0])] if values else "float") for name, values in several.items()}
+    if lists is None:
+        return bytes(writer.serialize_tf_example(typed))
+    return bytes(writer.serialize_tf_sequence_example(typed, {name: (rows, "int") for name, rows in lists.items()}))
+
+
+def framed(*records: bytes) -> bytes:
+    checksum, parts = pytest.importorskip("tfrecord").TFRecordWriter.masked_crc, list[bytes]()
+    for record in records:
+        length = len(record).to_bytes(8, "little")
+        parts += [length, checksum(length), record, checksum(record)]
+    return b"".join(parts)
+
+
+def write_records(path: Path, *records: bytes | Mapping[str, Any]) -> Path:
+    """Write a TFRecord file of these records, or of Examples of these features."""
+    return write(path, framed(*(each if isinstance(each, bytes) else example(each) for each in records)))
+
+
 def digests(folder: Path) -> dict[str, str]:
     """Return what tests compare caches by."""
     return {

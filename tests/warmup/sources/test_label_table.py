@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
-from made import png, tar_of
+from made import png, tar_of, write_records
 from PIL import Image
 
 from tpucache.errors import SampleError, SourceError
@@ -130,14 +130,13 @@ def _tar(name: str, form: Form, folder: Path) -> tuple[Any, str] | None:
 def _records(name: str, form: Form, folder: Path) -> tuple[Any, str] | None:
     if name in _NAMED:
         return None
-    writer = pytest.importorskip("tfrecord").TFRecordWriter(str(folder / "a.tfrec"))
+    examples = []
     for number, value in enumerate(form.values):
-        values = value if isinstance(value, list) else [value]
-        texts = [text.encode() if isinstance(text, str) else text for text in values]
-        kind = {bytes: "byte", int: "int", float: "float"}[type(texts[0])]
-        writer.write({"image": (png(number), "byte"), "label": (texts, kind)})
-    writer.close()
-    return open_source(folder / "a.tfrec"), ""
+        texts = [
+            text.encode() if isinstance(text, str) else text for text in (value if isinstance(value, list) else [value])
+        ]
+        examples.append({"image": png(number), "label": texts})
+    return open_source(write_records(folder / "a.tfrec", *examples)), ""
 
 
 class _Items:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made import png, tar_of, zip_of
+from made import png, tar_of, write_records, zip_of
 
 from tpucache.warmup.sources import open_source
 
@@ -25,21 +25,13 @@ def _write_parquet(path: Path) -> None:
     parquet.write_table(pyarrow.table({"image": [*FILES.values()]}), path)
 
 
-def _write_tfrecord(path: Path) -> None:
-    tfrecord = pytest.importorskip("tfrecord")
-    writer = tfrecord.TFRecordWriter(str(path))
-    for data in FILES.values():
-        writer.write({"image": (data, "byte")})
-    writer.close()
-
-
 @pytest.mark.parametrize(
     ("name", "write", "lines"),
     [
         ("a.zip", lambda path: path.write_bytes(zip_of(FILES)), ["3 files"]),
         ("a.tar", lambda path: path.write_bytes(tar_of(FILES | LABELS)), ["6 files", "3 samples"]),
         ("a.parquet", _write_parquet, ["3 rows"]),
-        ("a.tfrec", _write_tfrecord, ["3 records"]),
+        ("a.tfrec", lambda path: write_records(path, *({"image": data} for data in FILES.values())), ["3 records"]),
     ],
 )
 def test_what_is_found_is_counted(
