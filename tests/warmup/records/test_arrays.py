@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import encode, jpeg
 from PIL import Image, ImageOps
-from thorough import examples
+from thorough import examples, thorough
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.geometry import framing_of
@@ -185,7 +185,7 @@ def test_a_mask_is_what_pillow_makes_of_it_with_the_nearest_pixel(turn: int, fit
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("fit", _FITS)
-@pytest.mark.parametrize("turn", _TURNS)
+@pytest.mark.parametrize("turn", [1, 6, *thorough(2, 3, 4, 5, 7, 8)])
 def test_a_mask_lies_on_the_pixels_of_its_image(turn: int, fit: Any, exact: bool) -> None:
     drawn = _blocks(637, 403)
     recipe = Recipe(size=(90, 120), fit=fit, exact=exact, coordinates="stored")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -122,57 +121,49 @@ def test_padding_is_black_and_around_the_middle(image_size: Any, size: Any) -> N
         assert abs(filled[0] - (white.shape[1 - axis] - 1 - filled[-1])) <= 1
 
 
-def _flat(mode: str, value: Any, **options: Any) -> tuple[Image.Image, dict[str, Any]]:
-    return Image.new(mode, (24, 16), value), options
+def _flat(mode: str, value: Any) -> Image.Image:
+    return Image.new(mode, (24, 16), value)
 
 
-def _float_grey(value: float, dtype: Any) -> Image.Image:
+def _grey(value: float, dtype: Any) -> Image.Image:
     return Image.fromarray(np.full((16, 24), value, dtype))
 
 
-def _palette(transparent: int | None) -> tuple[Image.Image, dict[str, Any]]:
-    image = Image.new("P", (24, 16), 1)
+def _palette() -> Image.Image:
+    image = _flat("P", 1)
     image.putpalette([0, 0, 0, 10, 200, 30])
-    return image, {} if transparent is None else {"transparency": transparent}
+    return image
 
 
-_MODES: dict[str, tuple[Callable[[], tuple[Image.Image, dict[str, Any]]], str, tuple[int, int, int]]] = {
-    "RGB": (lambda: _flat("RGB", (10, 200, 30)), "PNG", (10, 200, 30)),
-    "RGB with another colour transparent": (
-        lambda: _flat("RGB", (10, 200, 30), transparency=(1, 2, 3)),
-        "PNG",
-        (10, 200, 30),
-    ),
-    "RGB with its colour transparent": (
-        lambda: _flat("RGB", (10, 200, 30), transparency=(10, 200, 30)),
-        "PNG",
-        (255, 255, 255),
-    ),
-    "L": (lambda: _flat("L", 77), "PNG", (77, 77, 77)),
-    "L with its grey transparent": (lambda: _flat("L", 77, transparency=77), "PNG", (255, 255, 255)),
-    "LA half transparent": (lambda: _flat("LA", (0, 128)), "PNG", (127, 127, 127)),
-    "LA opaque": (lambda: _flat("LA", (40, 255)), "PNG", (40, 40, 40)),
-    "RGBA transparent": (lambda: _flat("RGBA", (10, 200, 30, 0)), "PNG", (255, 255, 255)),
-    "RGBA half transparent": (lambda: _flat("RGBA", (255, 0, 55, 128)), "PNG", (255, 127, 155)),
-    "P": (lambda: _palette(None), "PNG", (10, 200, 30)),
-    "P with its colour transparent": (lambda: _palette(1), "PNG", (255, 255, 255)),
-    "P with another colour transparent": (lambda: _palette(0), "PNG", (10, 200, 30)),
-    "P in a GIF": (lambda: _palette(1), "GIF", (255, 255, 255)),
-    "CMYK": (lambda: _flat("CMYK", (0, 255, 255, 0)), "TIFF", (255, 0, 0)),
-    "I;16": (lambda: (_float_grey(100 * 257, np.uint16), {}), "PNG", (100, 100, 100)),
-    "I;16 white": (lambda: (_float_grey(65535, np.uint16), {}), "PNG", (255, 255, 255)),
-    "I": (lambda: (_float_grey(200 * 257, np.int32), {}), "TIFF", (200, 200, 200)),
-    "F": (lambda: (_float_grey(0.2, np.float32), {}), "TIFF", (51, 51, 51)),
-    "1 white": (lambda: _flat("1", 1), "PNG", (255, 255, 255)),
-    "1 black": (lambda: _flat("1", 0), "PNG", (0, 0, 0)),
+_COLOUR = (10, 200, 30)
+#: Pictures of one colour, how they are saved, and what they become.
+_MODES: dict[str, tuple[Image.Image, dict[str, Any], Any]] = {
+    "RGB": (_flat("RGB", _COLOUR), {}, _COLOUR),
+    "RGB with another colour transparent": (_flat("RGB", _COLOUR), {"transparency": (1, 2, 3)}, _COLOUR),
+    "RGB with its colour transparent": (_flat("RGB", _COLOUR), {"transparency": _COLOUR}, 255),
+    "L": (_flat("L", 77), {}, 77),
+    "L with its grey transparent": (_flat("L", 77), {"transparency": 77}, 255),
+    "LA half transparent": (_flat("LA", (0, 128)), {}, 127),
+    "LA opaque": (_flat("LA", (40, 255)), {}, 40),
+    "RGBA transparent": (_flat("RGBA", (*_COLOUR, 0)), {}, 255),
+    "RGBA half transparent": (_flat("RGBA", (255, 0, 55, 128)), {}, (255, 127, 155)),
+    "P": (_palette(), {}, _COLOUR),
+    "P with its colour transparent": (_palette(), {"transparency": 1}, 255),
+    "P with another colour transparent": (_palette(), {"transparency": 0}, _COLOUR),
+    "P in a GIF": (_palette(), {"transparency": 1, "kind": "GIF"}, 255),
+    "CMYK": (_flat("CMYK", (0, 255, 255, 0)), {"kind": "TIFF"}, (255, 0, 0)),
+    "I;16": (_grey(100 * 257, np.uint16), {}, 100),
+    "I;16 white": (_grey(65535, np.uint16), {}, 255),
+    "I": (_grey(200 * 257, np.int32), {"kind": "TIFF"}, 200),
+    "F": (_grey(0.2, np.float32), {"kind": "TIFF"}, 51),
+    "1 white": (_flat("1", 1), {}, 255),
+    "1 black": (_flat("1", 0), {}, 0),
 }
 
 
-@pytest.mark.parametrize("name", _MODES)
-def test_every_mode_becomes_rgb_by_the_policy(name: str) -> None:
-    make, file_format, expected = _MODES[name]
-    image, options = make()
-    result = presize(encode(image, file_format, **options), Recipe(size=8), "a")
+@pytest.mark.parametrize(("image", "options", "expected"), _MODES.values(), ids=_MODES)
+def test_every_mode_becomes_rgb_by_the_policy(image: Image.Image, options: dict[str, Any], expected: Any) -> None:
+    result = presize(encode(image, **options), Recipe(size=8), "a")
     assert result.shape == (8, 8, 3)
     assert np.abs(result.astype(int) - expected).max() <= 1
 
