@@ -172,18 +172,12 @@ def have_inputs(place: Place) -> None:
             rows.writerow([path.stem, path.parent.name, int(path.stem) % 5])
 
 
-def attach(place: Place, *names: str) -> None:
-    """Have datasets of the stand-in as the only inputs of a notebook."""
-    shutil.rmtree(place.inputs)
-    for name in names:
-        (place.inputs / name).mkdir(parents=True)
-        for file, content in place.server.files(f"your-name/{name}").items():
-            (place.inputs / name / file).write_bytes(content)
-
-
 def have_dataset(place: Place) -> None:
     """Have the published dataset and the wheel as the inputs of a notebook on Kaggle, where nothing was trained."""
-    attach(place, "my-cache")
+    shutil.rmtree(place.inputs)
+    (place.inputs / "my-cache").mkdir(parents=True)
+    for file, content in place.server.files("your-name/my-cache").items():
+        (place.inputs / "my-cache" / file).write_bytes(content)
     have_wheel(place)
     forget(place.working)
 
@@ -216,13 +210,6 @@ def sign_in(place: Place, name: str) -> None:
     """Set the variables of an account at the stand-in."""
     account = {"KAGGLE_USERNAME": name, "KAGGLE_KEY": f"the-key-of-{name}"}
     place.variables |= place.server.environment | account
-
-
-def add_photographs(place: Place) -> None:
-    """Make version 2 of the cache, with the owner's account."""
-    sign_in(place, "your-name")
-    write_photographs(place.inputs / "my-photos" / "train", range(PHOTOGRAPHS, PHOTOGRAPHS + 4))
-    place.run("sh", "tpucache warmup /kaggle/input/my-photos/train /kaggle/working/cache --size 224 --variants 4")
 
 
 @dataclass(frozen=True)
@@ -276,8 +263,6 @@ PAGES: Final = {
             "--license CC-BY-4.0 --dry-run": put_back,
             "kaggle:your-name/my-cache --keep-local": lambda place: sign_in(place, "your-name"),
             "kaggle:ann/my-photographs": lambda place: sign_in(place, "ann"),
-            "--version-notes": add_photographs,
-            "my-cache@2": lambda place: attach(place, "my-cache", "my-cache-v2"),
             "--processes 2": lambda place: forget(place.working),
         },
         replaced={

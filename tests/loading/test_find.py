@@ -12,6 +12,7 @@ from signed import signed
 from tpucache import CachedDataset, NotACacheError, UsageError, find_cache
 from tpucache.cli import main
 from tpucache.loading import find
+from tpucache.warmup import delete_samples
 
 SLUG = "digits-at-32"
 
@@ -164,6 +165,15 @@ def test_the_environment_says_where_to_look(cache, tmp_path, monkeypatch, capsys
         main(["inspect", "kaggle:a/b/c"])
     assert stop.value.code == 2
     assert "looked for as" in capsys.readouterr().err
+
+
+def test_a_name_with_a_number_is_that_version_of_the_cache(cache, tmp_path, monkeypatch):
+    place = shutil.copytree(cache, tmp_path / "input" / SLUG)
+    delete_samples(place, paths=[CachedDataset(cache).paths[0]])
+    monkeypatch.setenv("TPUCACHE_PATH", str(tmp_path / "input"))
+    assert [len(CachedDataset(f"kaggle:{SLUG}{end}")) for end in ("", "@2", "@1")] == [149, 149, 150]
+    with pytest.raises(UsageError, match="versions 1 to 2, and no version 3"):
+        CachedDataset(f"kaggle:{SLUG}@3")
 
 
 def test_the_usual_roots_are_those_of_kaggle_kagglehub_and_colab(tmp_path, monkeypatch):

@@ -292,7 +292,7 @@ def test_nothing_is_added_to_a_finished_dataset(
 ) -> None:
     warm_up(source, tmp_path / "work")
     more = write_photos(tmp_path / "more", 50, size=(20, 20))
-    with pytest.raises(BuildError, match=r"has a finished cache of 40 samples, .* publish --version-notes"):
+    with pytest.raises(BuildError, match=r"has a finished cache of 40 samples, .* by `tpucache publish`"):
         warm_up(more, tmp_path / "work")
     assert server.files(_ID) == built
     assert len(server.datasets[_ID].versions) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shlex
 from functools import partial
 from pathlib import Path
@@ -33,10 +32,6 @@ def publish(options: argparse.Namespace) -> int:
     from tpucache.store.cache import Cache
 
     metadata, settings = from_options(Metadata, options), from_options(PublishOptions, options)
-    if settings.version_notes is not None:
-        if _publish_addition(options, metadata, settings):
-            return 0
-        settings = dataclasses.replace(settings, message=settings.version_notes)
     manifest = Cache.open(options.cache).manifest
     with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
         bundle = prepare(
@@ -70,33 +65,6 @@ def publish(options: argparse.Namespace) -> int:
             )
     show(options, report, [line])
     return 0
-
-
-def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
-    """Publish the files that Kaggle does not have yet as an add-on; return False if a whole version sends no more."""
-    from tpucache.publish.addition import plan_addition, send_addition
-
-    addition = plan_addition(options.cache, metadata, settings.version_notes or "")
-    print_line = tell if options.json else say
-    whole = f"a new version of {metadata.dataset_id} sends {addition.whole_bytes / 1e6:,.1f} MB"
-    if not (addition.is_there or addition.is_cheaper):
-        print_line(f"{whole}, and an add-on would send no less: a whole version is published")
-        return False
-    report = addition.to_dict()
-    name = f"kaggle:{metadata.dataset_id}@{addition.manifest.number}"
-    read = f"read the version by {name}, with {', '.join(addition.attach)} attached"
-    if addition.is_there:
-        show(options, report, [f"Kaggle has version {addition.manifest.number} already; {read}"])
-        return True
-    megabytes = f"{addition.total_bytes / 1e6:,.1f} MB"
-    print_line(f"{addition.metadata.dataset_id} sends {megabytes} in {len(addition.contents)} files; {whole}")
-    if settings.dry_run:
-        show(options, report, [*(f"{size:>15,}  {name}" for name, size in report["files"].items()), "nothing was sent"])
-        return True
-    with Progress(addition.total_bytes, "publish", "bytes") as progress:
-        send_addition(addition, settings, progress.advance_to)
-    show(options, {**report, "uploaded": True}, [f"uploaded, and all {len(addition.contents)} files arrived; {read}"])
-    return True
 
 
 @command(

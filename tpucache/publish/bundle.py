@@ -234,13 +234,8 @@ def make_card(
     *,
     sheet: bool = False,
     history: Sequence[Mapping[str, Any]] = (),
-    attach: Sequence[str] = (),
-    notes: str = "",
 ) -> str:
-    """Return a cache's card as Markdown text. Raises DependencyError without jinja2.
-
-    For an add-on dataset, `attach` names the datasets that hold the cache's other files.
-    """
+    """Return a cache's card as Markdown text. Raises DependencyError without jinja2."""
     statistics = manifest.statistics
     counts = [f"{count:,}" for count in statistics.class_counts] or [""] * len(manifest.classes)
     values = {
@@ -262,8 +257,6 @@ def make_card(
         "made_by": ", ".join(map(" ".join, version_texts(manifest).items())),
         "license": license_name or "not stated yet",
         "metadata": METADATA_NAME,
-        "notes": notes,
-        "attach": attach,
         "history": [
             (each["version"], each["time"] or "", f"{each['samples']:,}", each["command"], ", ".join(each["changes"]))
             for each in history

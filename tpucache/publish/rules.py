@@ -79,11 +79,6 @@ class PublishOptions:
     """The options of the command `publish`, each with its help text. `patience` is in seconds."""
 
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
-    version_notes: str | None = option(
-        None,
-        "notes of a new version; if that sends less, publish only the new files, as an add-on dataset SLUG-vN",
-        metavar="TEXT",
-    )
     public: bool = option(False, "make a new dataset public")
     out: str | Path | None = option(None, "the folder to upload; CACHE.publish if not given", metavar="DIR")
     dry_run: bool = option(False, "make and check the folder, but upload nothing")

@@ -261,7 +261,7 @@ class KagglePlace(Place):
         self.dataset_id = check_id(place.removeprefix(KAGGLE), "the dataset")
         self.adds_not = (
             "a dataset's version has to be sent as a whole. Give another name, or build in a folder and send the "
-            "new version by `tpucache publish --version-notes`"
+            "new version by `tpucache publish`"
         )
         self._dataset = KaggleDataset(self.dataset_id)
         self._companions = companions or (lambda manifest: {})
