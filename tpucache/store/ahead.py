@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 import math
+import mmap
 import os
 import threading
 import time
@@ -39,6 +40,9 @@ _CALLS_A_TRIAL: Final = 4096
 #: Bytes that `open_scanned` reads at once, and for which it asks the kernel before, if the storage answers late.
 _SCANNED_BYTES: Final = 1 << 20
 _SCANNED_AHEAD: Final = 4 << 20
+
+#: More than the stack of a thread takes.
+_STACK_BYTES: Final = 16 << 20
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -86,10 +90,17 @@ def cached_for_threads(most: int | None) -> Callable[[Callable[Asked, Made]], Th
 
 @functools.cache
 def say_no_thread() -> None:
-    """Log, once, that no thread can start, so that everything takes longer."""
+    """Log, once, that no thread can start, so that everything takes longer.
+
+    Where there is no memory for a thread's stack, nothing is logged: the error that memory is short follows.
+    """
+    try:
+        mmap.mmap(-1, _STACK_BYTES).close()
+    except OSError:
+        return
     _log.warning(
-        "no more threads can be started, because processes or memory are limited: what they would do takes longer. "
-        "Raise the limit (`ulimit -u`, `ulimit -v`, or that of the container)"
+        "no more threads can be started, because processes are limited: what they would do takes longer. "
+        "Raise the limit (`ulimit -u`, or that of the container)"
     )
 
 
