@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 #: Leases and seals of files need it; locks are in `store/lock.py`.
 fcntl: Final[Any] = importlib.import_module("fcntl")
@@ -125,27 +125,11 @@ _NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lu
 _LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.ntfs-3g")
 
 
-class _Version(NamedTuple):
-    """Names in one version of cgroups."""
-
-    controller: str  # the name of the memory controller in /proc/self/cgroup, and of its folder
-    limits: tuple[str, ...]
-    usage: str
-    cached: str  # the page cache, which includes files in /dev/shm and shared memory
-    shared: str  # the part of the page cache that is shared memory
-    hierarchical: str  # the smallest limit of a group and all groups above it, even if they are not visible here
-
-
-_CGROUPS: Final = (
-    _Version("", ("memory.max", "memory.high"), "memory.current", "file", "shmem", ""),
-    _Version(
-        "memory",
-        ("memory.limit_in_bytes",),
-        "memory.usage_in_bytes",
-        "total_cache",
-        "total_shmem",
-        "hierarchical_memory_limit",
-    ),
+#: For versions 2 and 1 of cgroups: the memory controller, which is a folder in version 1; the files with a group's
+#: limits and usage; the rows of `memory.stat` with its page cache, and with the part of it that is shared memory.
+_MEMORY_FILES: Final = (
+    ("", ("memory.max", "memory.high"), "memory.current", "file", "shmem"),
+    ("memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_cache", "total_shmem"),
 )
 
 
@@ -192,11 +176,8 @@ def count_cores(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Cores:
 
 
 def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Memory:
-    try:
-        machine = _lines(meminfo)["MemTotal:"] << 10
-    except (OSError, KeyError, ValueError):
-        machine = 0
-    limit = min(_memory_limit(group, version) for version, group in _memory_groups(cgroup, own))
+    limit = min(limit for limit, _ in _limits(cgroup, own))
+    machine = _numbers(meminfo).get("MemTotal:", 0) << 10
     return Memory(machine, limit if limit < _NO_LIMIT else None, available_memory(meminfo, cgroup, own))
 
 
@@ -210,17 +191,13 @@ def measure_space(path: str | Path) -> Space | None:
 
 def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
     """Return the type of a path's file system, such as nfs4 or fuse.gcsfuse, if it is across a network."""
-    place = os.path.realpath(path)
-    found = ("", "")
+    place, longest, kind = os.path.realpath(path), "", ""
     for line in _read(mounts).splitlines():
-        words = line.split()
-        if len(words) < 3:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), words[1])
-        inside = place == point or place.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(found[0]):
-            found = (point, words[2])
-    kind = found[1]
+        _, escaped, of, *_ = (*line.split(), "", "", "")
+        point = re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), escaped)
+        is_inside = place == point or place.startswith(point.rstrip("/") + "/")
+        if is_inside and len(point) >= len(longest):
+            longest, kind = point, of
     is_remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
     return kind if is_remote else None
 
@@ -266,17 +243,10 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path
 
     The page cache counts as free; files in /dev/shm do not. Elsewhere than on Linux: half of the machine's memory.
     """
-    try:
-        free = _lines(meminfo)["MemAvailable:"] << 10
-    except (OSError, KeyError, ValueError):
+    free = _numbers(meminfo).get("MemAvailable:")
+    if free is None:
         return 0 if sys.platform == "linux" else _physical_memory() // 2
-    for version, group in _memory_groups(cgroup, own):
-        used = _read(group / version.usage)
-        if used.isdecimal():
-            statistics = _statistics(group)
-            cached = statistics.get(version.cached, 0) - statistics.get(version.shared, 0)
-            free = min(free, _memory_limit(group, version) - int(used) + cached)
-    return max(0, free)
+    return max(0, min(free << 10, *(limit - used for limit, used in _limits(cgroup, own))))
 
 
 def _physical_memory() -> int:
@@ -286,15 +256,21 @@ def _physical_memory() -> int:
         return 0
 
 
-def _memory_groups(cgroup: Path, own: Path) -> list[tuple[_Version, Path]]:
-    return [(version, group) for version in _CGROUPS for group in _groups(version.controller, cgroup, own)]
+def _limits(cgroup: Path, own: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each cgroup of this process, with the bytes it uses beside the page cache."""
+    for controller, limits, usage, cached, shared in _MEMORY_FILES:
+        for group in _groups(controller, cgroup, own):
+            texts = [_read(group / name) for name in limits]
+            used, rows = _read(group / usage), _numbers(group / "memory.stat")
+            cache = rows.get(cached, 0) - rows.get(shared, 0)
+            yield (
+                min((int(text) for text in texts if text.isdecimal()), default=_NO_LIMIT),  # "max" means no limit
+                int(used) - cache if used.isdecimal() else 0,
+            )
 
 
-def _groups(controller: str, cgroup: Path, own: Path, folder: str | None = None) -> Iterator[Path]:
-    """Yield this process's cgroup and those above it.
-
-    Version 1 has a folder for each controller, version 2 ("") one for all.
-    """
+def _groups(controller: str, cgroup: Path, own: Path) -> Iterator[Path]:
+    """Yield this process's cgroup and those above it."""
     paths = []
     for line in _read(own).splitlines():
         _, controllers, text = (*line.split(":", 2), "", "")[:3]  # "4:memory:/a/b", or "0::/a/b" in version 2
@@ -303,37 +279,16 @@ def _groups(controller: str, cgroup: Path, own: Path, folder: str | None = None)
     for path in (*paths, PurePosixPath()):
         for above in (path, *path.parents):
             if ".." not in above.parts:  # a group outside of the mounted ones
-                yield cgroup / (controller if folder is None else folder) / above
-
-
-def _memory_limit(group: Path, version: _Version) -> int:
-    texts = [_read(group / name) for name in version.limits]
-    limits = [int(text) for text in texts if text.isdecimal()]  # "max" means no limit
-    return min((*limits, _statistics(group).get(version.hierarchical, _NO_LIMIT)))
-
-
-def _statistics(group: Path) -> dict[str, int]:
-    try:
-        return _lines(group / "memory.stat")
-    except (OSError, ValueError):
-        return {}
+                yield cgroup / controller / above  # version 1 has a folder for each controller, version 2 ("") one
 
 
 def _core_quota(cgroup: Path, own: Path) -> float | None:
-    quotas = [_quota(_read(group / "cpu.max").split()) for group in _groups("", cgroup, own)]
-    for folder in ("cpu", "cpu,cpuacct"):
-        for group in _groups("cpu", cgroup, own, folder):
-            quotas.append(_quota([_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]))
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota(words: Sequence[str]) -> float | None:
-    """Return a CPU quota as a number of cores from the microseconds in each period, and its length."""
-    try:
-        quota, period = map(int, words)  # "max 100000" means no limit
-    except ValueError:
-        return None
-    return quota / period if quota > 0 and period > 0 else None
+    """Return the least number of cores: microseconds in each period, divided by its length."""
+    texts = [_read(group / "cpu.max") for group in _groups("", cgroup, own)]
+    for group in _groups("cpu", cgroup, own):
+        texts.append(f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}")
+    pairs = [re.fullmatch(r"(\d+) (\d+)", text) for text in texts]  # "max" and -1 mean no limit
+    return min((int(pair[1]) / int(pair[2]) for pair in pairs if pair), default=None)
 
 
 def _read(path: Path) -> str:
@@ -343,6 +298,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _lines(path: Path) -> dict[str, int]:
-    rows = (line.split() for line in path.read_text().splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1}
+def _numbers(path: Path) -> dict[str, int]:
+    rows = (line.split() for line in _read(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}

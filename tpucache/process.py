@@ -1,7 +1,6 @@
 """The process of a command: how it is stopped, its standard files, lack of memory, and its end.
 
-This module imports only Python's standard library and a few files of tpucache. So it works before numpy is imported,
-and also if numpy cannot be imported.
+It imports only Python's standard library and two files of tpucache, so it works where numpy cannot be imported.
 """
 
 from __future__ import annotations

@@ -77,6 +77,13 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def named(names: Iterable[object], most: int = 5) -> str:
+    """Return the first names, at most `most`, and how many more there are."""
+    texts = [*map(str, names)]
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
 def to_cell(text: str) -> str:
     """Return a text as the cell of a CSV, with a `'` before it if a spreadsheet would take it for a formula.
 

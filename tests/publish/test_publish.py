@@ -20,10 +20,6 @@ def bundle(stored):
     return prepare(stored, METADATA)
 
 
-def sizes(kaggle):
-    return {name: len(data) for name, data in kaggle.files(ID).items()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("public", [False, True])
 def test_a_new_dataset_has_the_folders_files_and_what_was_said_of_it(bundle, kaggle, public):

@@ -52,7 +52,7 @@ def server(running: KaggleServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(kaggle, "_FIRST_POLL", 0.001)
-    monkeypatch.setattr(kaggle, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(kaggle, "_PAUSES", (0.001,) * 8)
     running.reset()
     return running
 
@@ -276,9 +276,9 @@ def test_no_message_and_no_file_holds_a_key_or_an_address_to_write_to(
 
 def test_a_dataset_that_no_warmup_made_is_left_alone(source: Path, server: KaggleServer, tmp_path: Path) -> None:
     with contextlib.closing(KaggleDataset(_ID)) as theirs:
-        blob = theirs.start("thesis.txt", 4, 1)
-        server.blobs[blob.token] = Blob("thesis.txt", 4, bytearray(b"mine"))
-        theirs.create("birds-at-160", "", [blob.token])
+        token, _ = theirs.start("thesis.txt", 4, 1)
+        server.blobs[token] = Blob("thesis.txt", 4, bytearray(b"mine"))
+        theirs.create([token], "birds-at-160", "")
     with pytest.raises(UsageError, match="is a dataset that no warmup made"):
         warm_up(source, tmp_path / "work")
     assert server.files(_ID) == {"thesis.txt": b"mine"}

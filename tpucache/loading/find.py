@@ -17,6 +17,7 @@ from tpucache.store.files import KAGGLE, as_url, is_url, refuse_url
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.history import split_version
 from tpucache.store.manifest import Manifest
+from tpucache.text import named
 
 #: The environment variable with the folders to search instead of the usual mounts, separated as in PATH.
 PATH_VARIABLE: Final = "TPUCACHE_PATH"
@@ -154,8 +155,7 @@ class Search:
         if refused:
             lines.append("not usable: " + "; ".join(refused[:_NAMED]))
         elif self.others:
-            more = f" and {len(self.others) - _NAMED:,} more" if len(self.others) > _NAMED else ""
-            lines.append(f"manifests are in {', '.join(map(str, self.others[:_NAMED]))}{more}")
+            lines.append(f"manifests are in {named(self.others, _NAMED)}")
         lines.append(
             f"Add the dataset to the notebook, give the folder itself, or set {PATH_VARIABLE} to the folders to search"
         )

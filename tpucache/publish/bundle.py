@@ -35,7 +35,6 @@ from tpucache.store.copying import (
     folder_path,
     hold_folder,
     is_claim_aside,
-    named,
     parse_claim,
     remove_claim,
 )
@@ -45,7 +44,7 @@ from tpucache.store.hashes import hashes_file
 from tpucache.store.history import version_files
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.kaggle import Content, in_memory, of_file
-from tpucache.text import parse_json
+from tpucache.text import named, parse_json
 
 _log: Final = logging.getLogger("tpucache")
 _COMMAND: Final = "publish"
@@ -184,20 +183,20 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
         if not path.is_file() or not (is_cache_file(name) or name_behind(name) in _UPLOADED)
     }
     if foreign:
-        raise UsageError(f"{folder} holds {named(foreign)}, which would be uploaded: give another --out")
+        raise UsageError(f"{folder} holds {named(sorted(foreign))}, which would be uploaded: give another --out")
     claims = _read_claims(folder)
     written = {CLAIM_NAME, METADATA_NAME} if claims else set()
     written |= {name for name in entries for each in claims if name in each.files or each.wrote_aside(name)}
     unknown = entries.keys() - written
     if unknown:
-        raise UsageError(f"{folder} holds {named(unknown)}, which publish did not write: give another --out")
+        raise UsageError(f"{folder} holds {named(sorted(unknown))}, which publish did not write: give another --out")
     if not all(each.precedes(claim) for each in claims):
         raise UsageError(
             f"{folder} was made of another cache: remove this folder if you do not need it, or give another --out"
         )
     changed = {name for name, path in entries.items() if not _is_as_written(path, cache.directory, [*claims, claim])}
     if changed:
-        raise UsageError(f"{folder} holds {named(changed)}, changed since publish wrote it: give another --out")
+        raise UsageError(f"{folder} holds {named(sorted(changed))}, changed since publish wrote it: give another --out")
     return list(entries.values())
 
 

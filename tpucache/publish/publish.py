@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
 from tpucache.errors import DamageError
-from tpucache.kaggle import check_id
 from tpucache.publish.bundle import Bundle, make_bundle
 from tpucache.publish.rules import Metadata, PublishOptions
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.remote.kaggle import Content, Draft, KaggleDataset
+from tpucache.store.remote.kaggle import Draft, KaggleDataset, version_notes
 from tpucache.store.verify import verify_cache
-
-_MOST_NAMED: Final = 10
+from tpucache.text import named
 
 
 def prepare(
@@ -33,60 +31,45 @@ def prepare(
     """
     damages = verify_cache(cache, on_progress)
     if damages:
-        names = ", ".join(sorted({damage.name for damage in damages})[:_MOST_NAMED])
-        raise DamageError(f"{cache} is damaged: {names}. Run `tpucache verify {cache}`, and build the cache again")
+        names = {damage.name for damage in damages}
+        raise DamageError(
+            f"{cache} is damaged: {named(sorted(names))}. Run `tpucache verify {cache}`, and build the cache again"
+        )
     return make_bundle(cache, metadata, out, hashes=hashes)
 
 
 def send(
     bundle: Bundle, options: PublishOptions | None = None, advance: Callable[[int], None] = lambda done: None
 ) -> bool:
-    """Upload a folder as a new dataset, or as the dataset's next version (see `upload`).
+    """Upload a folder as a new dataset, or as the dataset's next version, and return once Kaggle lists all files.
 
-    Returns False without uploading on a dry run, or if kagglesdk is not installed.
+    A journal beside the folder records what was sent, so that the next call continues after a kill. `advance` is
+    called with the number of bytes done. Returns False without uploading on a dry run, or if kagglesdk is not
+    installed. Raises PublishError, UnfinishedError, and BuildError for a journal that cannot be used.
     """
-    options = options or PublishOptions()
+    options, metadata = options or PublishOptions(), bundle.metadata
     if options.dry_run or find_spec("kagglesdk") is None:
         return False
-    manifest = Manifest.load(bundle.folder)
-    message = f"{manifest.samples:,} samples, {manifest.records:,} records, {manifest.fingerprint[:12]}"
-    notes = options.message or message
-    upload(bundle.metadata, bundle.folder, bundle.contents, options, advance, description=bundle.card, notes=notes)
-    return True
-
-
-def upload(
-    metadata: Metadata,
-    folder: Path,
-    contents: Mapping[str, Content],
-    options: PublishOptions,
-    advance: Callable[[int], None],
-    *,
-    description: str,
-    notes: str,
-) -> None:
-    """Upload files as a new dataset with a description, or as a dataset's next version with notes.
-
-    Returns when Kaggle lists all files. A journal beside `folder` records what was sent, so that the next call
-    continues after a kill. `advance` is called with the number of bytes done. Raises PublishError, UnfinishedError,
-    BuildError for a journal that cannot be used, and DependencyError without kagglesdk.
-    """
-    place = folder.resolve()
-    journal = place.with_name(f"{place.name}.{check_id(metadata.dataset_id).replace('/', '.')}.json")
+    place = bundle.folder.resolve()
+    journal = place.with_name(f"{place.name}.{metadata.dataset_id.replace('/', '.')}.json")
     with closing(KaggleDataset(metadata.dataset_id)) as dataset:
         draft, done = Draft(dataset, journal), 0
 
         def show(arrived: int) -> None:
             advance(done + arrived)
 
-        if draft.asked_after is None:
-            draft.forget_expired()
-        contents = {name: draft.as_asked_for(name, content) for name, content in contents.items()}
-        for name, content in sorted(contents.items()):
+        for name, content in sorted(bundle.contents.items()):
             draft.send(name, content, show)
             done += content.bytes
             advance(done)
-        text = description if dataset.version() is None else notes
-        public, license_name = options.public, metadata.license_name
-        draft.commit(contents, metadata.title, text, options.patience, license_name, is_private=not public)
+        create = partial(
+            dataset.create,
+            title=metadata.title,
+            description=bundle.card,
+            license_name=metadata.license_name,
+            is_private=not options.public,
+        )
+        notes = options.message or version_notes(Manifest.load(bundle.folder))
+        draft.commit(bundle.contents, create, notes, options.patience)
         journal.unlink(missing_ok=True)
+    return True

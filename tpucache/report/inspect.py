@@ -34,7 +34,7 @@ from tpucache.report.page import (
 from tpucache.store.cache import annotation_counts
 from tpucache.store.fields import IMAGE, LABEL, MASK
 from tpucache.store.manifest import Manifest
-from tpucache.text import printable, size_text
+from tpucache.text import named, printable, size_text
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -229,12 +229,11 @@ def _short(value: object) -> str:
 
 def _class_text(names: Sequence[str], counts: Sequence[int], kind: object) -> str:
     pairs = [f"{name} {count:,}" for name, count in zip(names, counts, strict=False)] or list(names)
-    more = f" and {len(pairs) - _NAMED:,} more" if len(pairs) > _NAMED else ""
     what = "classes, several a sample" if kind == "multilabel" else "classes"
     whole = [int(name) for name in names if name.isascii() and name.isdecimal()]
     if kind == "classes" and len(whole) == len(names) > 2:
         what += f" named {min(whole)} to {max(whole)} (if they are amounts to predict, give --labels numbers)"
-    return f"{len(names):,} {what}: {', '.join(map(printable, pairs[:_NAMED]))}{more}"
+    return f"{len(names):,} {what}: {named(map(printable, pairs), _NAMED)}"
 
 
 # The page of a cache.

@@ -46,7 +46,7 @@ from tpucache.store.history import known_files, refuse_version
 from tpucache.store.lock import flock
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.verify import is_whole
-from tpucache.text import parse_json, shown
+from tpucache.text import named, parse_json, shown
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -59,7 +59,6 @@ PART_SUFFIX: Final = ".part"
 MAX_CLAIM_BYTES: Final = 256 << 20
 _FORMAT: Final = "tpucache claim"
 _NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
-_NAMED: Final = 5
 
 
 def folder_path(place: str | Path) -> Path:
@@ -171,16 +170,16 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
         raise UsageError(f"{where} holds an unfinished warmup: run it again to finish it, or use another folder")
     if not claims:
         raise UsageError(
-            f"{where} holds {named(there)} and no cache that could be continued, so nothing is written: remove these "
-            "files if you do not need them, or use another folder"
+            f"{where} holds {named(sorted(there))} and no cache that could be continued, so nothing is written: remove "
+            "these files if you do not need them, or use another folder"
         )
     if not all(claim.precedes(wanted) for claim in claims):
         raise UsageError(f"{where} holds another cache: remove that cache first, or use another place")
     foreign = there & wanted.names - {name for claim in claims for name in claim.names}
     if foreign:
         raise UsageError(
-            f"{where} holds files that do not belong to its cache and would be replaced ({named(foreign)}): move them "
-            "away, or use another folder"
+            f"{where} holds files that do not belong to its cache and would be replaced ({named(sorted(foreign))}): "
+            "move them away, or use another folder"
         )
 
 
@@ -217,11 +216,6 @@ def claim_folder(folder: Path, claim: Claim) -> None:
 
 def remove_claim(folder: Path) -> None:
     (folder / CLAIM_NAME).unlink(missing_ok=True)
-
-
-def named(names: Collection[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(sorted(names)[:_NAMED]) + more
 
 
 def earlier_tables(manifest: Manifest) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
 from tpucache.store.samples import HEIGHT, MEAN, NO_LABEL, STD, TURNED, TYPE, WIDTH, Strings
-from tpucache.text import printable
+from tpucache.text import named, printable
 
 Positions = npt.NDArray[np.int64]
 
@@ -125,9 +125,8 @@ def _class_findings(cache: Cache) -> list[str]:
     lines = []
     few = np.flatnonzero(counts < USUAL_FOLDS)
     if len(few):
-        named = ", ".join(f"{printable(classes[at])} {counts[at]:,}" for at in few[:_NAMED].tolist())
-        more = f" and {len(few) - _NAMED:,} more" if len(few) > _NAMED else ""
-        lines.append(f"{len(few):,} classes with fewer samples than {USUAL_FOLDS} folds: {named}{more}")
+        texts = named(f"{printable(classes[at])} {counts[at]:,}" for at in few.tolist())
+        lines.append(f"{len(few):,} classes with fewer samples than {USUAL_FOLDS} folds: {texts}")
     most, least = int(counts.argmax()), int(np.where(counts > 0, counts, counts.max()).argmin())
     if counts[most] >= _UNEQUAL * max(1, counts[least]):
         lines.append(

@@ -286,14 +286,14 @@ def naming_file(path: str | Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:
+def write_atomically(path: Path, data: bytes, aside: Path | None = None, mode: int = 0o666) -> None:
     """Write `data` to `path` atomically: afterwards the file has either its old contents or all of `data`.
 
     `aside` is the temporary file on the same file system that is written first.
     """
     aside = aside or name_aside(path)
     try:
-        with naming_file(path), open_new(aside) as file:
+        with naming_file(path), open_new(aside, mode) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -310,9 +310,9 @@ def name_aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
 
 
-def open_new(path: Path) -> BinaryIO:
+def open_new(path: Path, mode: int = 0o666) -> BinaryIO:
     path.unlink(missing_ok=True)
-    return path.open("xb")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
 
 
 def rename_durably(source: Path, target: Path) -> None:

@@ -24,9 +24,9 @@ from tpucache.store.files import CHUNK, open_file, refuse_too_many_files, sha256
 from tpucache.store.format import RECORD_HEAD, TIMES_NAME, encode_key, version_name
 from tpucache.store.history import check_times, load_earlier
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
+from tpucache.text import named
 
 _THREADS: Final = 2
-_NAMED_RECORDS: Final = 5
 #: Larger shards are read twice. It is more than the default size of a shard.
 _MOST_HELD: Final = 144 << 20
 
@@ -204,8 +204,6 @@ def _check_records(path: Path, whole: BinaryIO | None, shard: int, cache: Cache)
         yield Damage(path.name, f"is not a readable shard: {error}")
         return
     if broken:
-        named = ", ".join(map(str, broken[:_NAMED_RECORDS]))
-        more = f" and {len(broken) - _NAMED_RECORDS} more" if len(broken) > _NAMED_RECORDS else ""
-        yield Damage(path.name, f"has damaged records: sample {named}{more}", tuple(broken))
+        yield Damage(path.name, f"has damaged records: sample {named(broken)}", tuple(broken))
     elif digest.hexdigest() != entry.records_sha256:
         yield Damage(path.name, "has records of another SHA-256 than the manifest says")

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from tpucache.native import Array
+from tpucache.text import named
 
 #: The tasks' metrics, and whether more is better.
 MORE_IS_BETTER: Final = {"loss": False, "accuracy": True, "f1": True, "auc": True, "rmse": False, "iou": True}
 
-_NAMED_CLASSES: Final = 10  # in a warning, at most
 
 _log = logging.getLogger("tpucache")
 
@@ -86,7 +86,7 @@ def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float
             aucs[number] = _auc(column, inside)
     missing = sorted(set(range(scores.shape[1])) - set(aucs))
     if missing:
-        warn_once(f"AUC leaves out classes that all samples have, or no sample has: {_listed(missing)}")
+        warn_once(f"AUC leaves out classes that all samples have, or no sample has: {named(missing, 10)}")
     return {"auc": float(np.mean(list(aucs.values())))} if aucs else {}
 
 
@@ -109,11 +109,6 @@ def _unknown(*names: str) -> dict[str, float]:
 
 def _share(right: Array) -> float:
     return float(np.count_nonzero(right) / right.size)
-
-
-def _listed(classes: Sequence[int]) -> str:
-    more = len(classes) - _NAMED_CLASSES
-    return ", ".join(map(str, classes[:_NAMED_CLASSES])) + (f" and {more:,} more" if more > 0 else "")
 
 
 @functools.cache

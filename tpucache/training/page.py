@@ -44,7 +44,7 @@ from tpucache.runs import (
 )
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.store.files import check_stored, open_file, open_text, read_file
-from tpucache.text import LARGEST, parse_object, seconds_text
+from tpucache.text import LARGEST, named, parse_object, seconds_text
 from tpucache.training.run.report import (
     FoldsReport,
     TrainReport,
@@ -373,9 +373,8 @@ def _compared(run: _Run, row: int) -> tuple[list[str], str]:
 def _describe_mask(mask: Array, classes: Sequence[str]) -> str:
     counts = np.bincount(mask.reshape(-1))
     found = [number for number in np.argsort(-counts, kind="stable").tolist() if number and counts[number]]
-    parts = [f"{_mask_class(number, classes)} {counts[number] / mask.size:.1%}" for number in found[:_NAMED]]
-    rest = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
-    return f"{', '.join(parts)}{rest}" if found else "nothing"
+    parts = [f"{_mask_class(number, classes)} {counts[number] / mask.size:.1%}" for number in found]
+    return named(parts, _NAMED) or "nothing"
 
 
 def _mask_class(number: int, classes: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK
 from tpucache.store.manifest import differ_in_values, label_options
-from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, to_cell, to_csv, to_heading
+from tpucache.text import PREDICTION_COLUMNS, SEPARATOR, named, to_cell, to_csv, to_heading
 from tpucache.training.device import Device
 from tpucache.training.device.base import DeviceBatch
 from tpucache.training.evaluation import shared_rows
@@ -46,7 +46,6 @@ PredictBatch = Callable[[DeviceBatch], torch.Tensor]
 
 _AGREED: Final = ("task", "outputs", "classes")
 _FEATURES: Final = "features"
-_NAMED: Final = 5  # classes in a message, at most
 
 
 class Predictor:
@@ -214,8 +213,7 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
         ("adds", [name for name in found if name not in set(learned)]),
     ):
         if names:
-            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-            parts.append(f"{verb} {', '.join(map(repr, names[:_NAMED]))}{more}")
+            parts.append(f"{verb} {named(map(repr, names))}")
     return f"the cache {' and '.join(parts)}" if parts else "the cache has the same classes in another order"
 
 

@@ -22,6 +22,7 @@ from tpucache.recipe import differing_images, image_settings
 from tpucache.runs import BEST_NAME
 from tpucache.store.files import check_is_local, check_stored, open_file, write_atomically
 from tpucache.store.manifest import Manifest, differ_in_values
+from tpucache.text import named
 from tpucache.training.device.tensors import to_host
 from tpucache.training.model import import_timm, timm_name
 from tpucache.training.settings import TrainSettings
@@ -332,7 +333,6 @@ Weights = Mapping[str, torch.Tensor]
 #: Prefixes of weights' names from wrappers of models: DataParallel, torch.compile, Lightning and others.
 _PREFIXES: Final = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
 
-_NAMED: Final = 5  # tensors in a message, at most
 
 #: Numbers of channels of images. A first convolution with another number is not adapted: it may work on patches.
 _IMAGE_CHANNELS: Final = (1, 3, 4)
@@ -376,7 +376,7 @@ class MatchedWeights:
             ("not in the model: ", self.unused),
             ("timm could not adapt the weights: ", [self.trouble] if self.trouble else []),
         )
-        listed = "".join(f"; {text}{_listed(names)}" for text, names in parts if names)
+        listed = "".join(f"; {text}{named(names)}" for text, names in parts if names)
         return f"{taken:,} of the model's {total:,} tensors are taken over{listed}"
 
 
@@ -393,8 +393,8 @@ def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source:
     matched = {name: tensor for name, tensor in renamed.items() if _fits(own, name, tensor)}
     if not parameters & {*matched}:
         raise UsageError(
-            f"{source} has no weights for this model: the model has {_listed([*own])}, {source} has "
-            f"{_listed([*weights])}. Give the weights of the same --model"
+            f"{source} has no weights for this model: the model has {named([*own])}, {source} has "
+            f"{named([*weights])}. Give the weights of the same --model"
         )
     before = {name: tuple(given.get(name, tensor).shape) for name, tensor in renamed.items()}
     resampled = {name: matched.pop(name) for name in [*matched] if before[name] != tuple(own[name].shape)}
@@ -515,8 +515,3 @@ def _count_matches(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.
 
 def _fits(own: Mapping[str, torch.Tensor], name: str, tensor: torch.Tensor) -> bool:
     return name in own and own[name].shape == tensor.shape
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -14,6 +14,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +36,10 @@ from tpucache.store.history import load_earlier, read_times, refuse_version, to_
 from tpucache.store.lock import hold
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache
-from tpucache.store.remote.kaggle import JOURNAL_NAME, Content, Draft, KaggleDataset, in_memory, of_file
+from tpucache.store.remote.kaggle import JOURNAL_NAME, Content, Draft, KaggleDataset, in_memory, of_file, version_notes
 from tpucache.store.remote.url import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
-from tpucache.text import shown
+from tpucache.text import named, shown
 from tpucache.warmup.run.folder import PLAN_FILES, build_identity, has_plan
 from tpucache.warmup.run.spool import RECEIPT_NAME, receipt_path, receipts, sent_path
 
@@ -246,7 +247,6 @@ class UrlPlace(Place):
 
 _LOCK_NAME: Final = "kaggle.lock"
 _PATIENCE_SECONDS: Final = 600.0  # for Kaggle to make a version
-_MOST_NAMED: Final = 5
 
 
 class KagglePlace(Place):
@@ -274,8 +274,6 @@ class KagglePlace(Place):
 
     def resume(self) -> Cache | None:
         draft = self._open_draft()
-        if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
-            draft.forget_expired()
         for mark, entry in receipts(self._folder, self._work, build_identity(self._work)):
             if entry is not None and draft.sent(entry.name, entry.sha256):
                 mark.touch()  # the run may have been killed before it did that
@@ -305,17 +303,17 @@ class KagglePlace(Place):
             return
         others = {MANIFEST_NAME: text, **self._companions(Manifest.from_json(text))}
         contents = {entry.name: self._content(entry) for entry in manifest.files}
-        contents |= {name: draft.as_asked_for(name, in_memory(data)) for name, data in others.items()}
+        contents |= {name: in_memory(data) for name, data in others.items()}
         if len(contents) > MAX_FILES:
             raise PublishError(
                 f"{self.shown} would have {len(contents)} files, and a dataset has at most {MAX_FILES}: build the "
                 "cache anew with a larger --shard-mb, which makes fewer shards"
             )
         try:
-            if draft.asked_after is None:
-                self._send_left(manifest, {name: contents[name] for name in others})
-            notes = f"{manifest.samples:,} samples, {manifest.records:,} records, {manifest.fingerprint[:12]}"
-            draft.commit(contents, self.dataset_id.partition("/")[2], notes, _PATIENCE_SECONDS)
+            self._send_left(manifest, {name: contents[name] for name in others})
+            notes = version_notes(manifest)
+            create = partial(self._dataset.create, title=self.dataset_id.partition("/")[2], description=notes)
+            draft.commit(contents, create, notes, _PATIENCE_SECONDS)
         except (UnfinishedError, PublishError):
             if draft.asked_after is None:
                 self._reopen()
@@ -341,7 +339,7 @@ class KagglePlace(Place):
         lacking = [entry for entry in manifest.files if not self._open_draft().sent(entry.name, entry.sha256)]
         if gone := [entry.name for entry in lacking if not (self._folder / entry.name).exists()]:
             raise UnfinishedError(
-                f"{', '.join(gone[:_MOST_NAMED])}: neither on this machine nor at Kaggle any more. Run the same "
+                f"{named(gone)}: neither on this machine nor at Kaggle any more. Run the same "
                 "command again to build these files again"
             )
         for entry in lacking:
@@ -370,7 +368,7 @@ class KagglePlace(Place):
         listed = self._dataset.files()
         if missing := [entry.name for entry in manifest.files if listed.get(entry.name) != entry.bytes]:
             raise PublishError(
-                f"{self.shown} has the manifest of this cache, and lacks {', '.join(missing[:_MOST_NAMED])}: remove "
+                f"{self.shown} has the manifest of this cache, and lacks {named(missing)}: remove "
                 f"the dataset there ({self._dataset.page}), or give another name for the dataset"
             )
 

@@ -28,6 +28,7 @@ from tpucache.native import Array
 from tpucache.store.ahead import Lateness, ReadAhead, cached_for_threads, map_ahead
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.samples import IMAGE_COLUMNS
+from tpucache.text import named
 
 #: The number of a class; one number for each column (several labels, or values to regress); or None.
 Label = int | tuple[float, ...] | None
@@ -40,7 +41,6 @@ Column = Sequence[str] | Array
 #: Columns of the samples table that tpucache itself uses.
 _RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold", SOFT_LABEL, SOFT_WEIGHT, *IMAGE_COLUMNS})
 _LONGEST: Final = 56
-_NAMED: Final = 5
 #: Fields that tpucache itself uses.
 _IMAGE_FIELDS: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
 
@@ -265,8 +265,7 @@ def repeated(values: Iterable[Any]) -> Any:
 
 def name_some(names: Sequence[str]) -> str:
     """Return the first five names as text, and how many more there are."""
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(map(repr, names[:_NAMED])) + more
+    return named(map(repr, names))
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
