@@ -103,7 +103,7 @@ def test_the_same_cache_is_built_once_and_sent_from_its_folder(
 def test_a_build_that_is_stopped_at_any_step_ends_in_the_same_one_version(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = [0]
+    left, server.faults.lag = [0], 2
 
     def stopping(real: Any) -> Any:
         def step(*words: Any, **options: Any) -> Any:

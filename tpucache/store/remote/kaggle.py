@@ -418,7 +418,9 @@ class Draft:
             raise PublishError(
                 f"no version can be made, because files were not sent: {named(missing)}. Run the same command again"
             )
-        if self.asked_after is not None:
+        if self.asked_after is None:
+            now = self.dataset.version()
+        else:
             if not self._differences(contents):
                 return
             # A new dataset cannot be made twice, so it may be requested again without waiting.
@@ -429,7 +431,6 @@ class Draft:
             self._note_asked(None)
         self._refuse_expired()
         tokens = [self._files[name].token for name in sorted(contents)]
-        now = self.dataset.version()
         self._note_asked(now or 0)
         try:
             if now is None:
