@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
@@ -47,9 +51,7 @@ def write_cache(
             runs.append(sealed.rows)
             at = {"variant": variant, "block": first // block, "first": first, "records": len(sealed.rows)}
             shards.append(ShardEntry(name, sealed.bytes, sealed.sha256, records_sha256=sealed.records_sha256, **at))
-    index = io.BytesIO()
-    np.save(index, np.concatenate(runs))
-    tables = {INDEX_NAME: index.getvalue(), SAMPLES_NAME: encode_columns(table)}
+    tables = {INDEX_NAME: npy(np.concatenate(runs)), SAMPLES_NAME: encode_columns(table)}
     unknown = {"classes": (), "skipped": (), "recipe": {}, "source": {}, "created_by": {}}
     manifest = Manifest(
         samples=samples,
@@ -62,6 +64,21 @@ def write_cache(
     )
     manifest.save(directory)
     return manifest
+
+
+def npy(array: object) -> bytes:
+    target = io.BytesIO()
+    np.save(target, array, allow_pickle=True)
+    return target.getvalue()
+
+
+def with_labels(cache: Path, place: Path, labels: npt.ArrayLike, **changes: Any) -> Path:
+    """Copy a cache, with other labels and these changes of its manifest."""
+    shutil.copytree(cache, place)
+    opened = Cache.open(cache)
+    entry = write_table(place / SAMPLES_NAME, encode_columns({**opened.samples, "label": np.asarray(labels)}))
+    dataclasses.replace(opened.manifest, tables=(opened.manifest.index, entry), **changes).save(place)
+    return place
 
 
 def write_table(path: Path, data: bytes) -> FileEntry:

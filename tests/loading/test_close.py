@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-import shutil
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
+from opened import open_files
 from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, UsageError
 
 
-def open_files(folder: Path) -> list[str]:
-    """Return the files of a folder that this process has open."""
-    files = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread of another test closed it
-            files.append(link.readlink())
-    return sorted(file.name for file in files if file.parent == folder.resolve())
-
-
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_a_closed_dataset_has_no_file_open_and_says_that_it_is_closed(cache, tmp_path, in_memory):
-    folder = Path(shutil.copytree(cache, tmp_path / "copy"))
-    dataset = CachedDataset(folder, "epoch", in_memory=in_memory)
+def test_a_closed_dataset_has_no_file_open_and_says_that_it_is_closed(copy, in_memory):
+    dataset = CachedDataset(copy, "epoch", in_memory=in_memory)
     dataset[3]
-    assert open_files(folder)
+    assert open_files(copy)
     memory = weakref.ref(dataset._reader._memory)
     for _ in range(2):
         dataset.close()
-        assert open_files(folder) == []
+        assert open_files(copy) == []
         assert memory() is None
         assert not dataset.in_memory
         for use in (lambda: dataset[0], lambda: dataset.select([1]), lambda: list(CachedLoader(dataset, 10))):
@@ -55,18 +43,17 @@ def test_a_with_block_closes(cache):
         iter(loader)
 
 
-def test_closing_leaves_what_was_selected_open(cache, tmp_path):
-    folder = Path(shutil.copytree(cache, tmp_path / "copy"))
-    dataset = CachedDataset(folder, in_memory=True)
+def test_closing_leaves_what_was_selected_open(copy):
+    dataset = CachedDataset(copy, in_memory=True)
     parts = [dataset.select([5]), dataset.select([6])]
     image = dataset[5][0]
     dataset.close()
     assert torch.equal(parts[0][0][0], image)
     parts[0].close()
     parts[1][0]
-    assert open_files(folder)
+    assert open_files(copy)
     parts[1].close()
-    assert open_files(folder) == []
+    assert open_files(copy) == []
 
 
 def test_a_closed_loader_frees_its_buffers_and_ends_what_iterates(cache):
@@ -86,7 +73,7 @@ def test_a_closed_loader_frees_its_buffers_and_ends_what_iterates(cache):
 
 
 @pytest.mark.slow
-def test_an_index_cut_short_while_a_dataset_is_open_is_an_error_and_not_a_crash(cache, tmp_path, run_with_torch):
+def test_an_index_cut_short_while_a_dataset_is_open_is_an_error_and_not_a_crash(copy, run_with_torch):
     program = (
         "import os, sys\n"
         "from tpucache import CachedDataset, DamageError\n"
@@ -97,7 +84,7 @@ def test_an_index_cut_short_while_a_dataset_is_open_is_an_error_and_not_a_crash(
         "except DamageError as error:\n"
         "    print(error)\n"
     )
-    done = run_with_torch(program, shutil.copytree(cache, tmp_path / "copy"))
+    done = run_with_torch(program, copy)
     assert done.returncode == 0, done
     assert "index.npy was cut short" in done.stdout
 

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from written import with_labels
 
 from tpucache import CachedDataset, CachedLoader, UsageError
 from tpucache.loading.dataset import COLUMNS
-from tpucache.store.manifest import Manifest, Statistics
-from tpucache.store.samples import encode_columns
-
-
-def with_labels(cache: Path, place: Path, labels: np.ndarray) -> Path:
-    """Copy a cache, with these labels and no classes."""
-    shutil.copytree(cache, place)
-    table, manifest = CachedDataset(cache).table, Manifest.load(cache)
-    data = encode_columns({**{name: table[name] for name in table}, "label": labels})
-    (place / "samples.npz").write_bytes(data)
-    entry = dataclasses.replace(manifest.table, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    dataclasses.replace(manifest, tables=(manifest.index, entry), classes=(), statistics=Statistics()).save(place)
-    return place
+from tpucache.store.manifest import Statistics
 
 
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("labels", [0, 1, 3], ids=["a class", "a list of one number", "three numbers"])
 def test_a_batch_has_labels_and_columns_of_its_samples(cache: Path, tmp_path: Path, labels: int, width: int) -> None:
     rng = np.random.default_rng(0)
-    place = with_labels(cache, tmp_path / "cache", rng.random((150, labels)).astype(np.float32)) if labels else cache
+    numbers, described = rng.random((150, labels)).astype(np.float32), {"classes": (), "statistics": Statistics()}
+    place = with_labels(cache, tmp_path / "cache", numbers, **described) if labels else cache
     plain = CachedDataset(place)[::-2]
     values = rng.random((75, width)).astype(np.float32)
     dataset = plain.with_columns(values)

@@ -222,14 +222,13 @@ def test_a_digest_covers_the_variant_the_selection_and_its_order(cache: Path) ->
     assert CachedDataset(cache).digest == dataset.digest == pickle.loads(pickle.dumps(dataset)).digest
 
 
-def test_the_labels_of_another_cache_of_the_same_photographs_are_refused(cache: Path, tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(cache, tmp_path / "copy"))
-    dataset = CachedDataset(copied)
+def test_the_labels_of_another_cache_of_the_same_photographs_are_refused(copy: Path) -> None:
+    dataset = CachedDataset(copy)
     columns = {name: dataset.table[name] for name in dataset.table}
     columns["label"] = np.zeros_like(columns["label"])
-    assert len(encode_columns(columns)) == (copied / "samples.npz").stat().st_size
-    (copied / "samples.npz").write_bytes(encode_columns(columns))
-    for again in (CachedDataset(copied), pickle.loads(pickle.dumps(dataset))):
+    assert len(encode_columns(columns)) == (copy / "samples.npz").stat().st_size
+    (copy / "samples.npz").write_bytes(encode_columns(columns))
+    for again in (CachedDataset(copy), pickle.loads(pickle.dumps(dataset))):
         with pytest.raises(DamageError, match="not the file that the manifest lists"):
             again.labels  # noqa: B018
 

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from written import with_labels
 
-from tpucache import CachedDataset, CachedLoader, FormatError, Manifest
-from tpucache.store.samples import encode_columns
-
-
-def with_labels(cache: Path, place: Path, labels: np.ndarray) -> Path:
-    """Copy a cache of 150 samples in four classes, with other labels."""
-    shutil.copytree(cache, place)
-    table, manifest = CachedDataset(cache).table, Manifest.load(cache)
-    data = encode_columns({**{name: table[name] for name in table}, "label": labels})
-    (place / "samples.npz").write_bytes(data)
-    entry = dataclasses.replace(manifest.table, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    dataclasses.replace(manifest, tables=(manifest.index, entry)).save(place)
-    return place
+from tpucache import CachedDataset, CachedLoader, FormatError
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", ">i4", "<u8", "<f4", ">f8"])

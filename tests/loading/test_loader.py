@@ -6,7 +6,6 @@ import functools
 import gc
 import itertools
 import os
-import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -148,8 +147,7 @@ def open_files() -> int:
 
 @pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize("damage", ["cut", "cut later", "gone"])
-def test_a_shard_cut_short_or_gone_is_named(cache, tmp_path, damage):
-    copy = shutil.copytree(cache, tmp_path / "copy")
+def test_a_shard_cut_short_or_gone_is_named(copy, damage):
     victim = copy / "v00-00001.lmdb"
     dataset = CachedDataset(copy)
     if damage == "cut later":

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from thorough import thorough
+from written import with_labels
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.loading import loader as loader_module
 from tpucache.loading.order import global_batches, rank_slice
-from tpucache.store.manifest import Manifest
-from tpucache.store.samples import encode_columns
 
 
 @pytest.fixture
@@ -49,20 +45,6 @@ def stopped(loader: CachedLoader, batches: int) -> dict[str, int | str]:
     for _ in range(batches):
         next(iterator)
     return loader.state_dict()
-
-
-def relabelled(cache: Path, place: Path) -> Path:
-    """Copy a cache, with the label of one sample changed."""
-    shutil.copytree(cache, place)
-    table, manifest = CachedDataset(cache).table, Manifest.load(cache)
-    columns = {name: table[name] for name in table}
-    labels = np.array(columns["label"])
-    labels[7] = (labels[7] + 1) % 4
-    data = encode_columns({**columns, "label": labels})
-    (place / "samples.npz").write_bytes(data)
-    entry = dataclasses.replace(manifest.table, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    dataclasses.replace(manifest, tables=(manifest.index, entry)).save(place)
-    return place
 
 
 def test_a_state_of_labels_that_were_standardised_by_other_numbers_is_refused(tmp_path: Path) -> None:
@@ -146,13 +128,14 @@ def test_a_state_of_another_cache_or_of_no_loader_is_refused(cache: Path) -> Non
 
 def test_a_state_of_other_samples_or_of_another_order_is_refused(cache: Path, tmp_path: Path) -> None:
     dataset, fold = CachedDataset(cache), np.arange(150) % 5
+    labels = (dataset.labels.numpy() + (np.arange(150) == 7)) % 4
 
     def loader_of(shown: CachedDataset, window: int = 40) -> CachedLoader:
         return CachedLoader(shown, 10, shuffle="block", window=window)
 
     for shown, others in (
         (dataset.select(fold != 0), [dataset.select(fold != 1), dataset.select(np.flatnonzero(fold)[::-1])]),
-        (dataset, [CachedDataset(relabelled(cache, tmp_path / "relabelled")), CachedDataset(cache, 1)]),
+        (dataset, [CachedDataset(with_labels(cache, tmp_path / "relabelled", labels)), CachedDataset(cache, 1)]),
     ):
         state = stopped(loader_of(shown), 3)
         loader_of(shown).load_state_dict(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pickle
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opened import open_files
 
 from tpucache.errors import DamageError, UsageError
 from tpucache.store.cache import Cache, annotation_counts
@@ -77,17 +77,9 @@ def test_its_files_close_when_nothing_refers_to_it(tmp_path: Path, cache: Cache)
     other = Path(shutil.copytree(cache.directory, tmp_path / "copy"))
     opened = Cache.open(other)
     record(opened, 0, 0)
-    assert files_open_in(other)
+    assert open_files(other)
     del opened
-    assert not files_open_in(other)
-
-
-def files_open_in(folder: Path) -> list[Path]:
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very loop
-            found.append(link.readlink())
-    return [path for path in found if path.parent == folder]
+    assert not open_files(other)
 
 
 def test_counts_of_annotations_that_are_none_are_left_out(cache: Cache) -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from written import npy
 
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.samples import Column, SampleTable, Strings, check_labels, encode_columns
@@ -55,12 +56,6 @@ def archive(members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED)
     with zipfile.ZipFile(target, "w", compression) as file:
         for name, content in members.items():
             file.writestr(name, content)
-    return target.getvalue()
-
-
-def npy(array: object) -> bytes:
-    target = io.BytesIO()
-    np.save(target, array, allow_pickle=True)
     return target.getvalue()
 
 

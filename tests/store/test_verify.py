@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from thorough import thorough
+from written import npy
 
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.cache import Cache
@@ -41,12 +41,6 @@ def only(damages: list[Damage]) -> Damage:
 
 def names(damages: list[Damage]) -> list[str]:
     return [damage.name for damage in damages]
-
-
-def npy(array: np.ndarray) -> bytes:
-    target = io.BytesIO()
-    np.save(target, array)
-    return target.getvalue()
 
 
 @pytest.mark.parametrize("position", range(16))

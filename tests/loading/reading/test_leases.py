@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opened import leases_held, maps_of, open_files
 from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache, stage_cache
@@ -38,12 +39,6 @@ VICTIM = "v00-00001.lmdb"
 
 
 @pytest.fixture
-def copy(cache: Path, tmp_path: Path) -> Path:
-    """A cache of the test's own."""
-    return Path(shutil.copytree(cache, tmp_path / "copy"))
-
-
-@pytest.fixture
 def expected(cache: Path) -> torch.Tensor:
     """All images of the cache, in their order."""
     with CachedDataset(cache, in_memory=True) as dataset:
@@ -52,22 +47,6 @@ def expected(cache: Path) -> torch.Tensor:
 
 def images_of(dataset: CachedDataset, **options: Any) -> torch.Tensor:
     return torch.cat([images.clone() for images, _ in CachedLoader(dataset, 40, **options)])
-
-
-def held(folder: Path) -> int:
-    """Count the descriptors that this process has open of shards in a folder."""
-    numbers = list(Path("/proc/self/fd").iterdir())
-    found = 0
-    for number in numbers:
-        with contextlib.suppress(OSError):  # that of the folder that is being listed
-            found += number.readlink().parent == folder.resolve()
-    return found
-
-
-def leases_of(process: int) -> int:
-    """Count the leases of a process, as the kernel lists them."""
-    lines = Path("/proc/locks").read_text().splitlines()
-    return sum(line.split()[1] == "LEASE" and line.split()[4] == str(process) for line in lines)
 
 
 def watching() -> list[threading.Thread]:
@@ -95,7 +74,7 @@ def test_a_loader_reads_out_of_leased_maps_alone(cache: Path, variant: int | str
         shards = sum((entry.variant > 0) == (variant == "epoch") for entry in dataset.manifest.shards)
         assert loader.metrics()["maps"] == dataset.maps == {"lease": shards}
         assert loader.metrics()["records"] == {"memory": 0, "map": 3 * len(dataset), "file": 0}
-        assert leases_of(os.getpid()) >= shards
+        assert leases_held() >= shards
 
 
 @pytest.mark.slow
@@ -153,18 +132,14 @@ def test_a_copy_that_has_begun_ends_before_its_map(
     assert stopped.wait(PATIENCE)
     for _ in range(3):  # looks of the watching thread
         leases.WATCH.look()
-    assert mapped_in(copy) == 3  # also the map that is to end
+    assert maps_of(copy) == 3  # also the map that is to end
     assert program.poll() is None
     may_end.set()
     thread.join()
     wait_for(program)
-    assert mapped_in(copy) == 2
+    assert maps_of(copy) == 2
     assert torch.equal(first[0], expected[:40])
     assert torch.equal(dataset[0][0], expected[0])
-
-
-def mapped_in(folder: Path) -> int:
-    return sum(f"{folder.resolve()}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 @pytest.mark.slow
@@ -186,12 +161,12 @@ def test_no_program_that_handles_signals_hears_of_leases(cache: Path, copy: Path
 
 
 def test_nothing_is_left_of_a_dataset_that_is_closed(copy: Path) -> None:
-    before = leases_of(os.getpid())
+    before = leases_held()
     dataset = CachedDataset(copy, "epoch", in_memory=False)
     images_of(dataset)
-    assert leases_of(os.getpid()) > before
+    assert leases_held() > before
     dataset.close()
-    assert (held(copy), mapped_in(copy), leases_of(os.getpid())) == (0, 0, before)
+    assert (open_files(copy), maps_of(copy), leases_held()) == ([], 0, before)
     if not leases.WATCH.maps:  # nothing of other tests
         for thread in watching():
             thread.join(PATIENCE)
@@ -235,7 +210,7 @@ def test_without_leases_all_is_read_from_files_or_kept(
     assert dataset.maps == {reason: 3}
     assert reason in TEXTS
     dataset.close()
-    assert held(copy) == 0
+    assert open_files(copy) == []
 
 
 def test_a_file_that_is_open_for_writing_is_not_mapped(copy: Path, expected: torch.Tensor) -> None:
@@ -293,11 +268,11 @@ def test_a_map_is_not_read_where_nobody_has_looked_whether_it_may_be(
         monkeypatch.setattr(leases.WATCH, "seen", float("-inf"))
         assert torch.equal(images_of(dataset), expected)
         assert dataset.maps == {"lease": 2, "given_back": 1}
-        assert mapped_in(copy) == 3
+        assert maps_of(copy) == 3
     finally:
         leases.WATCH.resume()
     os.close(os.open(copy / VICTIM, os.O_WRONLY))  # waits until the map has ended
-    assert mapped_in(copy) == 2
+    assert maps_of(copy) == 2
 
 
 @pytest.mark.slow
@@ -324,44 +299,34 @@ def test_our_own_commands_never_wait_for_a_reader(
 FORK = """
 import os, sys, threading
 import numpy as np
+from opened import leases_held, maps_of
 from pathlib import Path
 from tpucache import CachedDataset, CachedLoader
 
 def read(dataset):
     return np.concatenate([np.asarray(images) for images, _ in CachedLoader(dataset, 40)])
 
-def leases_of():
-    lines = Path("/proc/locks").read_text().splitlines()
-    return sum(line.split()[1] == "LEASE" and line.split()[4] == str(os.getpid()) for line in lines)
-
-def held(folder):
-    return sorted(int(n.name) for n in Path("/proc/self/fd").iterdir() if n.exists() and n.readlink().parent == folder)
-
-def maps_of(folder):
-    return sum(f"{folder}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
 folder = Path(sys.argv[1]).resolve()
 dataset = CachedDataset(folder, in_memory=False)
 expected = read(dataset)
-own = held(folder)
-assert (leases_of(), maps_of(folder), dataset.maps) == (3, 3, {"lease": 3}), (leases_of(), dataset.maps)
+assert (leases_held(), maps_of(folder), dataset.maps) == (3, 3, {"lease": 3}), (leases_held(), dataset.maps)
 to_child, to_parent = os.pipe(), os.pipe()
 child = os.fork()
 if not child:
     assert threading.active_count() == 1
-    assert (leases_of(), maps_of(folder), dataset.maps) == (0, 0, {}), (leases_of(), dataset.maps)
+    assert (leases_held(), maps_of(folder), dataset.maps) == (0, 0, {}), (leases_held(), dataset.maps)
     assert np.array_equal(read(dataset), expected)
-    assert (leases_of(), maps_of(folder), dataset.maps) == (3, 3, {"lease": 3})
+    assert (leases_held(), maps_of(folder), dataset.maps) == (3, 3, {"lease": 3})
     os.write(to_parent[1], b"1")
     os.read(to_child[0], 1)  # meanwhile the parent ends
     assert np.array_equal(read(dataset), expected)
     assert dataset.maps == {"lease": 3}
     os._exit(0)
 os.read(to_parent[0], 1)
-assert (leases_of(), maps_of(folder), dataset.maps) == (3, 3, {"lease": 3})
+assert (leases_held(), maps_of(folder), dataset.maps) == (3, 3, {"lease": 3})
 assert np.array_equal(read(dataset), expected)
 dataset.close()
-assert leases_of() == maps_of(folder) == 0
+assert leases_held() == maps_of(folder) == 0
 os.write(to_child[1], b"1")
 assert os.waitpid(child, 0)[1] == 0
 second = os.fork()

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from opened import maps_of
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
 from tpucache.loading.reading import maps as maps_module
@@ -157,10 +158,6 @@ def test_maps_end_with_their_dataset_and_a_pickled_one_maps_anew(cache: Path) ->
     assert maps_of(cache) == 0
 
 
-def maps_of(folder: Path) -> int:
-    return sum(f"{folder.resolve()}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-
 @pytest.mark.usefixtures("read_only")
 @pytest.mark.parametrize("change", [{"offset": 1 << 40}, {"offset": 2**64 - 1}, {"length": 1 << 31}, {"crc32": 0}])
 def test_an_index_that_lies_is_an_error_and_not_a_crash(cache: Path, change: dict[str, int]) -> None:
@@ -247,8 +244,8 @@ except DamageError as error:
 
 @pytest.mark.slow
 def test_a_shard_cut_short_while_a_loader_runs_is_an_error_and_not_a_crash(
-    cache: Path, tmp_path: Path, run_with_torch: Callable[..., subprocess.CompletedProcess[str]]
+    copy: Path, run_with_torch: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    done = run_with_torch(TRUNCATE, shutil.copytree(cache, tmp_path / "copy"))
+    done = run_with_torch(TRUNCATE, copy)
     assert done.returncode == 0, done
     assert "ends before byte" in done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import pickle
-import shutil
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -64,8 +63,7 @@ def test_a_compressed_record_is_decoded_once(photos, tmp_path, codec):
     assert loader.metrics()["records"] == {"memory": 300, "map": 0, "file": 150}
 
 
-def test_what_was_read_needs_its_file_no_more(cache, tmp_path):
-    copy = shutil.copytree(cache, tmp_path / "copy")
+def test_what_was_read_needs_its_file_no_more(copy):
     dataset = CachedDataset(copy, in_memory=True)
     before = [images.clone() for images, _ in CachedLoader(dataset, 50)]
     for shard in copy.glob("*.lmdb"):

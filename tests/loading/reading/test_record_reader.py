@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,19 +88,18 @@ def test_a_second_loader_reads_nothing_again(cache: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("way", ["keep", "map"])
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_what_is_missing_or_damaged_is_found_when_it_is_read_and_not_by_making_a_loader(
-    cache: Path, tmp_path: Path, is_gone: bool, way: str, monkeypatch: pytest.MonkeyPatch
+    cache: Path, copy: Path, is_gone: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "map":
         monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
-    shutil.copytree(cache, tmp_path / "damaged")
     assert CachedDataset(cache).reading.way == way
-    dataset = CachedDataset(tmp_path / "damaged")
+    dataset = CachedDataset(copy)
     entry = dataset.manifest.shards[0]
     row = dataset.cache.index[np.array([0])][0]
     if is_gone:
-        (tmp_path / "damaged" / entry.name).unlink()
+        (copy / entry.name).unlink()
     else:
-        with (tmp_path / "damaged" / entry.name).open("r+b") as file:
+        with (copy / entry.name).open("r+b") as file:
             file.seek(int(row["offset"]))
             file.write(bytes(int(row["length"])))
     loader = CachedLoader(dataset, 50)
