@@ -9,7 +9,7 @@ import pytest
 
 from tpucache import Recipe, UsageError, build_cache
 from tpucache.cli import main, make_parser
-from tpucache.cli.arguments import augmentation
+from tpucache.cli.parser import augmentation
 from tpucache.ondevice.settings import AugmentSettings
 
 URL = "s3://user:secret@bucket/there"

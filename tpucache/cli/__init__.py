@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 import traceback
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpucache import process
-from tpucache.cli.parser import CommandParser, Parser, escape_unprintable, flush
+from tpucache.cli.parser import CommandParser, Parser, escape_unprintable, flush, show
 from tpucache.errors import DependencyError, RecipeError, SourceError, TpucacheError, UnfinishedError, UsageError
 from tpucache.plugins import COMMANDS, load, missing_part, package_of
 from tpucache.process import PROG
@@ -19,9 +20,18 @@ from tpucache.version import __version__
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 after an expected error, 2 for wrong usage, 3 if it was stopped and can continue."""
     escape_unprintable()
+    words, options = sys.argv[1:] if arguments is None else [*arguments], argparse.Namespace(traceback=False)
     with process.stoppable():
         try:
-            return _main(arguments)
+            options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+            options.arguments = words
+            # Elapsed time counts from the start of the process, or, if another program calls `main`, from that call.
+            shared = process.launched()
+            options.began = shared["began"] if shared else process.BEGAN if arguments is None else time.monotonic()
+            result = options.command(options)
+            status: int = result if isinstance(result, int) else show(options, *result)
+            flush()
+            return status
         except UnfinishedError as error:
             return process.complain(error, process.STOPPED)
         except KeyboardInterrupt as stop:
@@ -30,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             process.forget_output(sys.stdout)
             return process.STOPPED if process.is_interrupted() else 1
         except Exception as error:  # noqa: BLE001  # raised again if nobody expects it
+            if options.traceback:
+                process.tell("".join(traceback.format_exception(error)).rstrip())
             return _explain(error)
 
 
@@ -40,31 +52,12 @@ def _explain(error: Exception) -> int:
     text, is_expected = None, isinstance(error, TpucacheError)
     if not is_expected or isinstance(error, (DependencyError, RecipeError, SourceError)):  # a lack of memory caused it?
         text = process.shortage(error)
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("tpucache"):
+        package = package_of(str(error.name).partition(".")[0])
+        text = text or f"{error.name} is not installed, which this command needs: `pip install {package}`"
     if text is None and not is_expected:
         raise error
     return process.complain(text or error, 2 if isinstance(error, UsageError) else 1)
-
-
-def _main(arguments: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if arguments is None else [*arguments]
-    options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
-    # Elapsed time counts from the start of the process, or, if another program calls `main`, from that call.
-    shared = process.launched()
-    options.began = shared["began"] if shared else process.BEGAN if arguments is None else time.monotonic()
-    options.arguments = words
-    try:
-        status: int = options.command(options)
-    except (TpucacheError, ModuleNotFoundError) as error:
-        if options.traceback:
-            process.tell("".join(traceback.format_exception(error)).rstrip())
-        missing = "" if isinstance(error, TpucacheError) else (error.name or "").partition(".")[0]
-        if missing in ("", "tpucache"):
-            raise
-        raise DependencyError(
-            f"{missing} is not installed, which `{options.command.__name__}` needs: `pip install {package_of(missing)}`"
-        ) from error
-    flush()
-    return status
 
 
 def make_parser(only: str | None = None) -> Parser:
@@ -80,5 +73,5 @@ def make_parser(only: str | None = None) -> Parser:
             missing = missing_part(module)
             command = None if missing or only not in (None, name) else load(f"{module}:{name}")
             commands.add_parser(name, help=missing or text, missing=missing, command=command)
-            listed._group_actions.append(commands._choices_actions[-1])  # the line of --help
+            listed._group_actions.append(commands._choices_actions.pop())  # the line of --help
     return parser

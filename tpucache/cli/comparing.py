@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import logging
 import math
@@ -11,7 +10,7 @@ import shlex
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from tpucache import kaggle
-from tpucache.cli.parser import show
+from tpucache.cli.parser import Report
 from tpucache.errors import DependencyError, RecipeError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.memory import BUDGET
@@ -37,7 +36,7 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.history import refuse_version
 from tpucache.text import duration_text, size_text
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.build_options import BuildOptions, SourceOptions
+from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.run.upload import local_folder
 from tpucache.warmup.sources import select_source, to_source
 from tpucache.warmup.sources.source import DerivedSource, Listing, Sample, Source, source_name
@@ -61,8 +60,8 @@ _FITS: Final[Mapping[str, Callable[..., Image.Image]]] = {
 }
 
 
-def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen: BuildOptions) -> int:
-    """Show what a warmup would do, and which codec to use."""
+def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen: BuildOptions) -> Report:
+    """Return what a warmup would do, and which codec to use."""
     refuse_version(options.cache)
     place = options.cache
     listed = Listed(source, source.list())
@@ -84,8 +83,7 @@ def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen:
         if not all(row.fits for row in rows):
             lines.append("!         larger than the free disk, or than the 20 GB of --target kaggle")
         lines.append(f"command   {command or 'none: no cache fits; give a smaller --size, or --limit'}")
-    show(options, report, lines)
-    return 0
+    return report, lines
 
 
 def _lines(found: DryRun) -> Iterator[str]:
@@ -160,24 +158,26 @@ class Listed(DerivedSource):
 
 
 def compare_codecs(
-    source: Listed, found: DryRun, recipe: Recipe, options: BuildOptions, codecs: Sequence[str], seconds: float = 0.2
+    source: Source, found: DryRun, recipe: Recipe, options: BuildOptions, codecs: Sequence[str], seconds: float = 0.2
 ) -> tuple[list[CodecFigures], dict[str, str]]:
     """Return the figures of each codec, and why others cannot be used; `found` is a dry run of all samples."""
-    each = found.estimate.process_seconds / max(1, found.samples)
+    each = found.estimate.process_seconds / found.samples
     most = int(_BUILDING_SECONDS / (len(codecs) + 1) / max(each, 1e-6))
-    few = Listed(source.source, select_source(source, limit=max(1, min(most, _SAMPLES, len(found.tried)))).list())
+    few = Listed(source, select_source(source, limit=max(1, min(most, _SAMPLES, len(found.tried)))).list())
     rows, left_out = [], {}
-    with tempfile.TemporaryDirectory(prefix="tpucache-dry-run-") as folder, contextlib.ExitStack() as stack:
-        logging.disable(logging.WARNING)  # the dry run has warned
-        stack.callback(logging.disable, logging.NOTSET)
-        plain = replace(recipe, codec=_PLAIN, quality=None, chroma=None)
-        pixels = _images(_build(few, Path(folder, "pixels"), plain, options))
-        for codec in codecs:
-            try:
-                chosen = replace(recipe, codec=codec)
-                rows.append(_figures(few, found, chosen, options, Path(folder, codec), pixels, seconds))
-            except (DependencyError, RecipeError) as error:
-                left_out[codec] = str(error)
+    logging.disable(logging.WARNING)  # the dry run has warned
+    try:
+        with tempfile.TemporaryDirectory(prefix="tpucache-dry-run-") as folder:
+            plain = replace(recipe, codec=_PLAIN, quality=None, chroma=None)
+            pixels = _images(_build(few, Path(folder, "pixels"), plain, options))
+            for codec in codecs:
+                try:
+                    chosen = replace(recipe, codec=codec)
+                    rows.append(_figures(few, found, chosen, options, Path(folder, codec), pixels, seconds))
+                except (DependencyError, RecipeError) as error:
+                    left_out[codec] = str(error)
+    finally:
+        logging.disable(logging.NOTSET)
     return rows, left_out
 
 
@@ -187,7 +187,7 @@ def _figures(
     recipe: Recipe,
     options: BuildOptions,
     folder: Path,
-    pixels: dict[str, Array],
+    pixels: Mapping[str, Array],
     seconds: float,
 ) -> CodecFigures:
     expected = dry_run(few, folder, recipe, **vars(options))
@@ -225,8 +225,8 @@ def recommended(rows: Sequence[CodecFigures]) -> CodecFigures | None:
 
 def _build(few: Source, folder: Path, recipe: Recipe, options: BuildOptions) -> CachedDataset:
     """Build a cache of the clean images."""
-    meaning = {each.name: getattr(options, each.name) for each in fields(SourceOptions)}
-    build_cache(few, folder, replace(recipe, variants=0), on_error="skip", jobs=1, **meaning)
+    chosen = replace(options, on_error="skip", jobs=1, time_limit=None)
+    build_cache(few, folder, replace(recipe, variants=0), **vars(chosen))
     return CachedDataset(folder, in_memory=False)
 
 
@@ -236,10 +236,9 @@ def _images(dataset: CachedDataset) -> dict[str, Array]:
         return dict(zip(dataset.table.paths, images, strict=True))
 
 
-def _psnr(images: dict[str, Array], pixels: dict[str, Array]) -> float | None:
-    errors = [
-        float(np.square(images[path].astype(np.float64) - pixels[path]).mean()) for path in images.keys() & pixels
-    ]
+def _psnr(images: Mapping[str, Array], pixels: Mapping[str, Array]) -> float | None:
+    shared = images.keys() & pixels
+    errors = [float(np.square(images[path].astype(np.float64) - pixels[path]).mean()) for path in shared]
     if not any(errors):
         return None
     return statistics.mean(10 * math.log10(255**2 / max(error, _LEAST_ERROR)) for error in errors)
@@ -276,10 +275,8 @@ def measure_against(
 def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
     if dataset.manifest.fields[0].name != IMAGE:
         raise UsageError(f"--against reads images, and {dataset.place} has none: leave --against out")
-    samples = {sample.path: sample for sample in source.list().samples}
-    paths = dataset.table.paths
-    chosen = np.linspace(0, len(paths) - 1, min(len(paths), _MOST_IMAGES)).astype(int).tolist()
-    found = [samples[paths[at]] for at in chosen if paths[at] in samples]
+    paths, samples = dataset.table.paths, {sample.path: sample for sample in source.list().samples}
+    found = [samples[path] for path in paths[:: -(-len(paths) // _MOST_IMAGES)] if path in samples]
     if not found:
         raise UsageError(
             f"{dataset.place} was not built from {source_name(source)}, which has no {paths[0]!r}: give --against the "

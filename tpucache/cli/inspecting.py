@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.cli.arguments import (
+from tpucache.cli.parser import (
     CACHE_OR_URL,
     JSON,
     KEEPING,
+    Argument,
+    Report,
     augmentation,
     augmentation_options,
     cache,
     cache_or_url,
+    command,
     flag,
     keeping,
     local_path,
@@ -25,20 +28,17 @@ from tpucache.cli.arguments import (
     section,
     value,
 )
-from tpucache.cli.parser import Argument, command, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.plugins import call
 from tpucache.process import PROG, tell
 from tpucache.progress import Progress, note
 
-_BENCH_BATCH: Final = 256
 #: The values of --in-memory, and those of CachedDataset.
-_IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": False}
+_IN_MEMORY: Final[Mapping[str, Any]] = {"auto": "auto", "yes": True, "no": False}
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.reading.record_reader import InMemory
 
 
 def _picture(path: str, text: str) -> tuple[Argument, Argument]:
@@ -53,7 +53,7 @@ def _picture(path: str, text: str) -> tuple[Argument, Argument]:
     KEEPING,
     flag("--versions", "list the cache's versions: what changed, when, and by which command"),
 )
-def inspect(options: argparse.Namespace) -> int:
+def inspect(options: argparse.Namespace) -> Report:
     """Show what a cache contains, its size, and how it was made."""
     from tpucache.loading.find import open_cache
     from tpucache.report.inspect import describe, describe_lines, describe_versions, version_lines
@@ -62,12 +62,10 @@ def inspect(options: argparse.Namespace) -> int:
     opened = open_cache(options.cache, **keeping(options))
     if options.versions:
         versions = describe_versions(*opened.versions())
-        show(options, {"versions": versions}, version_lines(versions))
-        return 0
+        return {"versions": versions}, version_lines(versions)
     found = findings(opened)
     lines = [*describe_lines(opened.manifest, lists_classes=True), *(f"look at      {line}" for line in found.lines())]
-    show(options, {**describe(opened.manifest), "findings": found.to_dict()}, lines)
-    return 0
+    return {**describe(opened.manifest), "findings": found.to_dict()}, lines
 
 
 @command(
@@ -98,7 +96,7 @@ def inspect(options: argparse.Namespace) -> int:
         choices=["host", "device"],
     ),
 )
-def bench(options: argparse.Namespace) -> int:
+def bench(options: argparse.Namespace) -> Report:
     """Measure how fast this machine reads a cache."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.report.bench import run_bench
@@ -106,7 +104,7 @@ def bench(options: argparse.Namespace) -> int:
 
     dataset = CachedDataset(options.cache, in_memory=_IN_MEMORY[options.in_memory], **keeping(options))
     chosen = {name: getattr(options, name) for name in ("threads", "device_rate", "finish")}
-    chosen["batch_size"] = options.batch_size or min(_BENCH_BATCH, len(dataset))
+    chosen["batch_size"] = options.batch_size or min(256, len(dataset))
     chosen["on_progress"] = lambda text: note(f"bench: {text}")
     if dataset.network is not None:
         return _bench_network(options, dataset, chosen)
@@ -135,11 +133,10 @@ def bench(options: argparse.Namespace) -> int:
         ]
         if found["idle"] is not None:
             lines.append(f"idle    {found['idle']:>10.1%} of that accelerator with the DataLoader")
-    show(options, report, lines)
-    return 0
+    return report, lines
 
 
-def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: dict[str, Any]) -> int:
+def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: dict[str, Any]) -> Report:
     from tpucache.report.bench import bench_network
 
     if options.against is not None:
@@ -158,8 +155,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
     if found.idle is not None:
         device = f"an accelerator that takes {options.device_rate:,.0f} samples/s"
         lines.append(f"idle    {found.idle:>10.1%} of the time of {device}, after the first batch")
-    show(options, found.to_dict(), lines)
-    return 0
+    return found.to_dict(), lines
 
 
 @command(
@@ -172,30 +168,29 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
     value("--seed", "N", "seed of the choice of samples", natural, 0),
     value("--class", "NAME", "show samples of this class only", dest="class_name"),
     flag("--batch", "show the first batch as the model receives it in train, with mixed labels"),
-    section("augmentation of a batch", "as in train", *augmentation_options()),
+    section("augmentation of a batch (as in train)", *augmentation_options()),
     basic=(
         *("--json", "--output", "--samples", "--variants", "--seed", "--class", "--batch"),
         *("--flip", "--crop", "--mixup", "--augment"),
     ),
 )
-def preview(options: argparse.Namespace) -> int:
+def preview(options: argparse.Namespace) -> Report:
     """Draw a contact sheet: a row for each sample, a column for each variant, with masks, boxes and keypoints."""
+    from tpucache.loading.dataset import CachedDataset
     from tpucache.report.preview import preview_batch, preview_cache, save_picture
 
-    augment = augmentation(options)
+    augment, dataset = augmentation(options), CachedDataset(options.cache, in_memory=False, **keeping(options))
     if options.batch:
-        shown = _opened(options)
-        shown = shown.in_variant("epoch") if shown.manifest.augmented else shown  # as train does
+        shown = dataset.in_variant("epoch") if dataset.manifest.augmented else dataset  # as train does
         sheet = preview_batch(shown, augment, options.samples, seed=options.seed)
     elif augment != AugmentSettings():
         raise UsageError("options of augmentation change only a preview of a batch: give --batch, too")
     else:
         chosen = {name: getattr(options, name) for name in ("seed", "class_name", "variants")}
-        sheet = preview_cache(_opened(options), options.samples, **chosen)
+        sheet = preview_cache(dataset, options.samples, **chosen)
     path = save_picture(sheet, options.output)
     report = {"path": str(path), "width": sheet.width, "height": sheet.height, "bytes": path.stat().st_size}
-    show(options, report, [f"{path}: {sheet.width} x {sheet.height} pixels, {report['bytes']:,} bytes"])
-    return 0
+    return report, [f"{path}: {sheet.width} x {sheet.height} pixels, {report['bytes']:,} bytes"]
 
 
 @command(
@@ -209,8 +204,7 @@ def preview(options: argparse.Namespace) -> int:
     JSON,
     value("--valid", "CACHE", "the cache that the run was validated on, if that cache has moved", cache),
     section(
-        "findings",
-        "a page of pictures to look through and tick",
+        "findings (a page of pictures to look through and tick)",
         flag(
             "--findings",
             "write the page of pictures that look alike, labels that contradict each other, and extremes instead",
@@ -225,7 +219,7 @@ def preview(options: argparse.Namespace) -> int:
     ),
     *_picture("report.html", "the page to write"),
 )
-def report(options: argparse.Namespace) -> int:
+def report(options: argparse.Namespace) -> Report:
     """Write one HTML page about a cache (samples, classes, recipe), its findings, or a run (curves, mistakes)."""
     from tpucache.runs import is_run
 
@@ -237,33 +231,25 @@ def report(options: argparse.Namespace) -> int:
     if options.findings:
         compared = {"against": options.against, "predictions": options.predictions}
         with Progress(None, "report") as stages:
-            page = call("report_findings", _opened(options), **compared, on_progress=stages.show_stage)
+            page = call("report_findings", options.cache, **compared, on_progress=stages.show_stage)
     elif is_of_run:
         page = call("report_run", options.cache, options.samples, cache=options.valid)
     else:
-        page = call("report_cache", _opened(options), options.samples)
+        page = call("report_cache", options.cache, options.samples)
     path = page.save(options.output)
     size = path.stat().st_size
     lines = [f"{path}: {size:,} bytes, open it in any browser"]
     if page.table is not None:
         lines.append(f"{path.with_suffix('.csv')}: correct its labels, then `{PROG} relabel CACHE` with this file")
-    show(options, {"path": str(path), "bytes": size}, lines)
-    return 0
-
-
-def _opened(options: argparse.Namespace) -> CachedDataset:
-    from tpucache.loading.dataset import CachedDataset
-
-    return CachedDataset(options.cache, in_memory=False, **keeping(options))
+    return {"path": str(path), "bytes": size}, lines
 
 
 @command("--json", JSON, flag("--no-xla", "do not start processes that ask XLA and torch"))
-def doctor(options: argparse.Namespace) -> int:
+def doctor(options: argparse.Namespace) -> Report:
     """Show this machine's cores, memory, devices, library versions and mounted caches, and what to fix."""
     from tpucache.report.doctor import diagnose
 
     if not options.no_xla:
         tell("asking XLA and torch which devices they find, for at most 90 s each; --no-xla skips this")
     found = diagnose(xla=not options.no_xla)
-    show(options, found.to_dict(), found.lines())
-    return 0
+    return found.to_dict(), found.lines()

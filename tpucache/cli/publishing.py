@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpucache.cli.arguments import CACHE, JSON, fields_of, flag, from_options, local_path, value
-from tpucache.cli.parser import command, say, show
+from tpucache.cli.parser import CACHE, JSON, Report, command, fields_of, flag, from_options, local_path, value
 from tpucache.errors import UsageError
-from tpucache.process import tell
 from tpucache.progress import Progress
 from tpucache.publish.rules import Metadata, PublishOptions
+from tpucache.text import shown, size_text
 
 if TYPE_CHECKING:
     from tpucache.store.manifest import Manifest
@@ -26,45 +25,39 @@ if TYPE_CHECKING:
     fields_of(Metadata),
     fields_of(PublishOptions, without=["patience"]),
 )
-def publish(options: argparse.Namespace) -> int:
+def publish(options: argparse.Namespace) -> Report:
     """Publish a cache as a Kaggle Dataset."""
     from tpucache.publish.publish import prepare, send
     from tpucache.store.cache import Cache
 
     metadata, settings = from_options(Metadata, options), from_options(PublishOptions, options)
     manifest = Cache.open(options.cache).manifest
-    with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
+    with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as verifying:
         bundle = prepare(
-            options.cache,
-            metadata,
-            settings.out,
-            lambda entry: progress.advance(entry.bytes),
-            hashes=settings.hashes,
+            options.cache, metadata, settings.out, lambda entry: verifying.advance(entry.bytes), hashes=settings.hashes
         )
-
-    target = f"{metadata.dataset_id}, {'public' if options.public else 'private'} if it is new"
-    words = ["kaggle", "datasets", "create", "-p", str(bundle.folder), *(["--public"] if settings.public else [])]
-    total, command = sum(bundle.files.values()), shlex.join(words)
-    report = {"folder": str(bundle.folder), "files": bundle.files, "bytes": total, "command": command}
-    for line in (
+    total = sum(bundle.files.values())
+    words = ["kaggle", "datasets", "create", "-p", str(bundle.folder), *["--public"] * settings.public]
+    report = {"folder": str(bundle.folder), "files": bundle.files, "bytes": total, "command": shlex.join(words)}
+    lines = [
         *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
-        f"{total:>15,}  bytes in {len(bundle.files)} files, for {target}",
+        f"{total:>15,}  bytes in {len(bundle.files)} files, for {metadata.dataset_id}, "
+        f"{'public' if settings.public else 'private'} if it is new",
         f"folder   {bundle.folder}",
-        f"command  {command}",
-    ):
-        (tell if options.json else say)(line)
+        f"command  {report['command']}",
+    ]
     with Progress(total, "publish", "bytes") as progress:
         report["uploaded"] = send(bundle, settings, progress.advance_to)
-    line = f"uploaded, and all {len(bundle.files)} files arrived"
-    if not report["uploaded"]:
-        line = "nothing was uploaded: this was a dry run"
-        if not options.dry_run:
-            line = (
-                "nothing was uploaded: kagglesdk is not installed here. Install it and run this again, or upload the "
-                "folder by the command above, or by `kaggle datasets version -p FOLDER -m TEXT` if the dataset exists"
-            )
-    show(options, report, [line])
-    return 0
+    if report["uploaded"]:
+        lines.append(f"uploaded, and all {len(bundle.files)} files arrived")
+    elif settings.dry_run:
+        lines.append("nothing was uploaded: this was a dry run")
+    else:
+        lines.append(
+            "nothing was uploaded: kagglesdk is not installed here. Install it and run this again, or upload the "
+            "folder by the command above, or by `kaggle datasets version -p FOLDER -m TEXT` if the dataset exists"
+        )
+    return report, lines
 
 
 @command(
@@ -73,14 +66,13 @@ def publish(options: argparse.Namespace) -> int:
     value("directory", "DIR", "the folder to write, new or empty; run again to continue"),
     JSON,
 )
-def fetch(options: argparse.Namespace) -> int:
+def fetch(options: argparse.Namespace) -> Report:
     """Copy a cache from a URL into a folder."""
     from tpucache.publish.transfer import fetch_cache
 
     with Progress(None, "fetch", "bytes") as transfer:
         manifest = fetch_cache(options.url, options.directory, partial(transfer.show_stage, "fetch"))
-    _show_copy(options, str(options.directory), manifest)
-    return 0
+    return _copy_report(options.directory, manifest)
 
 
 @command(
@@ -90,15 +82,20 @@ def fetch(options: argparse.Namespace) -> int:
     value("url", "URL", "gs://, s3:// or hf:// of a folder, or a path; no other files may be in the folder"),
     flag("--hashes", "also send the hashes of all pictures, by which `compare` finds copies"),
 )
-def push(options: argparse.Namespace) -> int:
+def push(options: argparse.Namespace) -> Report:
     """Copy a cache to a URL."""
     from tpucache.publish.transfer import push_cache
-    from tpucache.text import shown
 
     with Progress(None, "push", "bytes") as transfer:
         manifest = push_cache(options.cache, options.url, partial(transfer.show_stage, "push"), hashes=options.hashes)
-    _show_copy(options, shown(options.url), manifest)
-    return 0
+    return _copy_report(shown(options.url), manifest)
+
+
+def _copy_report(place: str, manifest: Manifest) -> Report:
+    names = ("samples", "records", "fingerprint")
+    report = {name: getattr(manifest, name) for name in names}
+    line = f"{place}: {manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, all checked"
+    return {"place": place, **report, "bytes": manifest.total_bytes}, [line]
 
 
 @command(
@@ -107,13 +104,12 @@ def push(options: argparse.Namespace) -> int:
     value("--cache-dir", "DIR", "the --cache-dir or cache= with which the caches were read", local_path),
     value("--clear", "NAME|all", "remove what has this URL, name or folder, or all; a cache can be built again"),
 )
-def cached(options: argparse.Namespace) -> int:
+def cached(options: argparse.Namespace) -> Report:
     """List or remove the kept caches: copies of caches at URLs, and what ImageFolder, cached and from_hf have built."""
     from tpucache.adopt.kept import clear_folder, list_folders
     from tpucache.store.remote.cache import clear_kept, list_kept
-    from tpucache.text import size_text
 
-    chosen = options.clear
+    chosen, verb = options.clear, "" if options.clear is None else "removed, "
 
     def is_chosen(name: str, folder: Path) -> bool:
         return chosen in (None, "all", name, folder.name, str(folder))
@@ -127,7 +123,6 @@ def cached(options: argparse.Namespace) -> int:
             clear_kept(copy)
         for folder in sets:
             clear_folder(folder)
-    verb = "removed, " if chosen is not None else ""
     lines = [
         f"{each.url}: {verb}{size_text(each.bytes)} of {size_text(each.total_bytes)}, in {each.directory}"
         for each in copies
@@ -137,17 +132,4 @@ def cached(options: argparse.Namespace) -> int:
         for each in sets
     ]
     report = {"kept": [each.to_dict() for each in copies], "datasets": [each.to_dict() for each in sets]}
-    show(options, report, lines or ["nothing is kept, of caches at URLs or of data sets"])
-    return 0
-
-
-def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> None:
-    report = {
-        "place": place,
-        "samples": manifest.samples,
-        "records": manifest.records,
-        "bytes": manifest.total_bytes,
-        "fingerprint": manifest.fingerprint,
-    }
-    line = f"{place}: {manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, all checked"
-    show(options, report, [line])
+    return report, lines or ["nothing is kept, of caches at URLs or of data sets"]

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tpucache import process
-from tpucache.cli.arguments import (
+from tpucache.cli.parser import (
     CACHE,
     JSON,
+    Argument,
+    CommandParser,
+    Report,
     cache,
     cache_place,
     colours,
+    command,
     config,
     fields_of,
     flag,
@@ -29,10 +33,10 @@ from tpucache.cli.arguments import (
     positive,
     seconds,
     section,
+    show,
     size,
     value,
 )
-from tpucache.cli.parser import Argument, CommandParser, command, show
 from tpucache.errors import UsageError
 from tpucache.options import options_of
 from tpucache.plugins import call
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.sources import Source
 
+_OF_CLUSTERS: Final = ("backend", "scheduler")
 #: Options of a table that relabel lacks: it changes no masks, and finds no files.
 _OF_FILES: Final = ("root", "mask_col", "rle_cols", "rle_class_col", "rle_order", "rle_relative")
 
@@ -79,8 +84,7 @@ def _kept_settings(cache: Path) -> dict[str, Any]:
 
 def _table(without: Sequence[str] = ()) -> Argument:
     return section(
-        "a .csv",
-        "what columns mean; all other columns are kept with the samples",
+        "a .csv (what columns mean; all others are kept with the samples)",
         fields_of(TableOptions, without=without),
     )
 
@@ -134,7 +138,7 @@ def _content(workers: Argument, without: Sequence[str] = ()) -> list[Argument]:
         *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
     ),
 )
-def warmup(options: argparse.Namespace) -> int:
+def warmup(options: argparse.Namespace) -> Report:
     """Build a cache, or finish a build that was interrupted."""
     from tpucache.errors import SampleError
     from tpucache.warmup.build import build_cache
@@ -188,8 +192,7 @@ def warmup(options: argparse.Namespace) -> int:
         found = findings(opened)
         lines += [f"look at      {line}" for line in found.lines()]
         report["findings"] = found.to_dict()
-    show(options, report, lines)
-    return 0
+    return report, lines
 
 
 def _announce(expected: Estimate) -> None:
@@ -252,7 +255,7 @@ class _BuildParser(CommandParser):
 
 def parse_build(text: str | None) -> argparse.Namespace:
     parser = _BuildParser(prog=f"{PROG} --build")
-    for add in _content(fields_of(WorkerOptions, only=["jobs"]), without=("time_limit", "target", "retry")):
+    for add in _content(fields_of(WorkerOptions, without=_OF_CLUSTERS), without=("time_limit", "target", "retry")):
         add(parser)
     try:
         words = shlex.split(text or "")
@@ -272,8 +275,7 @@ def _table_or_folds(command: CommandParser) -> None:
         return positive(text)
 
     section(
-        "folds",
-        "for train --folds, instead of the folds of a table",
+        "folds (for train --folds, instead of the folds of a table)",
         value("--make-folds", "N", "divide the samples into N folds; no table is needed then", folds),
         value(
             "--groups",
@@ -296,7 +298,7 @@ def _table_or_folds(command: CommandParser) -> None:
     JSON,
     _table_or_folds,
     flag("--corrections", "the table has some of the samples; the rest keep their labels"),
-    fields_of(SourceOptions, only=["labels", "classes", "missing_label"], classes=names),
+    fields_of(SourceOptions, without=["pad", "truncate"], classes=names),
     fields_of(SoftOptions),
     _table(without=_OF_FILES),
     basic=(
@@ -304,7 +306,7 @@ def _table_or_folds(command: CommandParser) -> None:
         *("--soft-labels", "--path-col", "--label-col", "--fold-col"),
     ),
 )
-def relabel(options: argparse.Namespace) -> int:
+def relabel(options: argparse.Namespace) -> Report:
     """Give a finished cache the labels, folds and columns of a .csv, or new folds. No record is changed."""
     from tpucache.report.inspect import describe, label_text
     from tpucache.warmup.relabel import relabel_cache
@@ -321,9 +323,16 @@ def relabel(options: argparse.Namespace) -> int:
     found: dict[str, Any] = {}
     lines: list[str] = []
     if options.table is not None:
-        given = ("labels", "classes", "missing_label", "corrections")
-        chosen: dict[str, Any] = {name: getattr(options, name) for name in given}
-        manifest = relabel_cache(options.cache, options.table, table, **chosen, soft=soft)
+        manifest = relabel_cache(
+            options.cache,
+            options.table,
+            table,
+            labels=options.labels,
+            classes=options.classes,
+            missing_label=options.missing_label,
+            corrections=options.corrections,
+            soft=soft,
+        )
     if options.make_folds is not None:
         manifest, found, lines = call("folds", options)
     lines = [
@@ -331,8 +340,7 @@ def relabel(options: argparse.Namespace) -> int:
         f"  labels: {label_text(manifest)}",
         *lines,
     ]
-    show(options, {**describe(manifest), **found}, lines)
-    return 0
+    return {**describe(manifest), **found}, lines
 
 
 @command(
@@ -348,7 +356,7 @@ def relabel(options: argparse.Namespace) -> int:
     ),
     flag("--undo", "bring back the samples that the newest version deleted"),
 )
-def delete(options: argparse.Namespace) -> int:
+def delete(options: argparse.Namespace) -> Report:
     """Delete samples: make a version of a cache without them. Or undo the last deletion."""
     from tpucache.report.inspect import describe
     from tpucache.warmup.versions import delete_samples, read_paths, undo_delete
@@ -368,12 +376,11 @@ def delete(options: argparse.Namespace) -> int:
         lines.append(
             "  records of deleted samples are still on the disk: `tpucache compact` removes these and earlier versions"
         )
-    show(options, describe(manifest), lines)
-    return 0
+    return describe(manifest), lines
 
 
 @command("cache/train", CACHE, JSON)
-def compact(options: argparse.Namespace) -> int:
+def compact(options: argparse.Namespace) -> Report:
     """Write a cache anew, without deleted samples and earlier versions."""
     from tpucache.report.inspect import describe
     from tpucache.store.history import refuse_version, version_files
@@ -387,8 +394,7 @@ def compact(options: argparse.Namespace) -> int:
         f"{options.cache}: {manifest.samples:,} samples in one version, {size_text(manifest.total_bytes)}, "
         f"{size_text(before)} before"
     )
-    show(options, {**describe(manifest), "bytes_before": before}, [line])
-    return 0
+    return {**describe(manifest), "bytes_before": before}, [line]
 
 
 @command(
@@ -407,9 +413,9 @@ def compact(options: argparse.Namespace) -> int:
         "with --repair: the options of warmup that say where SOURCE has images and masks, such as "
         "'--path-col file --suffix .jpg'",
     ),
-    fields_of(WorkerOptions, only=["jobs"]),
+    fields_of(WorkerOptions, without=_OF_CLUSTERS),
 )
-def verify(options: argparse.Namespace) -> int:
+def verify(options: argparse.Namespace) -> Report | int:
     """Compare every byte of a cache with its manifest; with --repair, build damaged shards again."""
     from tpucache.store.cache import Cache
     from tpucache.store.verify import verify_cache
@@ -436,9 +442,9 @@ def verify(options: argparse.Namespace) -> int:
     lines = [f"{damage.name} {damage.reason}" for damage in damages] + [f"{name} is repaired" for name in repaired]
     if report["ok"]:
         lines.append(f"{options.cache}: {manifest.records:,} records in {files} files, all sound")
-    show(options, report, lines)
     if report["ok"]:
-        return 0
+        return report, lines
+    show(options, report, lines)
     return process.complain(
         f"{options.cache} is damaged: {', '.join(damaged)}. Run verify with --repair SOURCE, or copy the cache anew", 1
     )

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.cli.arguments import JSON, cache_or_url, local_path, natural, positive, value
-from tpucache.cli.parser import command, note, show
+from tpucache.cli.parser import JSON, Report, cache_or_url, command, local_path, natural, note, positive, show, value
 from tpucache.errors import UsageError
 
 if TYPE_CHECKING:
@@ -196,7 +195,7 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     value("-o, --output", "FILE", "also write the samples to a .csv, for corrections", local_path),
     JSON,
 )
-def suspects(options: argparse.Namespace) -> int:
+def suspects(options: argparse.Namespace) -> Report:
     """List the samples whose labels are least probable to models that have not seen them. Some labels may be right."""
     from tpucache.insight.labels import read_predictions, suspects_table
     from tpucache.insight.labels import suspects as rank
@@ -220,5 +219,4 @@ def suspects(options: argparse.Namespace) -> int:
     lines = [
         f"{row['score']:.3f}  {row['path']!r}: label {row['label']!r}, predicted {row['predicted']!r}" for row in rows
     ]
-    show(options, {"ranked": len(found), "suspects": rows}, lines or ["no sample has a label"])
-    return 0
+    return {"ranked": len(found), "suspects": rows}, lines or ["no sample has a label"]

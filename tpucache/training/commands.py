@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache import process, progress
-from tpucache.cli.arguments import (
+from tpucache.cli.parser import (
     CACHE_OR_URL,
     JSON,
     KEEPING,
@@ -20,21 +20,23 @@ from tpucache.cli.arguments import (
     augmentation,
     augmentation_options,
     cache_or_url,
+    command,
     config,
     fields_of,
     flag,
     from_options,
     keeping,
-    listed,
     local_path,
+    note,
     positive,
     reading,
+    say_now,
     seconds,
     section,
+    show,
     value,
     with_changes,
 )
-from tpucache.cli.parser import command, note, say_now, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import options_of
@@ -60,7 +62,7 @@ def device_options(target: Any) -> None:
 
     names = BACKENDS.names("auto")
     for add in (
-        value("--backend", listed(names), BACKENDS_HELP, backend_of, "auto", choices=names),
+        value("--backend", None, BACKENDS_HELP, backend_of, "auto", choices=names),
         value("--device", None, "device of the backend torch", default="auto", choices=DEVICES),
         flag("--compile", "compile the model by torch.compile; for the backend torch"),
         value("--cores", "N", "number of cores: 1, or all, which is the default", positive),
@@ -178,7 +180,7 @@ def predict(options: argparse.Namespace) -> int:
     wanted = from_options(PredictOptions, options)
     predictor = Predictor(options.runs, device, options.trust, wanted)
     processes = device.processes
-    opened = open_cache(options.cache, **keeping(options))
+    opened = open_cache(options.cache)
     size = predictor.settings.sizes.valid
     chosen = opened.manifest.variants if options.variants == "all" else options.variants
     datasets = [CachedDataset(opened, variant, resolution=size) for variant in chosen]
@@ -275,12 +277,9 @@ def _kept_settings(run: Path) -> dict[str, Any]:
     fields_of(RunOptions, time_limit=seconds),
     section(
         "model, task and optimisation",
-        None,
-        fields_of(
-            TrainSettings, without=["threads"], can_be_off=True, epochs=epochs, lr=rate, mean=numbers, std=numbers
-        ),
+        fields_of(TrainSettings, ["threads"], can_be_off=True, epochs=epochs, lr=rate, mean=numbers, std=numbers),
     ),
-    section("augmentation", "computed on the device, anew for each batch", *augmentation_options(can_be_off=True)),
+    section("augmentation (computed on the device, anew for each batch)", *augmentation_options(can_be_off=True)),
     SOURCE,
     reading,
     basic=(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.cli.arguments import local_path, section, value
+from tpucache.cli.parser import local_path, section, value
 from tpucache.errors import NotACacheError, SourceError, UsageError
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME
 
@@ -25,8 +25,7 @@ _WITHOUT_EFFECT: Final = ("jobs", "on_error", "build", "config")
 
 
 SOURCE: Final = section(
-    "a SOURCE in place of a cache",
-    "as for warmup; the command builds a cache of the source while it reads",
+    "a SOURCE in place of a cache (as for warmup; built while it is read)",
     value(
         "--cache",
         "DIR",

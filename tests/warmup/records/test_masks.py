@@ -12,7 +12,7 @@ import pytest
 from made import encode, jpeg
 from PIL import Image
 
-from tpucache.cli.arguments import colours
+from tpucache.cli.parser import colours
 from tpucache.errors import RecipeError, SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
