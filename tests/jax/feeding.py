@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 import types
@@ -119,32 +118,23 @@ def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, chosen):
             assert torch.equal(own[1], targets)
 
 
-def made(name, make, folder, monkeypatch):
-    """Return the data set of a cache of 8 samples that a function makes by number."""
-    source = type(name, (), {"__len__": lambda _: 8, "__getitem__": lambda _, number: make(number)})
-    monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(make=source))
-    build_cache(f"{name}:make", folder / name, Recipe(size=8, mode="keep"), jobs=1)
-    return CachedDataset(folder / name)
+def loader_of(samples, folder, batch_size):
+    build_cache(samples, folder / "cache", Recipe(size=8, mode="keep"), jobs=1)
+    return CachedLoader(CachedDataset(folder / "cache"), batch_size)
 
 
 @pytest.fixture
-def deep(tmp_path, monkeypatch):
+def deep(tmp_path):
     """Grey images of 16 bits."""
-
-    def sample(number):
-        return {"image": np.random.default_rng(number).integers(0, 65536, (8, 8, 1), np.uint16), "label": 0}
-
-    return CachedLoader(made("deep", sample, tmp_path, monkeypatch), 8)
+    images = np.random.default_rng(0).integers(0, 65536, (8, 8, 8, 1), np.uint16)
+    return loader_of([(image, 0) for image in images], tmp_path, 8)
 
 
 @pytest.fixture
-def boxed(tmp_path, monkeypatch):
+def boxed(tmp_path):
     """Black images with a box each."""
-
-    def sample(_):
-        return {"image": np.zeros((8, 8, 3), np.uint8), "boxes": np.array([[1, 2, 5, 6, 0]], np.float32), "label": 0}
-
-    return CachedLoader(made("boxed", sample, tmp_path, monkeypatch), 4)
+    box = np.array([[1, 2, 5, 6, 0]], np.float32)
+    return loader_of([{"image": np.zeros((8, 8, 3), np.uint8), "boxes": box, "label": 0}] * 8, tmp_path / "boxed", 4)
 
 
 def test_numbers_of_16_bits_keep_their_white(deep):

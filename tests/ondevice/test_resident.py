@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 import shutil
@@ -15,57 +16,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from once import once
+from resident_orders import BATCH, CODECS, SAMPLES, make_caches, orders
 
-from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
+from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.ondevice import Resident
 from tpucache.ondevice.modules import TorchMemory, TorchTable
 from tpucache.ondevice.resident import RecordBatch, RecordSlots, Tile
 
-SAMPLES = 46
-BATCH = 8
-
 
 @pytest.fixture(scope="module")
-def caches(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """150 images with three augmented variants as raw pixels, and 46 without any in two packed forms."""
-    folder = tmp_path_factory.mktemp("resident")
-    rng = np.random.default_rng(1)
-    images = [(rng.integers(0, 256, (16, 16, 3), np.uint8), number % 3) for number in range(SAMPLES)]
-    for codec in CODECS[1:]:
-        build_cache(images, folder / codec, Recipe(size=16, codec=codec), jobs=1)
-    return {"raw": cache, "yuv420": folder / "yuv420", "dct-lz4": folder / "dct-lz4"}
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "resident-orders", make_caches)
 
 
-def weights(dataset: CachedDataset) -> np.ndarray[Any, Any]:
-    return np.arange(len(dataset)) % 3 + 0.5
-
-
-def mixed(cache: Path) -> MixedLoader:
-    """Two loaders: of some samples in one variant, and of others, one of them twice, that change variants."""
-    one = CachedLoader(CachedDataset(cache)[:20], BATCH, shuffle=True, finish="device", drop_last=True)
-    chosen = CachedDataset(cache, "epoch").select([30, 22, 22, *range(31, 45)])
-    other = CachedLoader(chosen, BATCH, balance=True, seed=2, finish="device", drop_last=True)
-    return MixedLoader([one, other], shares=[1, 3])
-
-
-def loader(dataset: CachedDataset, **more: Any) -> CachedLoader:
-    return CachedLoader(dataset, BATCH, finish="device", seed=3, **more)
-
-
-CODECS = ("raw", "yuv420", "dct-lz4")
-
-ORDERS: dict[str, Callable[[Path], Any]] = {
-    "file": lambda cache: loader(CachedDataset(cache)),
-    "full": lambda cache: loader(CachedDataset(cache), shuffle=True, drop_last=True),
-    "block": lambda cache: loader(CachedDataset(cache, "epoch"), shuffle="block", window=16),
-    "weights": lambda cache: loader(CachedDataset(cache), weights=weights(CachedDataset(cache))),
-    "balance": lambda cache: loader(CachedDataset(cache, "epoch"), balance=True, drop_last=True),
-    "fold": lambda cache: loader(CachedDataset(cache, "epoch").select([5, 3, 3, *range(10, 45)]), shuffle=True),
-    "mixed": mixed,
-    "rank": lambda cache: loader(CachedDataset(cache), shuffle=True, drop_last=True, rank=1, world_size=2),
-    "local": lambda cache: loader(CachedDataset(cache), shuffle="local", drop_last=True, rank=1, world_size=2),
-    "host": lambda cache: CachedLoader(CachedDataset(cache), BATCH, shuffle=True),
-}
+def loader(dataset: CachedDataset, finish: Any = "device", **more: Any) -> CachedLoader:
+    return CachedLoader(dataset, BATCH, finish=finish, seed=3, **more)
 
 
 def kept(batches: Any) -> list[Any]:
@@ -78,36 +44,34 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("order", "codec"),
-    # Other codecs are decoded on the host where it finishes, and refused below.
-    [(order, codec) for order in ORDERS for codec in CODECS if order != "host" or codec == "raw"],
-)
-def test_batches_are_those_of_the_streaming_loader(caches: dict[str, Path], order: str, codec: str) -> None:
-    streaming, other = ORDERS[order](caches[codec]), ORDERS[order](caches[codec])
-    resident = Resident(streaming.dataset)
-    for _ in range(4):
-        assert_same(kept(resident.batches(other)), kept(streaming))
-        assert other.state_dict() == streaming.state_dict()
-    assert resident.is_full
-    assert resident.uploaded_bytes == resident.planned_bytes
-    assert resident.planned_bytes == sum(table.rows.untyped_storage().nbytes() for table in resident.tables.values())
+@pytest.mark.parametrize(("codec", "finish"), [*((codec, "device") for codec in CODECS), ("raw", "host")])
+def test_batches_are_those_of_the_streaming_loader(caches: Path, codec: str, finish: str) -> None:
+    load = functools.partial(loader, CachedDataset(caches / codec), finish=finish, drop_last=True, rank=1, world_size=2)
+    ranks = [[lambda shuffle=shuffle: load(shuffle=shuffle)] for shuffle in (True, "local")]
+    for makes in (*(makes for _, makes in orders(caches / codec, 1, finish)), *ranks):
+        resident = Resident(makes[0]().dataset)
+        for make in makes:
+            streaming, fed = make(), make()
+            for _ in range(2):
+                assert_same(kept(resident.batches(fed)), kept(streaming))
+                assert fed.state_dict() == streaming.state_dict()
 
 
-def test_each_record_is_uploaded_once_and_then_only_the_numbers_of_rows(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["raw"], "epoch").select(range(SAMPLES))
+def test_each_record_is_uploaded_once_and_then_only_the_numbers_of_rows(caches: Path) -> None:
+    dataset = CachedDataset(caches / "raw", "epoch")
     fed = loader(dataset, shuffle=True, drop_last=True)
     resident = Resident(dataset)
-    assert resident.planned_bytes == 3 * SAMPLES * (16 * 16 * 3 + 8)
+    assert resident.planned_bytes == 2 * SAMPLES * (16 * 16 * 3 + 8)
     sent = []
     for _ in range(6):
         before = resident.uploaded_bytes
         assert len(kept(resident.batches(fed))) == SAMPLES // BATCH
         sent.append(resident.uploaded_bytes - before)
-    chunks = -(-3 * SAMPLES // BATCH)
+    chunks = -(-2 * SAMPLES // BATCH)
     assert sum(sent) == resident.planned_bytes == chunks * BATCH * (16 * 16 * 3 + 8)
-    assert sent[4:] == [0, 0]  # what three epochs dropped followed in the fourth
+    assert sent[4:] == [0, 0]  # what the first epochs dropped followed in later ones
     assert resident.is_full
+    assert resident.planned_bytes == sum(table.rows.untyped_storage().nbytes() for table in resident.tables.values())
     assert resident.row_bytes == 6 * (SAMPLES // BATCH) * BATCH * 4
 
 
@@ -128,8 +92,8 @@ class Failing(CachedDataset):
         super().hint(*arguments)
 
 
-def test_nothing_is_read_once_all_is_there(caches: dict[str, Path]) -> None:
-    dataset = Failing(caches["raw"])
+def test_nothing_is_read_once_all_is_there(caches: Path) -> None:
+    dataset = Failing(caches / "raw")
     fed = loader(dataset, shuffle=True)
     resident = Resident(dataset)
     kept(resident.batches(fed))
@@ -137,8 +101,8 @@ def test_nothing_is_read_once_all_is_there(caches: dict[str, Path]) -> None:
     assert len(kept(resident.batches(fed))) == len(fed)
 
 
-def test_a_loop_that_is_left_early_loses_nothing(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["raw"])
+def test_a_loop_that_is_left_early_loses_nothing(caches: Path) -> None:
+    dataset = CachedDataset(caches / "raw")
     streaming, fed = loader(dataset, shuffle=True, reiterate="same"), loader(dataset, shuffle=True, reiterate="same")
     resident = Resident(dataset)
     for left in (1, 3, 2):
@@ -147,15 +111,15 @@ def test_a_loop_that_is_left_early_loses_nothing(caches: dict[str, Path]) -> Non
         assert_same(kept(resident.batches(fed)), kept(streaming))
 
 
-def test_what_does_not_fit_together_is_refused(caches: dict[str, Path]) -> None:
-    dataset = CachedDataset(caches["yuv420"])
+def test_what_does_not_fit_together_is_refused(caches: Path) -> None:
+    dataset = CachedDataset(caches / "yuv420")
     resident = Resident(dataset)
     with pytest.raises(UsageError, match=r'finish="device"'):
-        next(resident.batches(CachedLoader(dataset, BATCH)))
+        next(resident.batches(loader(dataset, finish="host")))
     with pytest.raises(UsageError, match="other samples"):
         next(resident.batches(loader(dataset[:20])))
     with pytest.raises(UsageError, match="without augment, normalise and device"):
-        next(resident.batches(CachedLoader(dataset, BATCH, finish="device", normalise=True)))
+        next(resident.batches(loader(dataset, normalise=True)))
     with pytest.raises(UsageError, match="cannot be used"):
         Resident(dataset, "no such device")
     running = resident.batches(loader(dataset))
@@ -301,10 +265,10 @@ class Interrupted(TorchMemory):
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_what_an_error_or_an_interrupt_has_left_out_is_read_and_uploaded_again(
-    caches: dict[str, Path], error: type[BaseException]
+    caches: Path, error: type[BaseException]
 ) -> None:
-    dataset = Failing(caches["raw"])
-    streaming, fed = loader(CachedDataset(caches["raw"]), shuffle=True), loader(dataset, shuffle=True)
+    dataset = Failing(caches / "raw")
+    streaming, fed = loader(CachedDataset(caches / "raw"), shuffle=True), loader(dataset, shuffle=True)
     resident = Resident(dataset, Interrupted("cpu") if error is KeyboardInterrupt else "cpu")
     dataset.fails = error is ZeroDivisionError
     with pytest.raises(error):
@@ -315,9 +279,9 @@ def test_what_an_error_or_an_interrupt_has_left_out_is_read_and_uploaded_again(
         assert_same(kept(resident.batches(fed)), kept(streaming))
 
 
-def test_resident_data_are_not_given_to_another_process(caches: dict[str, Path]) -> None:
+def test_resident_data_are_not_given_to_another_process(caches: Path) -> None:
     with pytest.raises(UsageError, match="this process's device"):
-        pickle.dumps(Resident(CachedDataset(caches["raw"])))
+        pickle.dumps(Resident(CachedDataset(caches / "raw")))
 
 
 def test_a_cache_that_was_replaced_is_not_taken_for_the_one_that_is_here(tmp_path: Path) -> None:
