@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 
 import numpy as np
 import pytest
 import torch
+from augmenting import BATCH, CPU, HEIGHT, WIDTH, augment, draws_of, images_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpucache.ondevice.draws import COLUMNS, draw
+from tpucache.ondevice.draws import COLUMNS, GREY, HUE, draw
 from tpucache.ondevice.modules import Augment, Normalise
 from tpucache.ondevice.settings import AugmentSettings
 
-CPU = torch.device("cpu")
-BATCH, HEIGHT, WIDTH = 24, 9, 12
+LUMA = np.array([0.299, 0.587, 0.114])
 MEAN, STD = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
 ALL = AugmentSettings(
     flip=True, vertical_flip=True, shift=3, brightness=0.4, contrast=0.4, saturation=0.4, erase=0.5, mixup=0.4, cutmix=1
@@ -24,15 +25,11 @@ ALL = AugmentSettings(
 
 @pytest.fixture
 def images():
-    return torch.from_numpy(np.random.default_rng(1).integers(0, 256, (BATCH, HEIGHT, WIDTH, 3), np.uint8))
+    return images_of()
 
 
-def augment(settings):
-    return Augment(settings, MEAN, STD, HEIGHT, WIDTH, CPU)
-
-
-def draws_of(settings, batch=BATCH, seed=0, step=0):
-    return torch.from_numpy(draw(settings, seed, step, batch))
+def normalising(settings, dtype="|u1"):
+    return Augment(settings, MEAN, STD, HEIGHT, WIDTH, CPU, dtype)
 
 
 def normalised(pixels):
@@ -107,7 +104,7 @@ def test_boxes_of_cutmix_and_turns_are_spread_as_those_of_other_libraries():
 
 @pytest.mark.slow
 def test_off_is_normalising_and_nothing_else(images):
-    aug, draws = augment(AugmentSettings()), draws_of(AugmentSettings())
+    aug, draws = normalising(AugmentSettings()), draws_of(AugmentSettings())
     expected = Normalise(MEAN, STD, CPU)(images)
     assert torch.equal(aug.images(images, draws), expected)
     assert torch.equal(aug.plain(images), expected)
@@ -135,7 +132,7 @@ def test_numbers_of_any_depth_move_as_numpy_moves_them_also_by_products_in_bfloa
     else:
         pixels = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
     settings = AugmentSettings(**chosen)
-    aug = Augment(settings, [0.0] * 3, [1.0] * 3, HEIGHT, width, CPU, dtype)
+    aug = augment(settings, width=width, dtype=dtype)
     draws = draws_of(settings)
     expected = np.stack([moved(image, row) for image, row in zip(pixels, draws.numpy(), strict=True)])
     assert not np.array_equal(expected, pixels)
@@ -163,21 +160,50 @@ def test_colours_change_by_their_factors_and_stay_within_black_and_white(images,
     factors = draws.numpy().astype(np.float64)
     images = images.numpy().astype(dtype) * (white // 255)
     pixels = images * factors[:, 5].reshape(-1, 1, 1, 1)
-    luma = np.array([0.299, 0.587, 0.114])
-    centre = (pixels @ luma).mean((1, 2)).reshape(-1, 1, 1, 1)
+    centre = (pixels @ LUMA).mean((1, 2)).reshape(-1, 1, 1, 1)
     pixels = centre + (pixels - centre) * factors[:, 6].reshape(-1, 1, 1, 1)
-    grey = (pixels @ luma)[..., None]
+    grey = (pixels @ LUMA)[..., None]
     pixels = grey + (pixels - grey) * factors[:, 7].reshape(-1, 1, 1, 1)
     assert pixels.min() < 0
     assert pixels.max() > white
-    found = Augment(chosen, MEAN, STD, HEIGHT, WIDTH, CPU, dtype).images(torch.from_numpy(images), draws)
+    found = normalising(chosen, dtype).images(torch.from_numpy(images), draws)
     assert found.numpy() == pytest.approx(normalised(np.clip(pixels, 0, white)), abs=white * 1e-6)
+
+
+def test_hues_are_turned_as_those_of_hsv(images):
+    chosen = AugmentSettings(hue=0.5)
+    draws, pixels = draws_of(chosen), images.numpy()
+    pixels[:, 0, 0] = 77  # grey
+    pixels[:, 0, 1] = 0
+    pixels[:, 0, 2] = (0, 90, 90)  # two are the largest
+    pixels[:, 0, 3] = (255, 0, 0)
+    found = augment(chosen).images(images, draws)
+    turns = draws.numpy()[:, HUE]
+    for image, result, turn in zip(pixels, found.numpy(), turns, strict=True):
+        hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in (image / 255).reshape(-1, 3)]
+        rgb = [colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value) for hue, saturation, value in hsv]
+        assert np.moveaxis(result, 0, 2) == pytest.approx(255 * np.array(rgb).reshape(image.shape), abs=1e-3)
+    assert np.ptp(turns) > 0.5
+    for dtype in ("<f4", "<u2"):
+        for scale in (1, 8):
+            scaled = augment(chosen, dtype=dtype).images(torch.from_numpy(pixels.astype(dtype) * scale), draws)
+            torch.testing.assert_close(scaled, found * scale, atol=0.01, rtol=0)
+
+
+def test_some_images_lose_their_colours_and_the_others_stay_as_they_are(images):
+    chosen = AugmentSettings(grey=0.5)
+    draws = draws_of(chosen)
+    found = augment(chosen).images(images, draws)
+    for image, result, is_grey in zip(images.numpy(), found.numpy(), draws[:, GREY], strict=True):
+        expected = np.repeat((image @ LUMA)[..., None], 3, 2) if is_grey else image
+        assert np.moveaxis(result, 0, 2) == pytest.approx(expected, abs=1e-3)
+    assert 0 < draws[:, GREY].sum() < BATCH
 
 
 def test_what_is_erased_is_a_rectangle_of_the_mean_colour(images):
     chosen = AugmentSettings(erase=0.5)
     draws = draws_of(chosen)
-    aug = augment(chosen)
+    aug = normalising(chosen)
     gone = (aug.images(images, draws) == 0).all(1)
     kept = torch.where(gone[:, None], 0, aug.plain(images))
     assert torch.equal(aug.images(images, draws), kept)

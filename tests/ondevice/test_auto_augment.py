@@ -11,15 +11,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from augmenting import augment, rounded_products
 from PIL import Image, ImageEnhance, ImageOps
 from thorough import thorough
 
 from tpucache.ondevice import auto_augment as op
 from tpucache.ondevice.draws import COLUMNS, draw
-from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings
 
-CPU = torch.device("cpu")
 RAND, TRIVIAL = AugmentSettings(rand_augment=1, magnitude=20), AugmentSettings(trivial_augment=True)
 SIZES = ((40, 40), (23, 36), (36, 23))
 COUNT = 6000
@@ -38,21 +37,17 @@ def pictures(height, width, channels=3, smooth=True, count=3):
     return images.astype(np.uint8)
 
 
-def augment_of(settings, height, width, channels=3):
-    return Augment(settings, [0.0] * channels, [1.0] * channels, height, width, CPU)
-
-
 def changed(images, settings, operation, number, sign=1, masks=None):
     """Return what one operation with a magnitude makes of images, and its magnitude."""
     height, width = images.shape[1:3]
     numbers = op.operation_numbers(settings, (height, width))[op.OPERATIONS.index(operation), number, int(sign < 0)]
     plain = draw(AugmentSettings(), 0, 0, len(images))
     draws = torch.from_numpy(np.concatenate([plain, [numbers] * len(images)], 1)).float()
-    augment = augment_of(settings, height, width, images.shape[3])
+    augmented = augment(settings, height, width, images.shape[3])
     magnitude = op.magnitudes(settings, (height, width))[operation][number] * sign
     if masks is not None:
-        return augment.masks(torch.from_numpy(masks), draws).numpy(), magnitude
-    found = augment.images(torch.from_numpy(images), draws).numpy()
+        return augmented.masks(torch.from_numpy(masks), draws).numpy(), magnitude
+    found = augmented.images(torch.from_numpy(images), draws).numpy()
     assert np.array_equal(found, np.rint(found))
     return found.transpose(0, 2, 3, 1), magnitude
 
@@ -162,12 +157,12 @@ def test_operations_follow_one_another_each_image_by_its_own():
     images = np.concatenate([pictures(24, 24, smooth=False)] * 8)
     draws = draw(settings, 5, 6, len(images), (24, 24))
     step = torch.from_numpy(images)
-    found = augment_of(settings, 24, 24).images(step, torch.from_numpy(draws))
-    augment = augment_of(AugmentSettings(rand_augment=1, magnitude=13), 24, 24)
+    found = augment(settings, 24, 24).images(step, torch.from_numpy(draws))
+    augmented = augment(AugmentSettings(rand_augment=1, magnitude=13), 24, 24)
     for at in range(3):
         numbers = draws[:, COLUMNS + at * op.COLUMNS : COLUMNS + (at + 1) * op.COLUMNS]
         row = torch.from_numpy(np.concatenate([draws[:, :COLUMNS], numbers], 1))
-        step = augment.images(step, row).permute(0, 2, 3, 1).byte()
+        step = augmented.images(step, row).permute(0, 2, 3, 1).byte()
     assert torch.equal(step, found.permute(0, 2, 3, 1).byte())
     assert len({image.numpy().tobytes() for image in found}) > 12
 
@@ -192,17 +187,11 @@ def test_masks_move_with_their_images_and_are_of_no_class_outside(operation, siz
         assert (found == 255).any()
 
 
-def test_products_are_the_same_when_a_device_rounds_their_operands_to_bfloat16(monkeypatch):
+def test_products_are_the_same_when_a_device_rounds_their_operands_to_bfloat16():
     images = pictures(40, 40, smooth=False)
     expected, _ = changed(images, TRIVIAL, "Equalize", 3)
-    matmul, used = torch.Tensor.__matmul__, []
-
-    def rounded(one, other):
-        used.append(1)
-        return matmul(one.bfloat16().float(), other.bfloat16().float())
-
-    monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
-    assert np.array_equal(changed(images, TRIVIAL, "Equalize", 3)[0], expected)
+    with rounded_products() as used:
+        assert np.array_equal(changed(images, TRIVIAL, "Equalize", 3)[0], expected)
     assert len(used) == 2
 
 
@@ -252,10 +241,10 @@ def test_at_most_one_of_eight_images_in_a_row_is_equalized_and_any_of_them_may_b
 def test_batches_of_any_size_are_equalized_alike(batch, views):
     settings = AugmentSettings(rand_augment=1, views=views)
     images = torch.from_numpy(pictures(12, 10, smooth=False, count=batch))
-    alone, augment = (augment_of(each, 12, 10) for each in (AugmentSettings(rand_augment=1), settings))
+    alone, together = (augment(each, 12, 10) for each in (AugmentSettings(rand_augment=1), settings))
     for step in range(6):
         draws = torch.from_numpy(draw(settings, 0, step, batch, (12, 10)))
-        found = augment.fields({"image": images}, draws)["image"].reshape(batch, views, 3, 12, 10)
+        found = together.fields({"image": images}, draws)["image"].reshape(batch, views, 3, 12, 10)
         for row in range(batch):
             for view, each in enumerate(draws[row].reshape(views, 1, -1)):
                 assert torch.equal(alone.images(images[row : row + 1], each)[0], found[row, view])

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from augmenting import rounded_products
 
 from tpucache.ondevice.decode import CoefficientDecoder, PackedDecoder, Yuv420Decoder, to_bfloat16
 from tpucache.ondevice.modules import Decoder
 from tpucache.store.codecs import coefficients, yuv420
 from tpucache.store.codecs.coefficients import CoefficientLayout
 
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-
-def rounded_product(product: Product) -> Product:
-    """Return a TPU's product: operands rounded to bfloat16, sums in float32."""
-    return lambda first, second: product(first.bfloat16().float(), second.bfloat16().float())
-
-
-@pytest.fixture(params=["float32", "bfloat16"])
-def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both kinds of matrix products."""
-    if request.param == "bfloat16":
-        monkeypatch.setattr(torch, "matmul", rounded_product(torch.matmul))
-
-
-def images_of(height: int, width: int, channels: int) -> np.ndarray[Any, Any]:
+def noisy_images(height: int, width: int, channels: int) -> np.ndarray[Any, Any]:
     """Return noise, saturated squares, and gradients: (6, height, width, channels)."""
     rng = np.random.default_rng(1)
     squares = rng.choice(np.array([0, 255], np.uint8), (2, -(-height // 8), -(-width // 8), channels))
@@ -45,13 +31,17 @@ def images_of(height: int, width: int, channels: int) -> np.ndarray[Any, Any]:
 
 
 def difference(decoder: PackedDecoder, packed: list[bytes], expected: list[np.ndarray[Any, Any]]) -> int:
+    """Return the largest difference of what a decoder makes of packed images, also by rounded products."""
     batch = torch.from_numpy(np.stack([np.frombuffer(item, np.uint8) for item in packed]))
-    decoded = Decoder(decoder)(batch)
-    assert decoded.dtype == torch.uint8
-    return int((decoded.int() - torch.from_numpy(np.stack(expected)).permute(0, 3, 1, 2).int()).abs().max())
+    with rounded_products():
+        decoded = [Decoder(decoder)(batch)]
+    decoded.append(Decoder(decoder)(batch))
+    assert all(each.dtype == torch.uint8 for each in decoded)
+    return int(
+        (torch.stack(decoded).int() - torch.from_numpy(np.stack(expected)).permute(0, 3, 1, 2).int()).abs().max()
+    )
 
 
-@pytest.mark.usefixtures("product")
 @pytest.mark.parametrize("quality", [1, 50, 90, 95, 100])
 @pytest.mark.parametrize(
     ("height", "width", "channels", "chroma"),
@@ -68,22 +58,21 @@ def test_coefficients_become_the_hosts_pixels(
     height: int, width: int, channels: int, chroma: Any, quality: int
 ) -> None:
     layout = CoefficientLayout(height, width, channels, quality, chroma)
-    packed = [coefficients.pack(image, layout) for image in images_of(height, width, channels)]
+    packed = [coefficients.pack(image, layout) for image in noisy_images(height, width, channels)]
     expected = [coefficients.unpack(item, layout) for item in packed]
     assert difference(CoefficientDecoder(layout), packed, expected) <= 1
 
 
-@pytest.mark.usefixtures("product")
 @pytest.mark.parametrize(("height", "width"), [(16, 24), (15, 7), (1, 1)])
 def test_planes_become_the_hosts_pixels(height: int, width: int) -> None:
-    packed = [yuv420.pack(image) for image in images_of(height, width, 3)]
+    packed = [yuv420.pack(image) for image in noisy_images(height, width, 3)]
     expected = [yuv420.unpack(item, height, width) for item in packed]
     assert difference(Yuv420Decoder(height, width), packed, expected) <= 1
 
 
 def test_no_number_is_rounded_under_autocast() -> None:
     layout = CoefficientLayout(16, 16, 3, 90)
-    packed = [coefficients.pack(image, layout) for image in images_of(16, 16, 3)]
+    packed = [coefficients.pack(image, layout) for image in noisy_images(16, 16, 3)]
     expected = [coefficients.unpack(item, layout) for item in packed]
     with torch.autocast("cpu", torch.bfloat16):
         assert difference(CoefficientDecoder(layout), packed, expected) <= 1

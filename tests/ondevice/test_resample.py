@@ -7,27 +7,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from augmenting import BATCH, HEIGHT, WIDTH, augment, draws_of, images_of, rounded_products
 
-from tpucache.ondevice.draws import BLUR, CROPPED, TILT_COLUMNS, TILT_ROWS, draw
-from tpucache.ondevice.modules import Augment
+from tpucache.ondevice.draws import BLUR, CROPPED, TILT_COLUMNS, TILT_ROWS
 from tpucache.ondevice.settings import AugmentSettings
 
-CPU = torch.device("cpu")
-BATCH, HEIGHT, WIDTH = 12, 9, 12
-MASKS = torch.from_numpy(np.random.default_rng(3).integers(0, 256, (BATCH, HEIGHT, WIDTH), np.uint8))
+MASKS = images_of(1, seed=3)[..., 0]
 
 
 @pytest.fixture
 def images():
-    return torch.from_numpy(np.random.default_rng(1).integers(0, 256, (BATCH, HEIGHT, WIDTH, 3), np.uint8))
-
-
-def augment(settings, dtype="|u1", channels=3, height=HEIGHT, width=WIDTH):
-    return Augment(settings, [0.0] * channels, [1.0] * channels, height, width, CPU, dtype)
-
-
-def draws_of(settings, batch=BATCH, size=(HEIGHT, WIDTH)):
-    return torch.from_numpy(draw(settings, 0, 0, batch, size))
+    return images_of()
 
 
 def sheared(image, slope, nearest):
@@ -105,7 +95,7 @@ def test_numbers_of_any_depth_are_interpolated(dtype):
     def change(plane, row):
         return cropped(tilted(plane, row), row)
 
-    found = augment(settings, dtype, 2).images(given, draws).numpy()
+    found = augment(settings, channels=2, dtype=dtype).images(given, draws).numpy()
     assert found == pytest.approx(by_plane(change, given, draws), abs=0.05 if dtype == "<f4" else 1.01)
     assert dtype == "<f4" or np.array_equal(found, np.round(found))
 
@@ -119,7 +109,7 @@ def test_a_tilt_is_a_rotation_around_the_centre():
 
     image = torch.from_numpy(picture(*np.meshgrid(places, places, indexing="ij"))).float()
     draws = draws_of(settings, 4, (side, side))
-    found = augment(settings, "<f4", 1, side, side).images(image.expand(4, 1, side, side).permute(0, 2, 3, 1), draws)
+    found = augment(settings, side, side, 1, "<f4").images(image.expand(4, 1, side, side).permute(0, 2, 3, 1), draws)
     inner = slice(13, -13)
     rows, columns = (each[inner, inner] for each in np.meshgrid(places, places, indexing="ij"))
     for one, row in zip(found.numpy(), draws.double(), strict=True):
@@ -142,20 +132,13 @@ def test_a_blur_is_a_gaussian_whose_weights_add_up_to_one(images):
     assert torch.equal(aug.masks(MASKS, draws), MASKS)
 
 
-def test_products_are_the_same_when_a_device_rounds_their_operands_to_bfloat16(images, monkeypatch):
+def test_products_are_the_same_when_a_device_rounds_their_operands_to_bfloat16(images):
     exact, smooth = AugmentSettings(tilt=20, crop=True), AugmentSettings(blur=3.0)
     expected, blurred = (augment(settings).images(images, draws_of(settings)) for settings in (exact, smooth))
-    matmul = torch.Tensor.__matmul__
-    used = []
-
-    def rounded(one, other):
-        used.append(1)
-        return matmul(one.bfloat16().float(), other.bfloat16().float())
-
-    monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
-    assert torch.equal(augment(exact).images(images, draws_of(exact)), expected)
-    assert len(used) == 3
-    torch.testing.assert_close(augment(smooth).images(images, draws_of(smooth)), blurred, atol=0.01, rtol=0)
+    with rounded_products() as used:
+        assert torch.equal(augment(exact).images(images, draws_of(exact)), expected)
+        assert len(used) == 3
+        torch.testing.assert_close(augment(smooth).images(images, draws_of(smooth)), blurred, atol=0.01, rtol=0)
 
 
 def test_an_image_of_one_pixel_may_be_tilted():

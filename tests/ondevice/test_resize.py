@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from augmenting import rounded_products
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -24,7 +25,6 @@ from tpucache.store.codecs.coefficients import CoefficientLayout, layout_of, rep
 from tpucache.store.fields import Field
 
 Array = np.ndarray[Any, Any]
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def scene(height: int, width: int, channels: int) -> Array:
@@ -102,16 +102,14 @@ def test_planes_and_pixels_become_what_pillow_makes_of_them(size: tuple[int, int
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("size", [(16, 16), (56, 48), (96, 96)])
 def test_products_of_rounded_numbers_change_no_pixel_by_more_than_a_level(
-    layout: CoefficientLayout, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    layout: CoefficientLayout, size: tuple[int, int]
 ) -> None:
-    product: Product = torch.matmul
     random = np.random.default_rng(0)
     noise = random.integers(0, 256, (layout.height, layout.width, layout.channels), np.uint8)
     for image in (noise, scene(*noise.shape)):
         packed = np.frombuffer(coefficients.pack(image, layout), np.uint8)
         expected = made(CoefficientDecoder(layout, Resize(*size)), packed)
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "matmul", lambda a, b: product(a.bfloat16().float(), b.bfloat16().float()))
+        with rounded_products():
             found = made(CoefficientDecoder(layout, Resize(*size)), packed)
         assert abs(found.astype(int) - expected).max() <= 1
 
