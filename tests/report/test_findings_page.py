@@ -12,20 +12,17 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache, report_findings
 from tpucache.cli import main
-from tpucache.text import from_cell, to_cell
+from tpucache.text import from_cell
+from tpucache.training.prediction import PredictedSamples, write_table
 
 
 def rows_of(page):
     return [[from_cell(cell) for cell in row] for row in csv.reader(page.table.decode().splitlines())][1:]
 
 
-def write_predictions(path, dataset, probabilities, names):
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(["sample", "path", "label", "prediction", *map(to_cell, names)])
-        for row, (number, each) in enumerate(zip(dataset.table.numbers.tolist(), probabilities, strict=True)):
-            label, best = names[int(dataset.labels[row])], names[int(np.argmax(each))]
-            writer.writerow([number, to_cell(dataset.paths[row]), to_cell(label), to_cell(best), *each])
+def write_predictions(path, dataset, values):
+    names = [dataset.classes[number] for number in dataset.labels.tolist()]
+    write_table(path, dataset, names, PredictedSamples([""] * len(values), dataset.classes, values, values))
     return path
 
 
@@ -59,18 +56,15 @@ def test_leaks_are_the_pictures_of_both_caches(copies, copies_cache, tmp_path, p
 
 def test_suspects_come_with_the_class_that_was_predicted(copies, tmp_path, parse):
     dataset, probabilities = CachedDataset(copies), np.full((10, 2), 0.5)
-    probabilities[3] = np.eye(2)[1 - int(dataset.labels[3])]
-    probabilities[5] = 0.3 * np.eye(2)[int(dataset.labels[5])] + 0.7 * np.eye(2)[1 - int(dataset.labels[5])]
-    page = report_findings(
-        copies, predictions=write_predictions(tmp_path / "p.csv", dataset, probabilities, ("ant", "bee"))
-    )
+    true, other = dataset.labels.tolist(), [dataset.classes[1 - label] for label in dataset.labels.tolist()]
+    probabilities[3] = np.eye(2)[1 - true[3]]
+    probabilities[5] = np.abs(0.3 - np.eye(2)[1 - true[5]])
+    page = report_findings(copies, predictions=write_predictions(tmp_path / "p.csv", dataset, probabilities))
     text = parse(page.html).sections["suspects"]
-    proposed = dataset.classes[1 - int(dataset.labels[3])]
-    assert re.search(
-        f"p.label. 0.000, {proposed} 1.000 {dataset.paths[3]}.*p.label. 0.300, .* {dataset.paths[5]}", text
-    )
+    shown = f"p.label. 0.000, {other[3]} 1.000 {dataset.paths[3]}.*p.label. 0.300, .* {dataset.paths[5]}"
+    assert re.search(shown, text)
     (row,) = [row for row in rows_of(page) if row[0] == "3"]
-    assert row == ["3", dataset.paths[3], dataset.classes[int(dataset.labels[3])], proposed, row[4]]
+    assert row[1:4] == [dataset.paths[3], dataset.classes[true[3]], other[3]]
 
 
 def test_findings_of_other_samples_and_of_no_images_are_refused(copies, copies_cache, tokens, tmp_path):
@@ -79,7 +73,7 @@ def test_findings_of_other_samples_and_of_no_images_are_refused(copies, copies_c
         ("more", {"samples": 12}),
     ):
         dataset = CachedDataset(copies_cache(tmp_path / name, classes=("ant", "bee"), **more))
-        table = write_predictions(tmp_path / f"{name}.csv", dataset, np.full((len(dataset), 2), 0.5), ("ant", "bee"))
+        table = write_predictions(tmp_path / f"{name}.csv", dataset, np.full((len(dataset), 2), 0.5))
         with pytest.raises(UsageError, match="give predictions for the samples of this cache"):
             report_findings(copies, predictions=table)
     with pytest.raises(UsageError, match="no images to hash, only the fields tokens"):

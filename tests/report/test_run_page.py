@@ -33,13 +33,15 @@ def test_hostile_texts_are_shown_as_text_and_never_as_markup(dataset, write_run,
     page.html.encode()
 
 
-def test_a_setting_of_0_is_shown_and_one_that_is_off_is_not(dataset, write_run, tmp_path, parse):
+def test_a_setting_of_0_is_shown_but_none_that_is_off_and_no_hundredths(dataset, write_run, tmp_path, parse):
     run = write_run(tmp_path / "run", dataset)
     info = json.loads((run / "run.json").read_text())
     info["settings"] |= {"weight_decay": 0.0, "seed": 0, "fix_res": False, "watch": None, "metric": []}
     (run / "run.json").write_text(json.dumps(info))
     text = parse(report_run(run).html).text
     assert [name for name in info["settings"] if name in text][-2:] == ["weight_decay", "seed"]
+    assert "4.0 s in all" in text
+    assert "2.5 s 62.5" in text
 
 
 def test_hostile_names_of_folds_are_shown_as_text(dataset, write_run, tmp_path, hostile, parse):
@@ -96,9 +98,3 @@ def test_the_rate_of_each_step_is_drawn_and_that_of_epochs_where_no_other_is_kno
     summary = json.loads((run / "report.json").read_text())
     (run / "report.json").write_text(json.dumps({**summary, "learning_rates": [0.1, 0.3, 0.2]}))
     assert 'points="0.0000,0.0000 0.5000,1.0000 1.0000,0.5000 "' in report_run(run).html
-
-
-def test_seconds_have_no_hundredths(dataset, write_run, tmp_path, parse):
-    text = parse(report_run(write_run(tmp_path / "run", dataset)).html).text
-    assert "4.0 s in all" in text
-    assert "2.5 s 62.5" in text

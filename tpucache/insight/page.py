@@ -102,9 +102,9 @@ class _Set:
     def __init__(self, cache: str | Path | CachedDataset, on_progress: Callable[[str, int, int], None]) -> None:
         """Raises UsageError if the cache has no images."""
         self.dataset = dataset = to_dataset(cache)
-        table, self.positions, self.classes = dataset.table, dataset.positions, dataset.classes
-        self.numbers, self.paths = table.numbers[self.positions], [table.paths[at] for at in self.positions.tolist()]
-        self.labels = None if table.labels is None else np.asarray(table.labels)[self.positions]
+        labels, self.classes = dataset.table.labels, dataset.classes
+        self.positions, self.numbers, self.paths = dataset.positions, dataset.numbers, dataset.paths
+        self.labels = None if labels is None else np.asarray(labels)[self.positions]
         self.hashes = hashes(dataset, on_progress=partial(on_progress, f"hash {name_of(dataset)}"))
 
     def label(self, at: int) -> str:

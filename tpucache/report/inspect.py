@@ -297,16 +297,15 @@ def _pictures(dataset: CachedDataset, chosen: Sequence[int], variants: int) -> S
 def _channels(dataset: CachedDataset, seed: int) -> Section:
     clean = dataset.in_variant(dataset.manifest.variants[0]).select(choose(dataset, _RECORDS, seed))
     values = np.concatenate([*itertools.islice(clean.field_batches(IMAGE), _BATCHES)])
-    low, high = values.min().item(), values.max().item()
+    low, high, channels = values.min().item(), values.max().item(), values.shape[3]
     steps = min(_VALUES, high - low + 1) if values.dtype.kind == "u" else _VALUES
-    names = _COLOURS if values.shape[3] == 3 else [f"channel {number}" for number in range(values.shape[3])]
     lines = []
-    for number, name in enumerate(names):
+    for number in range(channels):
         counts, _ = np.histogram(values[..., number], steps, (low, high))
         # Under- and overexposed pixels would flatten the curves between them.
-        counts = counts.clip(max=counts[1:-1].max(initial=1))
-        points = zip(np.linspace(low, high, steps).tolist(), counts.tolist(), strict=True)
-        lines.append(Line(name, [*points], 25 + 360 * number // len(names)))
+        points = zip(np.linspace(low, high, steps), counts.clip(max=counts[1:-1].max(initial=1)), strict=True)
+        name = _COLOURS[number] if channels == len(_COLOURS) else f"channel {number}"
+        lines.append(Line(name, [*points], 25 + 360 * number // channels))
     drawn = chart("pixels by the values of their channels", lines)
     return Section("Channels", f"The curves show {len(values):,} of the clean records.", [drawn])
 
@@ -321,11 +320,11 @@ def _classes(manifest: Manifest) -> Iterator[Section]:
 def _sizes(dataset: CachedDataset) -> Iterator[Section]:
     sizes = np.asarray(dataset.table.get("source_bytes", ()), np.float64)
     if (known := sizes[sizes > 0]).size:
-        scale = map(size_text, np.geomspace(known.min(), known.max(), 3).tolist())
-        counts, _ = np.histogram(np.log(known), _STEPS)
+        counts, ends = np.histogram(np.log(known), _STEPS)
+        scale = [size_text(np.exp(ends[at])) for at in (0, _STEPS // 2, _STEPS)]
         note = f"Files in the source, {size_text(np.median(known))} the median, {size_text(known.sum())} in all."
-        line = Line(f"{len(known):,} files by size, logarithmic", list(enumerate(counts.tolist())))
-        yield Section("Original sizes", note, [chart("files", [line], [*scale])])
+        line = Line(f"{len(known):,} files by size, logarithmic", [*enumerate(counts)])
+        yield Section("Original sizes", note, [chart("files", [line], scale)])
 
 
 def _skipped(manifest: Manifest) -> Iterator[Section]:
