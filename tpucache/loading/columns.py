@@ -156,21 +156,17 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
 def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]:
     """Return the positions of the samples in the fold with the number or name `fold`, ascending."""
     folds = _folds(table)
-    text = str(fold).strip()
-    is_number = text.removeprefix("-").isdecimal()
-    is_member = folds == text if folds.dtype.kind == "U" else np.full(len(folds), False)
-    if folds.dtype.kind != "U" and is_number:
-        is_member = folds == int(text)
-    if not is_member.any():
-        raise UsageError(f"there is no fold {text!r}: the cache has {np.unique(folds).tolist()}")
-    return np.flatnonzero(is_member)
+    positions = np.flatnonzero(folds.astype(str) == str(fold).strip())
+    if not len(positions):
+        raise UsageError(f"there is no fold {str(fold).strip()!r}: the cache has {np.unique(folds).tolist()}")
+    return positions
 
 
 def fold_splits(table: SampleTable) -> dict[str, Split]:
     """Return the split of each fold by the fold's name, sorted by number or name."""
     folds = _folds(table)
     values = np.unique(folds)
-    values = values[values != (str(NO_FOLD) if folds.dtype.kind == "U" else NO_FOLD)]
+    values = values[values.astype(str) != str(NO_FOLD)]
     if len(values) == 1 and (folds == values[0]).all():
         raise UsageError(
             f"all samples are in one fold, {values.tolist()}: nothing would remain to train on. Make folds with "

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
-from tpucache.loading.order import EpochOrder
+from tpucache.loading.order import EpochOrder, Sampling
 from tpucache.loading.reading.memory import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
 from tpucache.loading.selection import Windows
@@ -187,7 +187,7 @@ class MixedSamples:
                     yield at, rows, places[rows] - (self._ends[at] - len(self._datasets[at])), turn
 
 
-class MixedOrder:
+class MixedOrder(Sampling):
     """The order of a mixture's epochs. Each dataset continues in its own order, through epochs of its own."""
 
     def __init__(

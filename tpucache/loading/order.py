@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +119,23 @@ def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions
     return 1 + (positions + epoch) % variants
 
 
-class WeightedDraws:
+class Sampling(ABC):
+    """Draws the samples of an epoch: by weights, by classes, or by a torch Sampler."""
+
+    text: str
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def positions(self, seed: int, epoch: int) -> Positions: ...
+
+    def digest(self, seed: int, epoch: int) -> str:
+        """Return a SHA-256 of an epoch's order if it follows from more than this and the seed, otherwise ""."""
+        return ""
+
+
+class WeightedDraws(Sampling):
     """An epoch of len(weights) draws with replacement, with probabilities in proportion to the weights.
 
     The draws use Walker's alias method, in constant time each. Its tables are filled in one sweep over prefix sums
@@ -139,11 +156,8 @@ class WeightedDraws:
         cells = places.astype(np.int64)
         return np.where(places - cells < self._kept[cells], cells, self._other[cells])
 
-    def digest(self, seed: int, epoch: int) -> str:
-        return ""
 
-
-class BalancedDraws:
+class BalancedDraws(Sampling):
     """An epoch of len(labels) draws with replacement, in which the classes that have samples are equally frequent,
     to within one draw.
     """
@@ -169,9 +183,6 @@ class BalancedDraws:
         chosen = (random.random_sample(samples) * self._counts[turns]).astype(np.int64)
         positions: Positions = self._members[self._starts[turns] + chosen]
         return positions
-
-    def digest(self, seed: int, epoch: int) -> str:
-        return ""
 
 
 def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
@@ -234,18 +245,6 @@ def _class_numbers(labels: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int
 Shuffle = bool | Literal["full", "block", "local"]
 
 _BY_CHUNK = ", variants by chunk"
-
-
-class Sampling(Protocol):
-    """Draws the samples of an epoch: by weights, by classes, or by a torch Sampler."""
-
-    text: str
-
-    def __len__(self) -> int: ...
-
-    def positions(self, seed: int, epoch: int) -> Positions: ...
-
-    def digest(self, seed: int, epoch: int) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -362,7 +361,7 @@ def make_sampled_order(
     return EpochOrder("drawn", sampling=sampling)
 
 
-class SamplerOrder:
+class SamplerOrder(Sampling):
     """The indices of a torch Sampler, listed once per epoch.
 
     While the sampler runs, the random generators of torch, numpy and Python and its own are seeded by (seed, epoch),

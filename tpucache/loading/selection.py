@@ -6,13 +6,12 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.order import epoch_variants
@@ -21,9 +20,6 @@ from tpucache.native import Array
 from tpucache.store.cache import Cache
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
-
-if TYPE_CHECKING:
-    pass
 
 Variant = int | Literal["epoch"]
 #: A function that returns an iterator over the samples that a loader will read next, in order. Each item has an array
@@ -121,7 +117,24 @@ class Selection:
         return cache.rows(np.array(self.variants)[turns], positions)
 
     def digest(self, labels: Array | None) -> str:
-        return digest_of(self.manifest, self.variant, self.shards, labels, self.positions)
+        """Return a SHA-256, in hexadecimal, of the variant, fields, classes, shards, labels and positions in order.
+
+        Of each shard, it covers `records_sha256`, which does not depend on the page size of the machine that wrote it,
+        the name, the position of the first sample, and the numbers of records and deleted records.
+        """
+        facts = {
+            "variant": self.variant,
+            "fields": [field.to_dict() for field in self.manifest.fields],
+            "classes": self.manifest.classes,
+            "shards": [
+                (each.name, each.first, each.records, each.records_sha256, *each.deleted) for each in self.shards
+            ],
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        for array in (np.empty(0) if labels is None else labels, self.positions):
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
 
 @functools.cache
@@ -143,28 +156,3 @@ def to_variant(variant: Any, cache: Cache) -> Variant:
     if not isinstance(variant, (int, np.integer)) or isinstance(variant, bool) or variant not in has:
         raise UsageError(f'{cache.directory} has variants {has} and "epoch", not {variant!r}')
     return int(variant)
-
-
-def digest_of(
-    manifest: Manifest,
-    variant: int | str,
-    shards: Iterable[ShardEntry],
-    labels: Array | None,
-    positions: npt.NDArray[np.int64],
-) -> str:
-    """Return a SHA-256, in hexadecimal, of the variant, fields, classes, shards, labels and positions in order.
-
-    Of each shard, it covers `records_sha256`, which does not depend on the page size of the machine that wrote it, the
-    name, the position of the first sample, and the numbers of records and deleted records.
-    """
-    facts = {
-        "variant": variant,
-        "fields": [field.to_dict() for field in manifest.fields],
-        "classes": manifest.classes,
-        "shards": [(entry.name, entry.first, entry.records, entry.records_sha256, *entry.deleted) for entry in shards],
-    }
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for array in (np.empty(0) if labels is None else labels, positions):
-        digest.update(f"{array.dtype.str} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

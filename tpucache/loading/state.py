@@ -55,11 +55,6 @@ class LoaderState:
 
 def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> LoaderState:
     """Check a saved state of another loader against `own`, and return it. It keeps an order by samples, `by_sample`."""
-    if "digest" not in state:
-        raise UsageError(
-            "this is not the state of a loader, or it was written before version 0.2 of tpucache: begin anew, or "
-            "finish the training with version 0.2"
-        )
     if state.get("order") == by_sample:
         own = replace(own, order=by_sample)
     mine = own.to_dict()

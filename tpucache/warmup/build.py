@@ -32,7 +32,7 @@ from tpucache.warmup.estimate import (
     meant_recipe,
 )
 from tpucache.warmup.library_versions import version_differences
-from tpucache.warmup.listing import compared_numbers, content_digests
+from tpucache.warmup.listing import check_sizes, compared_numbers, content_digests
 from tpucache.warmup.plan import BuildPlan, make_encoder, meant_source, plan_build
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
@@ -41,7 +41,6 @@ from tpucache.warmup.run.folder import (
     HeldError,
     begin_or_continue,
     cache_folder,
-    check_sizes,
     check_source,
     compare_plan,
     finished_cache,
@@ -263,8 +262,8 @@ class _Build:
             time.sleep(_WAIT_SECONDS)
 
     def _can_be_followed(self) -> bool:
-        rule, work = self.plan.label_rule, self.context.work
-        is_known = self.plan.existing is None and not self.context.skip_errors and (rule is None or rule.like is None)
+        plan, work = self.plan, self.context.work
+        is_known = plan.existing is None and not self.context.skip_errors and plan.label_place != "inside"
         has_log, has_other = (Log(work, "", is_followed).path.exists() for is_followed in (True, False))
         is_asked = self.options.on_prospect is not None and self.upload is None and not has_other
         return is_known and (is_asked or has_log)

@@ -111,7 +111,8 @@ def estimate(
         records=to_build,
         bytes=round(_upper(on_disk, trials.margin) * to_write),
         spooled=_working_bytes(remaining, _upper(sizes, trials.margin), jobs or os.cpu_count() or 1)
-        + _table_bytes(remaining),
+        + sum(2 * len(sample.path) + _SAMPLE_BYTES for sample, _ in samples)
+        + _RECORD_BYTES * to_write,
         process_seconds=sum(timed) / len(timed) * len(samples) if timed else 0.0,
         free=shutil.disk_usage(folder).free,
     )
@@ -167,11 +168,6 @@ def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
     blocks = sorted(remaining.unsealed, reverse=True)
     ahead = sum(blocks) if remaining.is_followed else _TASKS_PER_WORKER * jobs * remaining.most
     return max(0, round(min(sum(blocks), sum(blocks[:2]) + ahead) * size) - remaining.spooled)
-
-
-def _table_bytes(remaining: Remaining) -> int:
-    paths = sum(2 * len(sample.path) + _SAMPLE_BYTES for sample, _ in remaining.samples)
-    return paths + _RECORD_BYTES * sum(remaining.unsealed)
 
 
 def check_room(expected: Estimate, cache: Path, advice: str) -> None:

@@ -71,6 +71,21 @@ def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
     return np.array([sample.bytes for sample in samples], np.uint64)
 
 
+def resized(samples: Sequence[Sample], sizes: Any) -> list[Sample]:
+    """Return the samples whose size differs from the one in `sizes`; 0 means that a size is not known."""
+    return [each for each, size in zip(samples, np.asarray(sizes).tolist(), strict=True) if 0 < size != each.bytes > 0]
+
+
+def check_sizes(changed: Sequence[Sample]) -> None:
+    """Raise SourceError if there is a sample whose size has changed since its records were made."""
+    if changed:
+        raise SourceError(
+            f"{len(changed):,} samples have another size than when their records were made: "
+            f"{name_some([sample.path for sample in changed])}. Bring them back as they were, or give another folder "
+            "to build anew"
+        )
+
+
 def number_samples(listing: Listing, cache: Cache, *, retry: bool = False) -> Listing:
     """Return a listing in which each sample of the cache, kept or skipped, has its old number; new samples follow."""
     check_boxes(cache.manifest, listing, cache.directory)
@@ -179,13 +194,7 @@ def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
 def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str, int]) -> None:
     table = cache.samples
     samples = [listing.samples[places[path]] for path in table.paths]
-    sizes: Any = table.get(SIZE_COLUMN, [0] * len(samples))
-    resized = [s.path for s, size in zip(samples, np.asarray(sizes).tolist(), strict=True) if 0 < size != s.bytes > 0]
-    if resized:
-        raise SourceError(
-            f"{len(resized):,} samples have another size than when {cache.directory} was made of them: "
-            f"{name_some(resized)}. Bring them back as they were, or give another folder to build anew"
-        )
+    check_sizes(resized(samples, table.get(SIZE_COLUMN, [0] * len(samples))))
     if table.labels is None or all(sample.label is None for sample in samples):
         return
     before = [_comparable(label, cache.manifest.classes) for label in table.labels.tolist()]
@@ -238,17 +247,13 @@ def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
         raise SourceError(f"{cache} was started with {'; '.join(changed)}: give the same options to continue")
 
 
-def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if a finished cache was built with --classes, and the listing has other classes."""
+def check_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
+    """Raise SourceError if names differ from those of a finished cache: of given classes, of values or of masks."""
     if manifest.classes and "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
         raise SourceError(
             f"{cache} was made with --classes, and the source now has other classes, or the same in another order: "
             f"give --classes {cache}"
         )
-
-
-def check_value_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if the listing has values of other columns than a finished cache, or other classes of masks."""
     if difference := mask_name_difference(manifest.mask_names, listing.mask_names):
         raise SourceError(f"the masks of {cache} have other classes than the table now: {difference}, or build anew")
     if differ_in_values(manifest.value_names, listing.value_names):

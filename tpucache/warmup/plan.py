@@ -34,21 +34,19 @@ from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.library_versions import version_differences, versions
 from tpucache.warmup.listing import (
     check_contents,
-    check_given_classes,
     check_listing,
     check_masks,
+    check_names,
     check_recipe,
-    check_value_names,
     number_samples,
     order_of,
 )
 from tpucache.warmup.records.arrays import image_fields, record_fields
 from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
-from tpucache.warmup.records.encode import LabelRule, SampleEncoder
+from tpucache.warmup.records.encode import LabelPlace, SampleEncoder
 from tpucache.warmup.sources import label_source, pad_source
 from tpucache.warmup.sources.labelled import class_names, labels_before
-from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
-from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, left_out_text, source_name
+from tpucache.warmup.sources.source import Column, Item, Listing, Source, left_out_text, source_name
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -68,7 +66,7 @@ class BuildPlan:
 
     `augmentation` is the full definition of the augmentation, as JSON values. The samples of `listing` have the cache's
     numbers, and `order` has their positions in the source's own listing. `labels` is the user's option `--labels`, and
-    `label_rule` checks labels that are stored in the samples, and is None if the listing has the labels.
+    `label_place` says where the labels are.
     `unused_labels` are names of columns that look like labels but are not used.
 
     `existing` is the finished cache to add to, or None. With `is_retry`, `blocks` have its skipped samples, too.
@@ -83,7 +81,7 @@ class BuildPlan:
     order: str
     blocks: Sequence[Block]
     labels: LabelKind
-    label_rule: LabelRule | None
+    label_place: LabelPlace
     unused_labels: Sequence[str]
     existing: Cache | None = None
     is_retry: bool = False
@@ -111,15 +109,15 @@ def meant_source(source: Source, cache: str | Path, options: SourceOptions) -> S
 
 def make_encoder(source: Source, recipe: Recipe, plan: BuildPlan) -> SampleEncoder:
     """Return the encoder that makes the records of a plan."""
-    rule = plan.label_rule
-    return SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
+    return SampleEncoder(source, recipe, plan.augmentation, plan.fields, plan.label_place)
 
 
 def plan_build(
     source: Source, listing: Listing, recipe: Recipe, options: BuildOptions, existing: Cache | None = None
 ) -> BuildPlan:
     """Return the plan of a new cache, or of what the cache `existing` lacks: samples, variants, or skipped samples."""
-    check_labels(listing)
+    if listing.doubt and "classes" not in listing.asked:
+        raise SourceError(listing.doubt)
     if existing is None:
         return _plan_new(source, listing, recipe, options)
     return _plan_addition(source, listing, recipe, options, existing)
@@ -143,7 +141,7 @@ def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOp
         order=order_of(listing, listing),
         blocks=plan_blocks(listing.samples, fields, recipe),
         labels=options.labels,
-        label_rule=label_rule(listing, first.label),
+        label_place=_label_place(listing, first.label is not None),
         unused_labels=unused,
         latency=latency,
         first=(number, first.sha256()),
@@ -154,14 +152,12 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
     manifest = cache.manifest
     # The recipe is checked first with the old augmentation, because the new one may not fit this cache's records.
     check_recipe(cache.directory, manifest, full_recipe(recipe, manifest.recipe.get("augmentation", {})))
-    rule = label_rule(listing, first_label(cache))
     _check_variants(source, recipe, manifest.fields)
     _warn_of_left_out(listing)
     augmentation = full_augmentation(recipe, manifest.fields, manifest)
     check_recipe(cache.directory, manifest, full_recipe(recipe, augmentation))
     numbered = number_samples(listing, cache, retry=options.retry)
-    check_given_classes(manifest, numbered, cache.directory)
-    check_value_names(manifest, numbered, cache.directory)
+    check_names(manifest, numbered, cache.directory)
     check_listing(source, numbered, cache)
     blocks = missing_blocks(cache, numbered, recipe, retry=options.retry)
     if not blocks:
@@ -180,7 +176,7 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
         order=order_of(numbered, listing),
         blocks=blocks,
         labels=options.labels,
-        label_rule=rule,
+        label_place=_label_place(listing, cache.samples.labels is not None),
         unused_labels=saved_unused_labels(manifest.source),
         existing=cache,
         is_retry=options.retry and bool(manifest.skipped),
@@ -241,35 +237,10 @@ def _warn_of_left_out(listing: Listing) -> None:
         _log.warning("files that are no images by their names are left out: %s", left_out_text(listing.left_out))
 
 
-def label_rule(listing: Listing, first: Label) -> LabelRule | None:
-    """Return the rule that checks labels which are stored in the samples, or None if the listing has the labels.
-
-    All other labels must be of the same kind.
-    """
+def _label_place(listing: Listing, has_label: bool) -> LabelPlace:
     if any(sample.label is not None for sample in listing.samples):
-        return None
-    return LabelRule(first, len(listing.classes))
-
-
-def check_labels(listing: Listing) -> None:
-    """Raise SourceError for a class number out of range, or if the listing has a `doubt` about its classes."""
-    if listing.doubt and "classes" not in listing.asked:
-        raise SourceError(listing.doubt)
-    most = len(listing.classes) or MOST_CLASSES
-    for sample in listing.samples:
-        if isinstance(sample.label, int) and not 0 <= sample.label < most:
-            raise SourceError(
-                f"{sample.path!r} has the label {sample.label!r:.40}: {class_range(len(listing.classes))}"
-            )
-
-
-def first_label(cache: Cache) -> Label:
-    """Return the label of a finished cache's first sample, or None without labels."""
-    labels = cache.samples.labels
-    if labels is None or not len(labels):
-        return None
-    label = labels[0].tolist()
-    return label if isinstance(label, int) else tuple(label)
+        return "listed"
+    return "inside" if has_label else "none"
 
 
 def find_unused_labels(listing: Listing, first: Item) -> list[str]:

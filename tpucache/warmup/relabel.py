@@ -153,7 +153,7 @@ def _new_columns(
     columns: dict[str, Column] = dict(samples)
     changes: dict[str, Any] = {}
     own, places = _used_part(table, rows)
-    listing = table_listing(own, _line_samples(own), options)
+    listing = _listing(own, options)
     if options.label_cols:
         found, classes = _read_labels(own, listing, kind, names, missing)
         used = [found[place] for place in places.tolist()]
@@ -203,8 +203,9 @@ def _tell_of_unused(table: CsvTable, options: TableOptions) -> None:
                 )  # fmt: skip
 
 
-def _line_samples(table: CsvTable) -> list[Sample]:
-    return [Sample(row, f"line {line}") for row, line in enumerate(table.lines)]
+def _listing(table: CsvTable, options: TableOptions) -> Listing:
+    samples = [Sample(row, f"line {line}") for row, line in enumerate(table.lines)]
+    return table_listing(table, samples, options)
 
 
 def _read_labels(
@@ -279,8 +280,7 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
     rows = _find_rows(cache, table, options, need_all=False)
     table, places_in_table = _used_part(table, rows[rows >= 0])
     labels, classes = samples.labels.copy(), manifest.classes
-    listing = table_listing(table, _line_samples(table), options)
-    found, names = _read_labels(table, listing, "auto" if classes else "numbers")
+    found, names = _read_labels(table, _listing(table, options), "auto" if classes else "numbers")
     if unknown := [name for name in names if name not in classes]:
         raise SourceError(
             f"{table.path} has the label {unknown[0]!r}, and the classes of {cache.directory} are "

@@ -41,7 +41,6 @@ from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.records.arrays import SEVERAL_FRAMES
 from tpucache.warmup.records.encode import add_moments
 from tpucache.warmup.run.spool import BuiltShard, ChunkInfo, add_annotations
-from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
 
 _log: Final = logging.getLogger("tpucache")
@@ -250,8 +249,6 @@ def label_column(
         marked = bool(classes) and len(classes) == len(labels[0])
         column: Array = np.array(labels, np.float32 if marked else np.float64)
         return column, classes if marked else (), class_counts(column, classes) if marked else ()
-    if min(labels) < 0 or max(labels) >= (len(classes) or MOST_CLASSES):
-        raise SourceError(f"labels are {min(labels)} to {max(labels)}, and {class_range(len(classes))}")
     classes = classes or tuple(map(str, range(max(labels) + 1)))
     numbers = np.array(labels, np.min_scalar_type(len(classes)))
     return numbers, classes, class_counts(numbers, classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -125,8 +125,9 @@ def dry_run(
     plan = plan_build(source, listing, recipe, options, finished_cache(cache))
     look = _Look(recipe)
     encoder = make_encoder(source, recipe, plan)
+    above = next(folder for folder in (cache, *cache.parents) if folder.exists())
     trials = Trials(_TRIED, _SECONDS, margin=0.0, look=look.take)
-    expected = estimate(encoder, _all_of(plan), _folder_above(cache), options.jobs, trials=trials)
+    expected = estimate(encoder, _all_of(plan), above, options.jobs, trials=trials)
     column, names, counts = _labels(plan, look.tried)
     return DryRun(
         samples=len(listing.samples),
@@ -181,23 +182,15 @@ def _all_of(plan: BuildPlan) -> Remaining:
 
 def _labels(plan: BuildPlan, tried: Sequence[Tried]) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
     """Return the column of labels (None without labels), the classes, and the number of samples of each class."""
-    pairs = [pair for pair in _known(plan, tried) if pair[0] is not None]
+    every: Sequence[Sample | Tried] = plan.listing.samples
+    if plan.label_place != "listed":
+        every = [each for each in tried if not each.reason]
+    pairs = [(each.label, each.path) for each in every if each.label is not None]
     if not pairs:
         return None, (), ()
     labels, paths = zip(*pairs, strict=True)
     return label_column(labels, paths, plan.listing.classes)
 
 
-def _known(plan: BuildPlan, tried: Sequence[Tried]) -> Iterator[tuple[Label, str]]:
-    if plan.label_rule is None:
-        yield from ((sample.label, sample.path) for sample in plan.listing.samples)
-    else:
-        yield from ((each.label, each.path) for each in tried if not each.reason)
-
-
 def _suffix(path: str) -> str:
     return PurePosixPath(path.partition("#")[0]).suffix.lower() or NO_SUFFIX
-
-
-def _folder_above(cache: Path) -> Path:
-    return next(folder for folder in (cache, *cache.parents) if folder.exists())

@@ -438,14 +438,10 @@ def _listing(before: Manifest, layout: _Compaction, columns: Mapping[str, Column
     names = dict(zip(numbers, paths, strict=True))
     names |= {layout.numbers[each.number]: each.path for each in before.skipped}
     rows = {number: at for at, number in enumerate(numbers)}
-    places = [rows.get(number, 0) for number in range(len(layout.places))]
+    places = np.array([rows.get(number, 0) for number in range(len(layout.places))])
     samples = [
         Sample(number, names.get(number, ""), tuple(label) if isinstance(label := read.get(number), list) else label)
         for number in range(len(layout.places))
     ]
-    others = {
-        name: [column[at] for at in places] if not isinstance(column, np.ndarray) else column[places]
-        for name, column in columns.items()
-        if name not in OWN_COLUMNS
-    }
+    others = {name: taken(column, places) for name, column in columns.items() if name not in OWN_COLUMNS}
     return Listing(samples, before.classes, others)

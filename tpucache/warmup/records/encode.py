@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,14 @@ from tpucache.store.format import FLOAT_BITS
 from tpucache.warmup.records.arrays import Counts, Facts, clean_and_count, count_annotations, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
 from tpucache.warmup.sources.labelled import NO_LABEL_REASON
-from tpucache.warmup.sources.labels import MOST_CLASSES, class_range
-from tpucache.warmup.sources.source import Item, Label, Sample, Source
+from tpucache.warmup.sources.source import Item, Sample, Source
 
 #: The exact sum of each channel's pixels, and of their squares: exact, so that the order of addition has no effect. A
 #: float32 is an integer times 2^-149, and its square an integer times 2^-298; these integers are added.
 Moments = tuple[list[int], list[int]]
+
+#: Where labels are: in the listing, in the samples, or nowhere.
+LabelPlace = Literal["listed", "inside", "none"]
 
 _FRACTION_BITS: Final = 24
 _HALF: Final = 1 << 12
@@ -119,17 +121,15 @@ class EncodedSample(NamedTuple):
 class SampleEncoder:
     """Makes the records of samples. It has everything that decides their bytes, and is pickled to every worker.
 
-    `augmentation` is a definition that `resolve` returned. `labels` is the rule for labels that are stored in the
-    samples, or None to ignore such labels. `is_labelled` says that the listing has labels, so that a sample without a
-    label cannot be used.
+    `augmentation` is a definition that `resolve` returned. `labels` says where the labels are: if they are "listed", a
+    sample without one cannot be used, and if there are none, a sample with one.
     """
 
     source: Source
     recipe: Recipe
     augmentation: Mapping[str, Any]
     fields: tuple[Field, ...]
-    labels: LabelRule | None = None
-    is_labelled: bool = False
+    labels: LabelPlace = "inside"
 
     def encode(self, sample: Sample, variants: Sequence[int], item: Item | None = None) -> EncodedSample:
         """Decode a sample once, and encode its record for each of `variants`."""
@@ -147,15 +147,15 @@ class SampleEncoder:
         if reason := self.listed_fault(sample):
             raise SampleError(sample.path, reason)
         item = self.source.load(sample)
-        if self.labels is not None:
-            self.labels.check(item.label, sample.path)
+        if self.labels == "none" and item.label is not None:
+            raise SampleError(sample.path, "has a label, and other samples have none")
         return item
 
     def listed_fault(self, sample: Sample) -> str:
         """Return the reason why a sample cannot be used, as far as the listing shows it, or ""."""
         if sample.fault:
             return sample.fault
-        return NO_LABEL_REASON if self.is_labelled and sample.label is None else ""
+        return NO_LABEL_REASON if self.labels == "listed" and sample.label is None else ""
 
     def augment(
         self, clean: Mapping[str, npt.NDArray[Any]], sample: Sample, variant: int
@@ -181,33 +181,3 @@ class SampleEncoder:
             else None
             for field in self.fields
         }
-
-
-@dataclass(frozen=True)
-class LabelRule:
-    """The rule for labels that are stored in the samples.
-
-    Each label must be of the kind of `like`, the first sample's label: no label, a class number, or a tuple of the same
-    length. Class numbers must be below `classes`, unless that is 0. A tuple with one number for each class must have
-    numbers from 0 to 1.
-    """
-
-    like: Label
-    classes: int = 0
-
-    def check(self, label: Label, path: str) -> None:
-        """Raise SampleError for a label that breaks the rule. Otherwise the build would fail only at its end."""
-        if _kind(label) != _kind(self.like):
-            raise SampleError(path, f"has {_kind(label)}, the first sample has {_kind(self.like)}")
-        if isinstance(label, tuple) and len(label) == self.classes and not all(0 <= mark <= 1 for mark in label):
-            raise SampleError(path, f"has the label {label}: give 0 or 1 for each class, or use --labels numbers")
-        if isinstance(label, int) and label < 0:
-            raise SampleError(path, f"has the label {label!r:.40}: class numbers begin at 0")
-        if isinstance(label, int) and label >= (self.classes or MOST_CLASSES):
-            raise SampleError(path, f"has the label {label!r:.40}: {class_range(self.classes)}")
-
-
-def _kind(label: Label) -> str:
-    if label is None:
-        return "no label"
-    return "a class number" if isinstance(label, int) else f"a label of length {len(label)}"

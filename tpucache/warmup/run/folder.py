@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,7 +42,7 @@ from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.text import parse_json
 from tpucache.warmup.library_versions import version_differences, versions
-from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, sample_difference, sizes_of
+from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, resized, sample_difference, sizes_of
 from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.sources.source import Sample
 
@@ -311,18 +311,7 @@ def compare_plan(work: Path, plan: BuildPlan) -> Begun:
         _log.warning(
             "%s was started with other versions of libraries, so records may differ: %s", cache, "; ".join(other)
         )
-    sizes: Any = table[SIZE_COLUMN]
-    resized = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
-    return Begun(saved["build"], resized, tuple(other))
-
-
-def check_sizes(resized: Sequence[Sample]) -> None:
-    """Raise SourceError if there is a sample whose size has changed since its records were made."""
-    if resized:
-        raise SourceError(
-            f"{len(resized):,} samples have another size than when their records were made, such as "
-            f"{resized[0].path!r}. Bring them back as they were, or give another folder to build anew."
-        )
+    return Begun(saved["build"], resized(samples, table[SIZE_COLUMN]), tuple(other))
 
 
 def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ import bisect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError, UnfinishedError
 from tpucache.progress import BuildProgress
-from tpucache.store.ahead import MOST_FILES
+from tpucache.store.ahead import MOST_FILES, Threads
 from tpucache.store.files import is_late
 from tpucache.store.growing import ARRIVED_DTYPE, FAILURE_NAME, list_asked, spool_name, take_asked
 from tpucache.warmup.blocks import TASK_BYTES, Block, samples_a_task
@@ -29,7 +28,6 @@ from tpucache.warmup.run.tasks import (
     BuildContext,
     Made,
     WrittenShard,
-    build_block,
     build_samples,
     end_loading,
     install_shard,
@@ -46,8 +44,6 @@ _MOST_SAMPLES: Final = 64
 _TASK_SHARE: Final = 24  # a task is at most 1/24 of the finished samples, and of the remaining ones
 #: Each task waits once for its first files. So tasks are larger if the storage answers late.
 _MOST_LATE_SAMPLES: Final = 512
-#: The most source bytes of a small block. Building one takes a few seconds, so that a kill loses little.
-_SMALL_BYTES: Final = 48 << 20
 #: A disk syncs several files in little more time than one.
 _SYNCED_AT_ONCE: Final = 4
 #: Fewer samples than this are built in this process for a moment, before workers are started.
@@ -169,11 +165,7 @@ class Scheduler:
         return [each.shards[variant] for each in self._order for variant in each.block.variants]
 
     def _take_last(self, results: Iterator[WrittenShard | BuiltShard]) -> None:
-        if not self._context.is_followed:
-            for result in results:
-                self._take(result)
-            return
-        with ThreadPoolExecutor(_SYNCED_AT_ONCE, "tpucache-sync") as pool:  # most blocks end at the same time
+        with Threads(_SYNCED_AT_ONCE, "tpucache-sync") as pool:  # most blocks end at the same time
             for installed in [pool.submit(self._install, result) for result in results]:
                 self._add_shard(installed.result())
 
@@ -185,7 +177,6 @@ class Scheduler:
 
     def _tasks(self, executor: Executor) -> Iterator[Task]:
         workers = executor.workers
-        yield from self._whole_blocks(executor)
         planned: deque[tuple[list[int], bool]] = deque()  # the next tasks, and whether a reader asks for them
         while not self._is_late():
             is_slow = self._is_slow and not executor.is_cluster
@@ -210,25 +201,6 @@ class Scheduler:
 
     def _asked(self) -> list[str]:
         return list_asked(self._context.work) if self._context.is_followed else []
-
-    def _whole_blocks(self, executor: Executor) -> Iterator[Task]:
-        """Yield tasks that build small blocks of one variant, and write each into its shard without a spool file."""
-        if executor.is_cluster or self._context.is_followed:
-            return
-        small = [each for each in self._order if self._is_small(each)]
-        small = small[: len(small) // executor.workers * executor.workers]
-        for each in small:
-            self._is_given[each.part] = True
-        for at, each in enumerate(small):
-            if self._is_late():
-                return
-            later = small[at + executor.workers].block.samples if at + executor.workers < len(small) else ()
-            yield build_block, (self._context, each.block, later[:MOST_FILES] if self._is_slow else ())
-
-    def _is_small(self, each: _Building) -> bool:
-        sizes = [sample.bytes for sample in each.block.samples]  # 0 means that a size is not known
-        is_begun = self._is_made[each.part].any()
-        return each.block.variants == (0,) and not is_begun and all(sizes) and sum(sizes) <= _SMALL_BYTES
 
     def _next_samples(self, workers: int) -> tuple[list[int], bool]:
         """Return the positions of the samples of the next task, and whether a reader asks for one of them."""
@@ -289,10 +261,8 @@ class Scheduler:
             of_variant = rows[:, each.block.variants.index(variant)]
             yield seal_block, (self._context, each.block.number, variant, of_variant, info, executor.is_cluster)
 
-    def _take(self, result: Made | WrittenShard | BuiltShard | None) -> None:
-        if result is None:
-            self._stopped = True
-        elif isinstance(result, Made):
+    def _take(self, result: Made | WrittenShard | BuiltShard) -> None:
+        if isinstance(result, Made):
             self._samples_a_task, self._stopped = result.samples_a_task, self._stopped or not result.is_whole
             groups = [*map(self._numbered, result.groups)]
             if groups:
@@ -330,8 +300,6 @@ class Scheduler:
         each = self._blocks[shard.entry.block]
         each.shards[shard.entry.variant] = shard
         self._on_shard(shard)
-        if not each.infos:  # the block was built whole
-            self._bytes += int(shard.rows["length"].sum())
         self._count_built(each)
         self._on_progress(self._progress())
 

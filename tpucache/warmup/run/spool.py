@@ -245,9 +245,6 @@ class Unwritten(NamedTuple):
     info: ChunkInfo
     records: list[Sequence[bytes]]
 
-    def keep(self, _number: int, records: Sequence[bytes]) -> None:
-        self.records.append(records)
-
     @property
     def bytes(self) -> int:
         return sum(len(record) for records in self.records for record in records)

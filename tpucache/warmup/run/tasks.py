@@ -1,4 +1,4 @@
-"""The tasks of a build: build_samples and then seal_block, or only build_block. A task decodes each sample once."""
+"""The tasks of a build: build_samples and then seal_block. A task decodes each sample once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,11 +23,11 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import MEAN, STD
-from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
+from tpucache.store.writer import ShardWriter, place_shard
 from tpucache.warmup.blocks import TASK_BYTES, Block, content_sha256
 from tpucache.warmup.build_options import NEVER, Deadline
 from tpucache.warmup.records.arrays import Facts
-from tpucache.warmup.records.encode import EncodedSample, Moments, SampleEncoder, add_moments, mean_and_std, moments
+from tpucache.warmup.records.encode import Moments, SampleEncoder, add_moments, mean_and_std, moments
 from tpucache.warmup.run.folder import disk_failure, is_held
 from tpucache.warmup.run.spool import (
     IN_SOURCE,
@@ -156,7 +156,7 @@ def build_samples(context: BuildContext, blocks: Sequence[Block], then: Sequence
     with load_ahead(context, blocks, then) as items:
         for block in blocks:
             made = Unwritten(block.number, len(block.variants), ChunkInfo(), [])
-            is_whole = add_samples(context, block, made.info, items, made.keep)
+            is_whole = add_samples(context, block, made, items)
             if made.info.every_number:
                 built.append(made)
             if sum(each.bytes for each in built) >= TASK_BYTES:
@@ -168,36 +168,28 @@ def build_samples(context: BuildContext, blocks: Sequence[Block], then: Sequence
     return Made(groups, is_whole, context.lateness.samples_a_task)
 
 
-def build_block(context: BuildContext, block: Block, then: Sequence[Sample]) -> WrittenShard | None:
-    """Build all samples of a block with one variant directly into its shard, under a temporary name."""
-    keep_freed_memory()
-    info, (variant,) = ChunkInfo(), block.variants
-    aside = temporary_shard(context, block.number, variant)
-    with ShardWriter(aside) as writer, load_ahead(context, [block], then) as items:
-        if not add_samples(context, block, info, items, lambda number, records: writer.append(number, records[0])):
-            return None
-        check_run(context)
-        return written_shard(aside, block.number, variant, writer.finish(), info)
-
-
 def seal_block(
     context: BuildContext, block: int, variant: int, rows: Array, info: ChunkInfo, is_installed: bool
 ) -> WrittenShard | BuiltShard:
     """Write the shard of one variant of a block from spool files, under a temporary name."""
     check_run(context)
-    aside = temporary_shard(context, block, variant)
+    name = shard_name(variant, block)
+    aside = context.work / f"{name}.{uuid.uuid4().hex}"
     try:
         with ShardWriter(aside) as writer:
             records = read_spool(context.work, rows)
             for number, record, crc in zip(info.numbers, records, rows["crc32"].tolist(), strict=True):
                 writer.append(number, record, crc)
             check_run(context)
-            written = written_shard(aside, block, variant, writer.finish(), info)
+            made = writer.finish()
     except OSError as error:
         raise disk_failure(context.work, error) from error
     except BuildError:  # a power cut may have damaged the spool files
         context.log.forget()
         raise
+    # `first` is set when the manifest is made.
+    entry = ShardEntry(name, made.bytes, made.sha256, variant, block, 0, len(made.rows), made.records_sha256)
+    written = WrittenShard(aside, BuiltShard(entry, made.rows, info))
     return install_shard(context, written) if is_installed else written
 
 
@@ -212,34 +204,9 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
     return written.shard
 
 
-def temporary_shard(context: BuildContext, block: int, variant: int) -> Path:
-    """Return a path for a shard that is being written."""
-    return context.work / f"{shard_name(variant, block)}.{uuid.uuid4().hex}"
-
-
-def written_shard(aside: Path, block: int, variant: int, sealed: ShardInfo, info: ChunkInfo) -> WrittenShard:
-    """Return a WrittenShard for the verified file `aside`, which `sealed` describes."""
-    entry = ShardEntry(
-        name=shard_name(variant, block),
-        bytes=sealed.bytes,
-        sha256=sealed.sha256,
-        variant=variant,
-        block=block,
-        first=0,  # is set when the manifest is made
-        records=len(sealed.rows),
-        records_sha256=sealed.records_sha256,
-    )
-    return WrittenShard(aside, BuiltShard(entry, sealed.rows, info))
-
-
-def add_samples(
-    context: BuildContext,
-    block: Block,
-    info: ChunkInfo,
-    items: LoadAhead,
-    keep: Callable[[int, Sequence[bytes]], None],
-) -> bool:
-    """Encode a block's samples, and add their labels, columns and sums to `info`."""
+def add_samples(context: BuildContext, block: Block, made: Unwritten, items: LoadAhead) -> bool:
+    """Encode a block's samples. Returns False if the deadline has stopped it before the last one."""
+    info = made.info
     totals: Moments = (info.sums, info.squares)
     kept: list[KeptSample] = []
     images: list[tuple[Array, Facts]] = []  # their moments are added later, several images at a time
@@ -260,9 +227,10 @@ def add_samples(
             continue
         if sample.number in context.compared:
             info.digests[str(sample.number)] = encoded.item.sha256()
-        if sample.number in block.clean:
-            check_clean(context, sample, encoded, block.clean[sample.number])
-        keep(sample.number, encoded.records)
+        known = block.clean.get(sample.number)  # the checksum of the existing cache's record
+        if known is not None and zlib.crc32(context.encoder.to_record(encoded.clean)) != known:
+            raise _difference(context, sample, 0)
+        made.records.append(encoded.records)
         kept.append(KeptSample(sample.number, encoded.item.label, encoded.item.columns, encoded.facts))
         if IMAGE in encoded.clean:
             images.append((encoded.clean[IMAGE], encoded.facts))
@@ -325,12 +293,6 @@ def check_records(context: BuildContext, samples: Sequence[Sample], known: Known
         for (variant, checksum), record in zip(checksums.items(), records, strict=True):
             if zlib.crc32(record) != checksum:
                 raise _difference(context, samples[number], variant)
-
-
-def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, checksum: int) -> None:
-    """Raise BuildError if a sample's clean record does not have the CRC-32 of the existing cache."""
-    if zlib.crc32(context.encoder.to_record(encoded.clean)) != checksum:
-        raise _difference(context, sample, 0)
 
 
 def _difference(context: BuildContext, sample: Sample, variant: int) -> BuildError:
