@@ -131,7 +131,6 @@ class Sampling(ABC):
     def positions(self, seed: int, epoch: int) -> Positions: ...
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order if it follows from more than this and the seed, otherwise ""."""
         return ""
 
 

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import http.client
 import io
-import itertools
 import re
 import socket
 import ssl
@@ -143,7 +142,7 @@ class HttpFolder:
     def close(self) -> None:
         with self._lock:
             self._most_idle = 0  # a thread may still read, and give its connection back later
-            idle = [*itertools.chain(*self._idle.values())]
+            idle = [each for some in self._idle.values() for each in some]  # at exit, module globals may be gone
             self._idle.clear()
         for connection in idle:
             connection.close()
