@@ -131,6 +131,10 @@ def write_photos(
     return root
 
 
+def write_rows(path: Path, *rows: str) -> Path:
+    return write(path, "\n".join(rows) + "\n")
+
+
 def example(features: Mapping[str, Any], lists: Mapping[str, Any] | None = None) -> bytes:
     """Return a `tf.train.Example`, or with lists of features a SequenceExample, as the library tfrecord writes it."""
     writer, kinds = pytest.importorskip("tfrecord").TFRecordWriter, {bytes: "byte", int: "int", float: "float"}

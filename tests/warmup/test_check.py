@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made import build_here, digests, labelled, write_photos
+from made import build_here, digests, labelled, write_photos, write_rows
 
 from tpucache.errors import SourceError, TpucacheError
 from tpucache.recipe import Recipe
@@ -104,13 +104,13 @@ def test_a_table_in_another_order_and_with_rows_added_is_the_same(folder: Path, 
     cache, path = tmp_path / "cache", folder / "table.csv"
     manifest = build_here(table(folder, "kind"), cache)
     head, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([head, *reversed(rows)]) + "\n")
+    write_rows(path, head, *reversed(rows))
     assert build_here(table(folder, "kind"), cache) == manifest
     # A new class in the middle of the alphabet, a path that comes twice, and a text in a column of numbers.
-    path.write_text("\n".join([head, "0003.jpg,cow,1,1,?,z", *rows]) + "\n")
+    write_rows(path, head, "0003.jpg,cow,1,1,?,z", *rows)
     with pytest.raises(SourceError, match=r"'0003\.jpg'"):  # the first row of a path keeps its plain name
         build_here(table(folder, "kind"), cache)
-    path.write_text("\n".join([head, *rows, "0003.jpg,cow,1,1,?,z"]) + "\n")
+    write_rows(path, head, *rows, "0003.jpg,cow,1,1,?,z")
     manifest = build_here(table(folder, "kind"), cache)
     samples = Cache(cache, manifest).samples
     assert list(samples.paths)[-1] == "0003.jpg#2"

@@ -19,7 +19,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from made import Made, build_here, digests
+from made import Made, build_here, digests, write_rows
 from thorough import thorough
 
 import tpucache
@@ -350,7 +350,7 @@ def test_a_change_that_fails_anywhere_leaves_the_version_before_or_the_next(
     _build(jitter, start)
     delete_samples(start, paths=["1.png"])
     rows = [f"{number}.png,{'xyz'[number % 3]}" for number in range(5)]
-    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows]))
+    write_rows(tmp_path / "labels.csv", "file,label", *rows)
     counted = changes(change, jitter, Path(shutil.copytree(start, tmp_path / "whole")))
     expected, (before, after) = digests(tmp_path / "whole"), (shown(each) for each in (start, tmp_path / "whole"))
     assert {"open", "write", "fsync", "replace"} <= {*counted.calls}

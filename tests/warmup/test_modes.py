@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from made import build_here
+from made import build_here, write_rows
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from tpucache.errors import RecipeError, SampleError, SourceError
@@ -61,9 +62,9 @@ def test_images_of_the_size_are_kept_bit_for_bit(kind: str, codec: str, tmp_path
     assert manifest.fields[0].dtype == arrays[0].dtype.str
     dataset = CachedDataset(tmp_path / "cache")
     found = np.stack([image.numpy() for image, _ in (dataset[number] for number in range(len(dataset)))])
-    np.testing.assert_array_equal(found, np.stack(arrays).transpose(0, 3, 1, 2))
+    assert_array_equal(found, np.stack(arrays).transpose(0, 3, 1, 2))
     (batch, _), *_ = CachedLoader(dataset, len(dataset))
-    np.testing.assert_array_equal(batch.numpy(), found)
+    assert_array_equal(batch.numpy(), found)
 
 
 @pytest.mark.slow
@@ -74,8 +75,8 @@ def test_statistics_are_of_the_numbers_and_stay_exact_when_samples_are_added(kin
     build_here(tmp_path / "source", tmp_path / "cache", recipe)
     images = np.stack(write_arrays(tmp_path / "source", kind, 6)).astype(np.float64)
     added = build_here(tmp_path / "source", tmp_path / "cache", recipe).statistics
-    np.testing.assert_allclose(added.mean, images.mean((0, 1, 2)), rtol=1e-9)
-    np.testing.assert_allclose(added.std, images.std((0, 1, 2)), rtol=1e-9)
+    assert_allclose(added.mean, images.mean((0, 1, 2)), rtol=1e-9)
+    assert_allclose(added.std, images.std((0, 1, 2)), rtol=1e-9)
     assert added == build_here(tmp_path / "source", tmp_path / "anew", recipe).statistics
     assert Manifest.load(tmp_path / "cache").statistics == added
 
@@ -92,7 +93,7 @@ def test_grey_is_the_luma_in_one_channel(tmp_path: Path) -> None:
     luma = np.asarray(Image.fromarray(colours).convert("L"))
     images = [image.numpy()[0] for image, _ in (CachedDataset(tmp_path / "cache")[i] for i in range(3))]
     for image, expected in zip(images, (luma, luma, colours[..., 0]), strict=True):
-        np.testing.assert_array_equal(image, expected)
+        assert_array_equal(image, expected)
 
 
 def test_presets_move_pixels_of_any_depth_and_change_no_colours(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_masks_of_several_frames_are_counted_in_the_same_warning(
         Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
         frames[0].save(tmp_path / f"{name}_mask.{suffix}", save_all=True, append_images=more)
     rows = [f"{name}.png,{name}_mask.{suffix}" for name in ("one", "more")]
-    (tmp_path / "table.csv").write_text("\n".join(["path,mask", *rows]))
+    write_rows(tmp_path / "table.csv", "path,mask", *rows)
     source = TableSource(tmp_path / "table.csv", TableOptions(mask_col="mask"))
     build_here(source, tmp_path / "cache", Recipe(size=8, mask_values="keep"))
     (line,) = [record.getMessage() for record in caplog.records if "several frames" in record.getMessage()]

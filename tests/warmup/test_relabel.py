@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import build_here, digests
+from made import build_here, digests, write_rows
 from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, repair_cache, verify_cache
@@ -36,12 +36,7 @@ def table(cache: Path, tmp_path: Path) -> Path:
         f"{path},{'xyz'[number % 3]},{number % 5},{number + 0.5},{Path(path).name}"
         for number, path in enumerate(CachedDataset(cache).paths)
     ]
-    return write(tmp_path / "labels.csv", "path,kind,fold,age,file", rows[::-1])
-
-
-def write(path: Path, head: str, rows: list[str]) -> Path:
-    path.write_text("\n".join([head, *rows]) + "\n")
-    return path
+    return write_rows(tmp_path / "labels.csv", "path,kind,fold,age,file", *rows[::-1])
 
 
 def test_labels_folds_and_columns_change_and_records_do_not(copy: Path, table: Path) -> None:
@@ -69,7 +64,7 @@ def test_labels_folds_and_columns_change_and_records_do_not(copy: Path, table: P
 @pytest.mark.parametrize("spell", [lambda path: f"./{path}", lambda path: path.replace("/", "\\")])
 def test_rows_match_whose_paths_are_only_spelled_otherwise(copy: Path, spell: Callable[[str], str]) -> None:
     rows = [f"{spell(path)},{number % 2}" for number, path in enumerate(CachedDataset(copy).paths)]
-    relabel_cache(copy, write(copy.parent / "t.csv", "path,kind", rows), KIND)
+    relabel_cache(copy, write_rows(copy.parent / "t.csv", "path,kind", *rows), KIND)
     assert CachedDataset(copy).labels.tolist() == [number % 2 for number in range(150)]
 
 
@@ -78,7 +73,7 @@ def test_what_the_table_lacks_stays(copy: Path, table: Path) -> None:
     relabel_cache(copy, table, TableOptions(fold_col="fold"))
     dataset = CachedDataset(copy)
     assert (dataset.labels.tolist(), len(dataset.classes)) == (labels, 3)
-    relabel_cache(copy, write(table, "path,new", [f"{path},1" for path in dataset.paths]), TableOptions())
+    relabel_cache(copy, write_rows(table, "path,new", *(f"{path},1" for path in dataset.paths)), TableOptions())
     assert {"fold", "age", "new"} <= set(CachedDataset(copy).table)
 
 
@@ -90,19 +85,17 @@ def test_the_same_labels_again_change_nothing(copy: Path, table: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "labels", "text"),
+    ("columns", "labels", "text"),
     [
-        ({"label_cols": ("age",)}, "auto", "numbers from 0.5 to 149.5"),
-        ({"label_cols": ("fold",)}, "auto", "5 classes named 0 to 4"),
-        ({"label_cols": ("fold",)}, "numbers", "numbers from 0 to 4"),
-        ({"label_cols": ("kind",)}, "classes", "3 classes: x 50, y 50, z 50"),
-        ({"label_cols": ("fold", "age")}, "auto", "numbers, 2 a sample, from 0 to 149.5"),
+        (("fold",), "numbers", "numbers from 0 to 4"),
+        (("kind",), "classes", "3 classes: x 50, y 50, z 50"),
+        (("fold", "age"), "auto", "numbers, 2 a sample, from 0 to 149.5"),
     ],
 )
 def test_labels_of_another_kind_are_read_as_by_warmup(
-    options: dict[str, Any], labels: Any, text: str, copy: Path, table: Path, capsys: pytest.CaptureFixture[str]
+    columns: tuple[str, ...], labels: Any, text: str, copy: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [part for name in options["label_cols"] for part in ("--label-col", name)]
+    flags = [part for name in columns for part in ("--label-col", name)]
     assert main(["relabel", str(copy), str(table), *flags, "--labels", labels]) == 0
     assert text in capsys.readouterr().out
     assert main(["inspect", str(copy)]) == 0
@@ -115,9 +108,9 @@ def test_rows_match_by_file_name_or_id_and_others_are_reported(
     relabel_cache(copy, table, TableOptions(path_col="file", label_cols=("kind",)))
     assert CachedDataset(copy).labels.tolist() == [number % 3 for number in range(150)]
     paths = CachedDataset(copy).paths
-    write(table, "path,id", [f"{path},n{number}" for number, path in enumerate(paths)])
+    write_rows(table, "path,id", *(f"{path},n{number}" for number, path in enumerate(paths)))
     relabel_cache(copy, table)
-    write(table, "id,kind", [f"n{number},{'vw'[number % 2]}" for number in range(152)])
+    write_rows(table, "id,kind", *(f"n{number},{'vw'[number % 2]}" for number in range(152)))
     relabel_cache(copy, table, KIND)
     assert CachedDataset(copy).labels.tolist() == [number % 2 for number in range(150)]
     assert "2 rows" in caplog.text
@@ -125,7 +118,7 @@ def test_rows_match_by_file_name_or_id_and_others_are_reported(
 
 
 def test_classes_may_be_given_by_a_file_or_another_cache(copy: Path, cache: Path, table: Path, tmp_path: Path) -> None:
-    names = write(tmp_path / "classes.txt", "0001", ["z", "", "y", "x"])
+    names = write_rows(tmp_path / "classes.txt", "0001", "z", "", "y", "x")
     relabel_cache(copy, table, KIND, classes=names)
     dataset = CachedDataset(copy)
     assert dataset.classes == ("0001", "z", "y", "x")
@@ -149,12 +142,12 @@ def test_several_names_or_numbers_in_a_table_of_predictions_are_no_class(
     copy: Path, tmp_path: Path, classes: str, cell: str, reason: str
 ) -> None:
     rows = [f"{at},{path},{cell},{cell},0.5,0.5" for at, path in enumerate(CachedDataset(copy).paths)]
-    path = write(tmp_path / "predictions.csv", f"sample,path,label,prediction,{classes}", rows)
+    path = write_rows(tmp_path / "predictions.csv", f"sample,path,label,prediction,{classes}", *rows)
     for column in ("label", "prediction"):
         with pytest.raises(SourceError, match=reason):
             relabel_cache(copy, path, TableOptions(label_cols=(column,)))
     single = [row.replace(cell, "a;b") for row in rows]
-    path = write(path, "sample,path,label,prediction,a;b,c", single)  # one class with a semicolon in its name
+    path = write_rows(path, "sample,path,label,prediction,a;b,c", *single)  # one class with a semicolon in its name
     relabel_cache(copy, path, TableOptions(label_cols=("label",)))
     assert CachedDataset(copy).classes == ("a;b",)
 
@@ -183,7 +176,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
             lines += [row.replace("*", path) for path in CachedDataset(copy).paths if path not in named]
         else:
             lines.append(row)
-    path = write(tmp_path / "odd.csv", "".join(rows[:1]), lines)
+    path = write_rows(tmp_path / "odd.csv", "".join(rows[:1]), *lines)
     table = {name: value for name, value in options.items() if name != "labels"}
     with pytest.raises(TpucacheError, match=reason):
         relabel_cache(
@@ -268,13 +261,13 @@ def test_numbers_that_lost_their_zeros_are_named_with_what_to_do(
     for number in (7, 8, 10):
         Image.new("L", (2, 2), number).save(tmp_path / "photos" / f"{number:03}.png")
     build_here(tmp_path / "photos", tmp_path / "cache", Recipe(size=2))
-    table = write(tmp_path / "labels.csv", "path,kind", [f"{key},{key}" for key in keys])
+    table = write_rows(tmp_path / "labels.csv", "path,kind", *(f"{key},{key}" for key in keys))
     with pytest.raises(SourceError) as caught:
         relabel_cache(tmp_path / "cache", table, KIND)
     assert (f"digits, in pandas `table[column].astype(str).str.zfill({digits})`" in str(caught.value)) is bool(digits)
-    good = write(tmp_path / "good.csv", "path,kind", ["007.png,a", "008.png,b", "010.png,a"])
+    good = write_rows(tmp_path / "good.csv", "path,kind", "007.png,a", "008.png,b", "010.png,a")
     relabel_cache(tmp_path / "cache", good, KIND)
-    table = write(tmp_path / "some.csv", "path,kind", ["007.png,b", "8.png,a"])
+    table = write_rows(tmp_path / "some.csv", "path,kind", "007.png,b", "8.png,a")
     relabel_cache(tmp_path / "cache", table, KIND, corrections=True)
     assert "1 rows of" in caplog.text
     assert "zfill(3)" in caplog.text
@@ -285,7 +278,7 @@ def test_a_column_that_may_be_the_new_labels_or_folds_and_is_not_used_is_told_of
 ) -> None:
     labels = CachedDataset(copy).labels.tolist()
     rows = [f"{path},x,1,2" for path in CachedDataset(copy).paths]
-    table = write(copy.parent / "t.csv", "path,label,fold,age", rows)
+    table = write_rows(copy.parent / "t.csv", "path,label,fold,age", *rows)
     relabel_cache(copy, table)
     assert "column 'label' is only kept as a column, and the labels stay as they were: give --label-col" in caplog.text
     assert "column 'fold' is only kept as a column, and the folds stay as they were: give --fold-col" in caplog.text
@@ -314,18 +307,18 @@ def test_the_names_of_columns_of_values_follow_a_relabelling_and_corrections_are
 def test_labels_of_rows_without_a_sample_are_no_classes(copy: Path, tmp_path: Path) -> None:
     paths = CachedDataset(copy).paths
     rows = [f"{path},{number % 2}" for number, path in enumerate(paths)]
-    table = write(
-        tmp_path / "labels.csv", "path,kind,age", ["elsewhere.jpg,unknown,old", *(f"{row},7" for row in rows)]
+    table = write_rows(
+        tmp_path / "labels.csv", "path,kind,age", "elsewhere.jpg,unknown,old", *(f"{row},7" for row in rows)
     )
     relabel_cache(copy, table, KIND)
     after = CachedDataset(copy)
     assert np.asarray(after.table["age"]).tolist() == [7] * 150
     assert (after.classes, after.labels.tolist()) == (("0", "1"), [number % 2 for number in range(150)])
-    corrections = write(tmp_path / "new.csv", "path,kind", ["elsewhere.jpg,unknown", f"{paths[0]},1"])
+    corrections = write_rows(tmp_path / "new.csv", "path,kind", "elsewhere.jpg,unknown", f"{paths[0]},1")
     relabel_cache(copy, corrections, KIND, corrections=True)
     assert CachedDataset(copy).labels[:3].tolist() == [1, 1, 0]
     rows[1] = f"{paths[1]},"
-    table = write(tmp_path / "labels.csv", "path,kind", ["elsewhere.jpg,unknown", *rows])
+    table = write_rows(tmp_path / "labels.csv", "path,kind", "elsewhere.jpg,unknown", *rows)
     with pytest.raises(SourceError, match="line 4: the row has no label"):
         relabel_cache(copy, table, KIND)
 
@@ -333,13 +326,13 @@ def test_labels_of_rows_without_a_sample_are_no_classes(copy: Path, tmp_path: Pa
 def test_corrections_of_numbers_may_all_be_whole(copy: Path, table: Path, tmp_path: Path) -> None:
     path = CachedDataset(copy).paths[0]
     relabel_cache(copy, table, TableOptions(label_cols=("age",)))
-    new = write(tmp_path / "new.csv", "path,age,fold", [f"{path},3,1", "elsewhere.jpg,0.5,2"])
+    new = write_rows(tmp_path / "new.csv", "path,age,fold", f"{path},3,1", "elsewhere.jpg,0.5,2")
     relabel_cache(copy, new, TableOptions(label_cols=("age",)), corrections=True)
     assert CachedDataset(copy).labels[:2].tolist() == [[3], [1.5]]
     relabel_cache(copy, table, TableOptions(label_cols=("age", "fold")))
-    new = write(tmp_path / "new.csv", "path,age,fold", [f"{path},1,0"])
+    new = write_rows(tmp_path / "new.csv", "path,age,fold", f"{path},1,0")
     relabel_cache(copy, new, TableOptions(label_cols=("age", "fold")), corrections=True)
     assert CachedDataset(copy).labels[:2].tolist() == [[1, 0], [1.5, 1]]
-    wrong = write(tmp_path / "wrong.csv", "path,age,fold", [f"{path},old,0"])
+    wrong = write_rows(tmp_path / "wrong.csv", "path,age,fold", f"{path},old,0")
     with pytest.raises(SourceError, match="has the label 'old', which is no number"):
         relabel_cache(copy, wrong, TableOptions(label_cols=("age",)), corrections=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from joblib.externals.loky import get_reusable_executor
-from made import Made, build_here, digests, failing_rename, write_photos
+from made import Made, build_here, digests, failing_rename, write_photos, write_rows
 from signed import signed
 from stops import Stopped, stop_after
 
@@ -314,7 +314,7 @@ def test_a_table_source_is_repaired_with_the_same_columns(
     photos = sorted(path.relative_to(source).as_posix() for path in (source / "emu").glob("0*.jpg"))
     rows = [f"{path},{number % 3},{number / 8},note {number}" for number, path in enumerate(photos)]
     table, cache = tmp_path / "train.csv", tmp_path / "cache"
-    table.write_text("\n".join(["file,fold,age,remark", *rows]))
+    write_rows(table, "file,fold,age,remark", *rows)
     options = TableOptions(label_cols=("age",), fold_col="fold", root=source)
     build_here(TableSource(table, options), cache)
     before = digests(cache)

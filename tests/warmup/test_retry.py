@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made import build_here, digests, encode, failing_rename, smooth_image
+from made import build_here, digests, encode, failing_rename, smooth_image, write_rows
 
 from tpucache import Recipe, SourceError, UnfinishedError, repair_cache, verify_cache
 from tpucache.store.cache import Cache
@@ -27,7 +27,7 @@ class Data:
         root.mkdir()
         self._files = [encode(smooth_image(14, 12, seed=number)) for number in range(COUNT)]
         rows = [f"{number}.png,{'xyz'[number % 3]},{number % 2},{number * 'word'}" for number in range(COUNT)]
-        self.table.write_text("\n".join(["path,label,fold,text", *rows]) + "\n")
+        write_rows(self.table, "path,label,fold,text", *rows)
         self.write(*range(COUNT))
 
     def write(self, *numbers: int, content: bytes | None = None) -> None:

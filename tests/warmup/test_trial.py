@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import build_here, digests, jpeg, smooth_image
+from made import build_here, digests, jpeg, smooth_image, write_rows
 from PIL import Image
 
 from tpucache import Recipe
@@ -90,7 +90,7 @@ def test_labels_are_those_that_a_build_reads(photos: Path, tmp_path: Path, capsy
     paths = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.jpg"))
     rows = [f"{path},{number},{number / 4}" for number, path in enumerate(paths[:20])]
     table = tmp_path / "t.csv"
-    table.write_text("\n".join(["path,targets,age", *rows, "missing.jpg,20,1.5"]))
+    write_rows(table, "path,targets,age", *rows, "missing.jpg,20,1.5")
     source = TableSource(table, TableOptions(label_cols=("age",), root=photos))
     found = dry_run(source, tmp_path / "cache", Recipe(size=8))
     assert found.labels == {"asked": "auto", "kind": "numbers", "columns": 1, "least": 0.0, "most": 4.75}

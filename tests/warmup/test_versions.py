@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made import build_here
+from made import build_here, write_rows
 from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, repair_cache, stage_cache, verify_cache
@@ -62,7 +62,7 @@ def contents(cache: str | Path, version: int | None = None) -> dict[str, Any]:
 def relabel(cache: Path, labels: Callable[[int], str]) -> None:
     rows = [f"{path},{labels(number)}" for number, path in enumerate(CachedDataset(cache).paths)]
     table = cache.parent / "labels.csv"
-    table.write_text("\n".join(["path,kind", *rows]) + "\n")
+    write_rows(table, "path,kind", *rows)
     relabel_cache(cache, table, TableOptions(label_cols=("kind",)))
 
 

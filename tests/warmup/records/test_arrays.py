@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import encode, jpeg
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image, ImageOps
 from thorough import examples, thorough
 
@@ -75,7 +76,7 @@ def test_without_an_image_every_array_is_one_like_any_other() -> None:
     assert [field.name for field in record_fields(item, Recipe())] == list(arrays)
     clean = _clean(item, Recipe())
     for name, array in arrays.items():
-        np.testing.assert_array_equal(clean[name], array)
+        assert_array_equal(clean[name], array)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_what_a_record_cannot_hold_is_refused(fields: Any, reason: str) -> None:
 def test_arrays_are_kept_as_they_are_but_for_the_order_of_bytes(dtype: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(dtype)[:, ::-1]
     clean = _clean(Item({"x": array}), Recipe())
-    np.testing.assert_array_equal(clean["x"], array)
+    assert_array_equal(clean["x"], array)
 
 
 _GOOD: dict[str, Any] = {
@@ -163,7 +164,7 @@ def test_a_sample_unlike_the_others_is_an_error_naming_the_field(changed: dict[s
 @pytest.mark.parametrize("boxes", [np.zeros((0, 4)), np.zeros((0, 5), np.float32), np.array([])], ids=str)
 def test_no_boxes_are_rows_of_minus_one(boxes: Array) -> None:
     clean = _clean(Item({**_GOOD, "boxes": boxes}), Recipe(size=4, max_boxes=3))
-    np.testing.assert_array_equal(clean["boxes"], np.full((3, 5), -1))
+    assert_array_equal(clean["boxes"], np.full((3, 5), -1))
 
 
 @pytest.mark.parametrize("fit", _FITS)
@@ -180,7 +181,7 @@ def test_a_mask_is_what_pillow_makes_of_it_with_the_nearest_pixel(turn: int, fit
         expected = ImageOps.fit(shown, size, nearest)
     else:
         expected = ImageOps.pad(shown, size, nearest) if fit == "pad" else shown.resize(size, nearest)
-    np.testing.assert_array_equal(got, np.asarray(expected))
+    assert_array_equal(got, np.asarray(expected))
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -213,18 +214,18 @@ def test_boxes_out_of_view_are_left_out_and_the_rest_keep_their_order() -> None:
     )
     clean = _clean(Item({"image": image, "boxes": boxes}), Recipe(size=50, max_boxes=4))
     expected = [[0, 5, 10, 10, 2], [25, 25, 35, 35, 4], [0, 0, 50, 50, 6], [-1] * 5]
-    np.testing.assert_allclose(clean["boxes"], expected, atol=1e-5)
+    assert_allclose(clean["boxes"], expected, atol=1e-5)
 
 
 def test_a_box_without_a_class_has_class_zero() -> None:
     clean = _clean(Item({"image": np.zeros((10, 10), np.uint8), "boxes": np.array([[1, 2, 3, 4]])}), Recipe(size=10))
-    np.testing.assert_array_equal(clean["boxes"][0], [1, 2, 3, 4, 0])
+    assert_array_equal(clean["boxes"][0], [1, 2, 3, 4, 0])
 
 
 def test_boxes_are_clipped_to_the_image_not_to_its_padding() -> None:
     item = Item({"image": np.zeros((50, 100, 3), np.uint8), "boxes": np.array([[-9, -9, 999, 999]])})
     clean = _clean(item, Recipe(size=100, fit="pad"))
-    np.testing.assert_array_equal(clean["boxes"][0], [0, 25, 100, 75, 0])
+    assert_array_equal(clean["boxes"][0], [0, 25, 100, 75, 0])
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad"])
@@ -233,8 +234,8 @@ def test_points_out_of_view_are_not_visible_and_keep_their_place(fit: Any) -> No
     item = Item({"image": np.zeros((50, 100, 3), np.uint8), "keypoints": points})
     clean = _clean(item, Recipe(size=100, fit=fit))["keypoints"]
     expected = np.add(points, (0, 25)) if fit == "pad" else (points - (25, 0)) * 2
-    np.testing.assert_allclose(clean[:, :2], expected, atol=1e-4)
-    np.testing.assert_array_equal(clean[:, 2], [1, 1, 1, 0, 0, 0] if fit == "pad" else [1, 0, 0, 0, 0, 0])
+    assert_allclose(clean[:, :2], expected, atol=1e-4)
+    assert_array_equal(clean[:, 2], [1, 1, 1, 0, 0, 0] if fit == "pad" else [1, 0, 0, 0, 0, 0])
 
 
 @pytest.mark.slow
@@ -252,6 +253,6 @@ def test_the_corners_of_what_is_kept_are_the_corners_of_what_is_shown(
     left, top, right, bottom = framing.box
     corners = framing.points(np.array([[left, top], [right, bottom]]))
     got = [*corners.min(axis=0), *corners.max(axis=0)]
-    np.testing.assert_allclose(got, framing.area, atol=1e-6)
+    assert_allclose(got, framing.area, atol=1e-6)
     assert 0 <= framing.area[0] < framing.area[2] <= target[1]
     assert 0 <= framing.area[1] < framing.area[3] <= target[0]

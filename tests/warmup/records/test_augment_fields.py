@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tpucache.errors import RecipeError
 from tpucache.store.fields import Field
@@ -51,16 +52,16 @@ def test_an_image_is_augmented_the_same_whatever_comes_with_it_and_what_is_given
     before = {name: array.copy() for name, array in given.items()}
     for number in range(12):
         result = augment_fields(given, definition, 0, number, 1)
-        np.testing.assert_array_equal(result["image"], augment(record["image"], definition, 0, number, 1))
+        assert_array_equal(result["image"], augment(record["image"], definition, 0, number, 1))
         assert list(result) == list(given)
         for name, array in given.items():
             assert (result[name].dtype, result[name].shape) == (array.dtype, array.shape)
             assert result[name].flags.c_contiguous
-            np.testing.assert_array_equal(array, before[name])
+            assert_array_equal(array, before[name])
         assert result["tokens"] is given["tokens"]
     if "boxes" in names:
         given["boxes"][:] = -1
-        np.testing.assert_array_equal(augment_fields(given, definition, 0, 1, 1)["boxes"], given["boxes"])
+        assert_array_equal(augment_fields(given, definition, 0, 1, 1)["boxes"], given["boxes"])
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -100,10 +101,10 @@ def test_points_and_boxes_stay_on_their_pixels_when_they_are_flipped(
     for number in range(4):
         result = augment_fields(given, resolve(str(path), 24, 24), 0, number, 1)
         found = np.array([np.argwhere(result["mask"][..., 0] == value)[0, ::-1] for value in range(1, 5)])
-        np.testing.assert_allclose(result["boxes"][:4], [[*at, *(at + 1), 5] for at in found], atol=1e-4)
-        np.testing.assert_array_equal(result["boxes"][4], [-1] * 5)
-        np.testing.assert_array_equal(np.floor(result["keypoints"][:, :2]), found)
-        np.testing.assert_allclose(result["keypoints"][0, :2], found[0] + 0.5, atol=1e-4)
+        assert_allclose(result["boxes"][:4], [[*at, *(at + 1), 5] for at in found], atol=1e-4)
+        assert_array_equal(result["boxes"][4], [-1] * 5)
+        assert_array_equal(np.floor(result["keypoints"][:, :2]), found)
+        assert_allclose(result["keypoints"][0, :2], found[0] + 0.5, atol=1e-4)
         assert (result["keypoints"][:, 2] == 1).all()
 
 
@@ -130,13 +131,13 @@ def test_boxes_and_points_lie_on_what_they_mark(preset: str) -> None:
                 continue
             found = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
             if preset != "strong":  # whose holes take a part of a box away, not of the mask
-                np.testing.assert_allclose(box[0, :4], found, atol=1.1)
+                assert_allclose(box[0, :4], found, atol=1.1)
             middle = [columns.mean() + 0.5, rows.mean() + 0.5]
             offsets.append(result["keypoints"][index, :2] - middle)
             assert result["keypoints"][index, 2] == 1
     assert len(offsets) >= 40
     assert np.abs(offsets).max() < 1.2  # a small square of nearest pixels is a rough measure of its middle
-    np.testing.assert_allclose(np.mean(offsets, axis=0), 0, atol=0.3)
+    assert_allclose(np.mean(offsets, axis=0), 0, atol=0.3)
 
 
 def test_boxes_that_leave_the_view_are_left_out_and_points_lose_sight(
@@ -146,8 +147,8 @@ def test_boxes_that_leave_the_view_are_left_out_and_points_lose_sight(
     definition = _decided(A, tmp_path, A.Crop(28, 0, 56, 40), A.Resize(40, 56))
     result = augment_fields(record, definition, 0, 0, 1)
     expected = [[4, 10, 56, 40, 1], [0, 22, 2, 25, 2], [-1] * 5, [-1] * 5]
-    np.testing.assert_allclose(result["boxes"], expected, atol=1e-3)
-    np.testing.assert_array_equal(result["keypoints"][:, 2], [0, 1, 0])
+    assert_allclose(result["boxes"], expected, atol=1e-3)
+    assert_array_equal(result["keypoints"][:, 2], [0, 1, 0])
 
 
 def test_a_point_that_comes_into_view_stays_unseen(albumentations: Any, tmp_path: Path, record: dict[str, Any]) -> None:
@@ -155,7 +156,7 @@ def test_a_point_that_comes_into_view_stays_unseen(albumentations: Any, tmp_path
     points = augment_fields(record, _decided(albumentations, tmp_path, shrink), 0, 0, 1)["keypoints"]
     assert (points[2, :2] > 0).all()
     assert (points[2, :2] < (56, 40)).all()
-    np.testing.assert_array_equal(points[:, 2], [1, 1, 0])
+    assert_array_equal(points[:, 2], [1, 1, 0])
 
 
 def test_a_border_that_reflects_makes_no_more_boxes_and_points(
@@ -163,8 +164,8 @@ def test_a_border_that_reflects_makes_no_more_boxes_and_points(
 ) -> None:
     shrink = albumentations.Affine(scale=(0.4, 0.4), border_mode=4, p=1)
     result = augment_fields(record, _decided(albumentations, tmp_path, shrink), 0, 0, 1)
-    np.testing.assert_array_equal(result["boxes"][:, 4], [0, 1, 2, -1])
-    np.testing.assert_array_equal(result["keypoints"][:, 2], [1, 1, 0])
+    assert_array_equal(result["boxes"][:, 4], [0, 1, 2, -1])
+    assert_array_equal(result["keypoints"][:, 2], [1, 1, 0])
 
 
 def test_what_a_pipeline_says_of_its_boxes_holds(albumentations: Any, tmp_path: Path, record: dict[str, Any]) -> None:
@@ -173,7 +174,7 @@ def test_what_a_pipeline_says_of_its_boxes_holds(albumentations: Any, tmp_path: 
     path = tmp_path / "limits.json"
     path.write_text(json.dumps(A.to_dict(A.Compose([A.HorizontalFlip(p=1)], bbox_params=params))))
     definition = resolve(str(path), 40, 56, _fields(record))
-    np.testing.assert_array_equal(augment_fields(record, definition, 0, 0, 1)["boxes"][:, 4], [0, 1, -1, -1])
+    assert_array_equal(augment_fields(record, definition, 0, 0, 1)["boxes"][:, 4], [0, 1, -1, -1])
 
 
 def test_without_an_image_nothing_changes() -> None:
@@ -198,8 +199,8 @@ def test_a_callable_of_more_than_an_image_gets_and_returns_a_dictionary(
     del record["boxes"]
     definition = resolve("flip_all_by_test:flip", 40, 56, _fields(record))
     result = augment_fields(record, definition, 0, 0, 1)
-    np.testing.assert_array_equal(result["mask"], record["mask"][:, ::-1])
-    np.testing.assert_allclose(result["keypoints"][:, 0], 56 - record["keypoints"][:, 0])
+    assert_array_equal(result["mask"], record["mask"][:, ::-1])
+    assert_allclose(result["keypoints"][:, 0], 56 - record["keypoints"][:, 0])
     assert result["tokens"] is record["tokens"]
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hostile_bytes import chunk
 from made import encode
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
@@ -53,7 +54,7 @@ def _ramp(most: float, dtype: Any = np.uint16) -> Array:
 
 def _grey(data: bytes | Array, white: int | None = None) -> Array:
     pixels = presize(data, Recipe(size=16, white_level=white), "some/path").astype(int)
-    np.testing.assert_array_equal(pixels, np.repeat(pixels[..., :1], 3, axis=2))
+    assert_array_equal(pixels, np.repeat(pixels[..., :1], 3, axis=2))
     return pixels[..., 0]
 
 
@@ -65,7 +66,7 @@ def _expected(values: Array, white: float) -> Array:
 def test_grey_that_uses_16_bits_is_scaled_from_16_bits(most: int) -> None:
     values = _ramp(most)
     for data in (_png(values), _tiff(values), _tiff(values.astype(np.int32)), _tiff(values.astype(np.uint32))):
-        np.testing.assert_allclose(_grey(data), _expected(values, 65535), atol=0.51)
+        assert_allclose(_grey(data), _expected(values, 65535), atol=0.51)
 
 
 @pytest.mark.parametrize("most", [1, 255, 1023, 4095, 16383])
@@ -114,7 +115,7 @@ def test_numbers_of_another_range_do_not_turn_black_or_white(values: Array) -> N
 @pytest.mark.parametrize("most", [0.1, 0.5, 1])
 def test_floats_are_scaled_from_0_to_1(most: float) -> None:
     values = _ramp(most, np.float32)
-    np.testing.assert_allclose(_grey(_tiff(values)), _expected(values, 1), atol=0.51)
+    assert_allclose(_grey(_tiff(values)), _expected(values, 1), atol=0.51)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_floats_are_scaled_from_0_to_1(most: float) -> None:
 )
 def test_a_stated_white_level_scales(values: Array, white: int) -> None:
     for data in (_tiff(values), *([_png(values)] if values.dtype == np.uint16 else [])):
-        np.testing.assert_allclose(_grey(data, white), _expected(values, white), atol=0.51)
+        assert_allclose(_grey(data, white), _expected(values, white), atol=0.51)
 
 
 def test_numbers_above_a_stated_white_level_are_refused() -> None:
@@ -141,15 +142,15 @@ def test_numbers_above_a_stated_white_level_are_refused() -> None:
 
 def test_a_white_level_leaves_8_bits_alone() -> None:
     values = _ramp(100, np.uint8)
-    np.testing.assert_array_equal(_grey(encode(values), 4095), values)
+    assert_array_equal(_grey(encode(values), 4095), values)
 
 
 @pytest.mark.parametrize("colour", [_RGB, _GREY_ALPHA, _RGBA])
 def test_colours_of_16_bits_are_their_high_bytes(colour: int) -> None:
     values = _ramp(65535)
-    np.testing.assert_array_equal(_grey(_png(values, colour)), values >> 8)
+    assert_array_equal(_grey(_png(values, colour)), values >> 8)
     dark = _ramp(2000)
-    np.testing.assert_array_equal(_grey(_png(dark, colour), 65535), dark >> 8)
+    assert_array_equal(_grey(_png(dark, colour), 65535), dark >> 8)
     with pytest.raises(SampleError, match="can scale only grey"):
         _grey(_png(values, colour), 4095)
 
@@ -162,7 +163,7 @@ def test_black_is_black_whatever_is_white(colour: int) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_a_tiff_whose_zero_is_white_is_inverted_at_every_depth(dtype: Any) -> None:
     values = _ramp(np.iinfo(dtype).max, dtype)
-    np.testing.assert_allclose(_grey(_tiff(values, 0)), 255 - _expected(values, np.iinfo(dtype).max), atol=0.51)
+    assert_allclose(_grey(_tiff(values, 0)), 255 - _expected(values, np.iinfo(dtype).max), atol=0.51)
 
 
 def test_a_transparent_grey_of_16_bits_is_white() -> None:
@@ -177,7 +178,7 @@ def test_a_pgm_states_itself_what_is_white() -> None:
     values = _ramp(1000)
     data = b"P5 16 16 4095\n" + values.astype(">u2").tobytes()
     for white in (None, 300):
-        np.testing.assert_allclose(_grey(data, white), _expected(values, 4095), atol=0.51)
+        assert_allclose(_grey(data, white), _expected(values, 4095), atol=0.51)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
@@ -189,7 +190,7 @@ def test_a_transparent_grey_of_few_bits_is_white(bits: int) -> None:
     numbers = digits @ (1 << np.arange(bits)[::-1])
     grey = np.where(numbers == 1, 255, numbers * 255 // (2**bits - 1))
     data = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
-    np.testing.assert_array_equal(_grey(data), np.tile(grey, (16, 1)))
+    assert_array_equal(_grey(data), np.tile(grey, (16, 1)))
 
 
 def test_a_transparent_colour_of_16_bits_is_refused() -> None:
@@ -204,5 +205,5 @@ def test_signed_numbers_of_16_bits_need_a_white_level(most: int) -> None:
     for data in (_tiff(values), values):
         with pytest.raises(SampleError, match=r"are signed and have 16 bits, .* such as --white-level"):
             _grey(data)
-        np.testing.assert_allclose(_grey(data, most), _expected(values, most), atol=0.51)
+        assert_allclose(_grey(data, most), _expected(values, most), atol=0.51)
     assert not _grey(_tiff(np.zeros((16, 16), np.int16))).any()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from made import build_here
+from numpy.testing import assert_array_equal
 
 from tpucache.errors import SampleError
 from tpucache.loading.dataset import CachedDataset
@@ -68,7 +69,7 @@ def test_the_window_is_pydicoms(function: str, width: int) -> None:
 
 def test_the_first_of_several_windows_counts() -> None:
     both = encoded(WindowCenter=[900, 100], WindowWidth=[1500, 10])
-    np.testing.assert_array_equal(shown(both), shown(encoded(WindowCenter=900, WindowWidth=1500)))
+    assert_array_equal(shown(both), shown(encoded(WindowCenter=900, WindowWidth=1500)))
 
 
 def test_a_table_of_values_comes_before_a_window() -> None:
@@ -76,12 +77,12 @@ def test_a_table_of_values_comes_before_a_window() -> None:
     table.LUTDescriptor = [4096, 0, 12]
     table.add_new("LUTData", "US", [4095 - number for number in range(4096)])
     data = encoded(VOILUTSequence=Sequence([table]), WindowCenter=1, WindowWidth=2)
-    np.testing.assert_array_equal(shown(data), np.rint((4095 - NUMBERS) / 4095 * 255))
+    assert_array_equal(shown(data), np.rint((4095 - NUMBERS) / 4095 * 255))
 
 
 def test_without_a_window_the_stored_bits_are_shown() -> None:
-    np.testing.assert_array_equal(shown(encoded()), np.rint(NUMBERS / 4095 * 255))
-    np.testing.assert_array_equal(
+    assert_array_equal(shown(encoded()), np.rint(NUMBERS / 4095 * 255))
+    assert_array_equal(
         shown(encoded(), Recipe(size=SIDE, mode="grey", white_level=5000)), np.rint(NUMBERS / 5000 * 255)
     )
     with pytest.raises(SampleError, match="the file has no window: state which number is white by --white-level"):
@@ -90,24 +91,24 @@ def test_without_a_window_the_stored_bits_are_shown() -> None:
 
 def test_monochrome1_is_inverted() -> None:
     data = encoded(PhotometricInterpretation="MONOCHROME1")
-    np.testing.assert_array_equal(shown(data), np.rint((1 - NUMBERS / 4095) * 255))
-    np.testing.assert_array_equal(shown(data, KEEP), 4095 - NUMBERS)
+    assert_array_equal(shown(data), np.rint((1 - NUMBERS / 4095) * 255))
+    assert_array_equal(shown(data, KEEP), 4095 - NUMBERS)
 
 
 def test_numbers_are_kept_or_rescaled() -> None:
     kept = presize(encoded(), KEEP, "a")
-    np.testing.assert_array_equal(kept[..., 0], NUMBERS)
+    assert_array_equal(kept[..., 0], NUMBERS)
     assert kept.dtype == np.uint16
     signed = NUMBERS.astype(np.int16) - 2000
-    np.testing.assert_array_equal(presize(encoded(signed, 16), KEEP, "a")[..., 0], signed)
+    assert_array_equal(presize(encoded(signed, 16), KEEP, "a")[..., 0], signed)
     rescaled = presize(encoded(RescaleSlope=0.5, RescaleIntercept=-1024), KEEP, "a")
     assert rescaled.dtype == np.float32
-    np.testing.assert_array_equal(rescaled[..., 0], NUMBERS * 0.5 - 1024)
+    assert_array_equal(rescaled[..., 0], NUMBERS * 0.5 - 1024)
 
 
 def test_colours_are_colours() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-    np.testing.assert_array_equal(presize(encoded(pixels, 8), Recipe(size=SIDE), "a"), pixels)
+    assert_array_equal(presize(encoded(pixels, 8), Recipe(size=SIDE), "a"), pixels)
 
 
 def test_colours_stored_as_ybr_are_converted_once() -> None:
@@ -126,7 +127,7 @@ def test_a_palette_becomes_its_colours(mode: Any) -> None:
         tags[f"{name}PaletteColorLookupTableDescriptor"] = [256, 0, 8]
         tags[f"{name}PaletteColorLookupTableData"] = colours[:, channel].tobytes()
     found = presize(encoded(indices, 8, **tags), Recipe(size=SIDE, mode=mode), "a")
-    np.testing.assert_array_equal(found, colours[indices])
+    assert_array_equal(found, colours[indices])
 
 
 def test_a_modality_table_replaces_the_stored_numbers() -> None:
@@ -134,8 +135,8 @@ def test_a_modality_table_replaces_the_stored_numbers() -> None:
     table.LUTDescriptor, table.ModalityLUTType = [4096, 0, 16], "US"
     table.add_new("LUTData", "US", [(4095 - number) * 16 for number in range(4096)])
     data = encoded(ModalityLUTSequence=Sequence([table]))
-    np.testing.assert_array_equal(shown(data), np.rint((4095 - NUMBERS) * 16 / 65535 * 255))
-    np.testing.assert_array_equal(shown(data, KEEP), (4095 - NUMBERS) * 16)
+    assert_array_equal(shown(data), np.rint((4095 - NUMBERS) * 16 / 65535 * 255))
+    assert_array_equal(shown(data, KEEP), (4095 - NUMBERS) * 16)
 
 
 @pytest.mark.parametrize("groups", ["PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"])
@@ -146,8 +147,8 @@ def test_an_enhanced_file_has_its_window_and_rescaling_in_its_frames(groups: str
     group.PixelValueTransformationSequence, group.FrameVOILUTSequence = Sequence([transformation]), Sequence([window])
     enhanced = encoded(NumberOfFrames=1, **{groups: Sequence([group])})
     plain = encoded(RescaleSlope=2, RescaleIntercept=-1024, WindowCenter=900, WindowWidth=1500)
-    np.testing.assert_array_equal(shown(enhanced), shown(plain))
-    np.testing.assert_array_equal(shown(enhanced, KEEP), shown(plain, KEEP))
+    assert_array_equal(shown(enhanced), shown(plain))
+    assert_array_equal(shown(enhanced, KEEP), shown(plain, KEEP))
 
 
 @pytest.mark.parametrize("numbers", [NUMBERS, NUMBERS.astype(np.int16) - 1024])
@@ -166,7 +167,7 @@ def test_a_window_without_a_width_is_refused(width: int) -> None:
 def test_the_first_frame_is_taken() -> None:
     frames = np.stack([NUMBERS, NUMBERS // 2])
     data = encoded(NUMBERS, NumberOfFrames=2, PixelData=frames.tobytes())
-    np.testing.assert_array_equal(shown(data, KEEP), NUMBERS)
+    assert_array_equal(shown(data, KEEP), NUMBERS)
 
 
 def test_a_file_cut_anywhere_or_without_pixels_is_refused() -> None:
@@ -194,7 +195,7 @@ def test_a_folder_of_them_becomes_a_cache(tmp_path: Path) -> None:
         (tmp_path / "source" / f"{number}.dcm").write_bytes(encoded(NUMBERS // (number + 1)))
     build_here(tmp_path / "source", tmp_path / "cache", KEEP)
     image, _ = CachedDataset(tmp_path / "cache")[1]
-    np.testing.assert_array_equal(image.numpy()[0], NUMBERS // 2)
+    assert_array_equal(image.numpy()[0], NUMBERS // 2)
 
 
 @pytest.mark.parametrize("recipe", [GREY, KEEP])
@@ -204,6 +205,4 @@ def test_bits_at_another_place_and_tags_that_disagree_are_refused(recipe: Recipe
     with pytest.raises(SampleError, match="PresentationLUTShape INVERSE that low ones are"):
         shown(encoded(PresentationLUTShape="INVERSE"), recipe)
     inverse = encoded(PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="INVERSE")
-    np.testing.assert_array_equal(
-        shown(inverse, recipe), shown(encoded(PhotometricInterpretation="MONOCHROME1"), recipe)
-    )
+    assert_array_equal(shown(inverse, recipe), shown(encoded(PhotometricInterpretation="MONOCHROME1"), recipe))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made import Made, build_here, labelled
+from numpy.testing import assert_array_equal
 
 from tpucache import CachedDataset
 from tpucache.errors import SampleError, SourceError
@@ -96,9 +97,9 @@ def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tm
     build_here(Made(200, uneven), tmp_path)
     table = Cache.open(tmp_path).samples
     numbers = np.arange(200)
-    np.testing.assert_array_equal(table["score"], np.where(numbers % 3 == 1, numbers / 2, np.nan))
-    np.testing.assert_array_equal(table["count"], np.where(numbers > 150, 1, np.nan))
-    np.testing.assert_array_equal(table["rank"], numbers)
+    assert_array_equal(table["score"], np.where(numbers % 3 == 1, numbers / 2, np.nan))
+    assert_array_equal(table["count"], np.where(numbers > 150, 1, np.nan))
+    assert_array_equal(table["rank"], numbers)
     remarks = table["remark"]
     assert isinstance(remarks, Strings)
     assert list(remarks) == [""] * 151 + ["late"] * 49

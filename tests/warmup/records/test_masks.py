@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 from made import encode, jpeg
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from tpucache.cli.parser import colours
@@ -38,7 +39,7 @@ COLOURS = Recipe(mask_colours=("000000", "ff8000", "0000ff"))
 def test_black_and_white_are_0_and_1(data: Any) -> None:
     mask = decode_mask(data, "a", SCALE)
     assert mask.dtype == np.uint8
-    np.testing.assert_array_equal(mask, CLASSES)
+    assert_array_equal(mask, CLASSES)
 
 
 def test_a_jpeg_that_is_nearly_black_and_white_is_scaled() -> None:
@@ -65,7 +66,7 @@ def test_colours_are_numbers_in_the_order_of_the_table(mode: str) -> None:
     numbers = np.array([[0, 1, 2], [2, 2, 1]])
     pixels = np.array([[0, 0, 0], [255, 128, 0], [0, 0, 255]], np.uint8)[numbers]
     data = pixels if mode == "array" else encode(Image.fromarray(pixels).convert(mode))
-    np.testing.assert_array_equal(decode_mask(data, "a", COLOURS), numbers)
+    assert_array_equal(decode_mask(data, "a", COLOURS), numbers)
 
 
 def test_a_colour_that_is_not_in_the_table_is_named() -> None:
@@ -91,34 +92,34 @@ def test_a_palette_of_black_and_white_is_scaled_by_its_colours(colours: Any, exp
         with pytest.raises(SampleError, match="Pillow reads a black and white BMP of 4 or 8 bits as 1 bit"):
             decode_mask(data, "a", SCALE)
     else:
-        np.testing.assert_array_equal(decode_mask(data, "a", SCALE), expected)
+        assert_array_equal(decode_mask(data, "a", SCALE), expected)
 
 
 def test_a_bmp_of_one_bit_is_read() -> None:
-    np.testing.assert_array_equal(decode_mask(encode(CLASSES.astype(bool), "BMP"), "a", SCALE), CLASSES)
+    assert_array_equal(decode_mask(encode(CLASSES.astype(bool), "BMP"), "a", SCALE), CLASSES)
 
 
 @pytest.mark.parametrize("mode", ["P", "PA", "L", "LA", "1", "RGB", "RGBA"])
 def test_a_mask_means_the_same_however_its_file_stores_it(mode: str) -> None:
     image = palette_of([[255] * 3, [0] * 3]).convert("L").convert(mode)
     kind = "TIFF" if mode == "PA" else "PNG"
-    np.testing.assert_array_equal(decode_mask(encode(image, kind), "a", SCALE), 1 - CLASSES)
+    assert_array_equal(decode_mask(encode(image, kind), "a", SCALE), 1 - CLASSES)
     table = Recipe(mask_colours=("000000", "ff0000", "ffffff"))
-    np.testing.assert_array_equal(decode_mask(encode(image, kind), "a", table), (1 - CLASSES) * 2)
+    assert_array_equal(decode_mask(encode(image, kind), "a", table), (1 - CLASSES) * 2)
 
 
 def test_the_colours_of_a_palette_are_looked_up() -> None:
     data = encode(palette_of([[0, 0, 255], [255, 128, 0]]))
-    np.testing.assert_array_equal(decode_mask(data, "a", COLOURS), 2 - CLASSES)
-    np.testing.assert_array_equal(decode_mask(data, "a"), CLASSES)  # without the table: the indices
+    assert_array_equal(decode_mask(data, "a", COLOURS), 2 - CLASSES)
+    assert_array_equal(decode_mask(data, "a"), CLASSES)  # without the table: the indices
     with pytest.raises(SampleError, match="has colours, and --mask-values scale takes only black and white"):
         decode_mask(data, "a", SCALE)
 
 
 def test_an_array_has_the_colours_that_a_file_with_its_pixels_has() -> None:
     table = Recipe(mask_colours=("000000", "ffffff"))
-    np.testing.assert_array_equal(decode_mask(CLASSES * np.uint8(255), "a", table), CLASSES)
-    np.testing.assert_array_equal(decode_mask((CLASSES * np.uint8(255))[..., None], "a", table), CLASSES)
+    assert_array_equal(decode_mask(CLASSES * np.uint8(255), "a", table), CLASSES)
+    assert_array_equal(decode_mask((CLASSES * np.uint8(255))[..., None], "a", table), CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +162,13 @@ def test_colours_of_16_bits_are_not_cut_to_black(recipe: Recipe, channels: int) 
             with pytest.raises(SampleError, match="the mask: its colours have 16 bits"):
                 decode_mask(data, "a", recipe)
         else:
-            np.testing.assert_array_equal(decode_mask(data, "a", recipe), CLASSES * bool(value))
+            assert_array_equal(decode_mask(data, "a", recipe), CLASSES * bool(value))
 
 
 def test_colours_are_looked_up_in_grey_of_16_bits_too() -> None:
     recipe = Recipe(mask_colours=("000000", "404040"))
     data = encode(CLASSES.astype(np.uint16) * np.uint16(64))
-    np.testing.assert_array_equal(decode_mask(data, "a", recipe), CLASSES)
+    assert_array_equal(decode_mask(data, "a", recipe), CLASSES)
     with pytest.raises(SampleError, match="the colour 1, 1, 1, which --mask-colours does not list"):
         decode_mask(encode(CLASSES.astype(np.uint16)), "a", recipe)
 
@@ -180,7 +181,7 @@ def test_a_pgm_whose_numbers_pillow_scales_is_refused(white: int) -> None:
     ):
         decode_mask(data, "a")
     plain = b"P5\n3 2\n255\n" + CLASSES.tobytes()
-    np.testing.assert_array_equal(decode_mask(plain, "a"), CLASSES)
+    assert_array_equal(decode_mask(plain, "a"), CLASSES)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hostile_bytes import chunk
 from made import encode
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from tpucache.errors import SampleError
@@ -42,13 +43,13 @@ def test_channels_and_numbers_are_those_of_the_file(mode: str) -> None:
     found = kept(image, "TIFF" if mode in ("F", "CMYK") else "PNG")
     expected = pixels.astype(np.uint8) * np.uint8(255) if mode == "1" else pixels
     assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected.reshape(9, 7, -1))
+    assert_array_equal(found, expected.reshape(9, 7, -1))
 
 
 def test_a_palette_is_its_colours_and_its_transparency_a_channel() -> None:
     image = Image.fromarray(RNG.integers(0, 2, (9, 7), np.uint8)).convert("P")
     image.putpalette([10, 20, 30, 200, 100, 0])
-    np.testing.assert_array_equal(kept(image), np.asarray(image.convert("RGB")))
+    assert_array_equal(kept(image), np.asarray(image.convert("RGB")))
     assert kept(image, transparency=0).shape == (9, 7, 4)
 
 
@@ -59,7 +60,7 @@ def test_colours_of_16_bits_are_kept_bit_for_bit(channels: int, suffix: str) -> 
     order = [2, 1, 0, 3][:channels]
     done, data = cv2.imencode(suffix, pixels[..., order])
     assert done
-    np.testing.assert_array_equal(presize(data.tobytes(), KEEP, "a"), pixels)
+    assert_array_equal(presize(data.tobytes(), KEEP, "a"), pixels)
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.float32])
@@ -70,7 +71,7 @@ def test_grey_tiffs_are_kept_in_their_depth(dtype: Any) -> None:
     assert done
     found = presize(data.tobytes(), KEEP, "a")
     assert found.dtype == dtype
-    np.testing.assert_array_equal(found[..., 0], pixels)
+    assert_array_equal(found[..., 0], pixels)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_grey_of_few_bits_is_scaled_in_each_mode_and_kept_in_masks(bits: int) ->
     for mode in ("rgb", "grey", "keep"):
         found = presize(data, Recipe(size=(9, 7), mode=mode), "a")
         assert (found == scaled[..., None]).all()
-    np.testing.assert_array_equal(decode_mask(data, "a"), scaled if bits == 1 else numbers)
+    assert_array_equal(decode_mask(data, "a"), scaled if bits == 1 else numbers)
 
 
 def test_a_ppm_of_16_bits_is_not_kept_as_8() -> None:
@@ -198,7 +199,7 @@ def test_alpha_that_is_0_everywhere_hides_no_picture(mode: Any) -> None:
     pixels = RNG.integers(0, 256, (9, 7, 4), np.uint8)
     pixels[..., 3] = 0
     opaque = presize(pixels[..., :3], recipe, "a")
-    np.testing.assert_array_equal(presize(bmp_of_alpha(pixels), recipe, "a"), opaque)
+    assert_array_equal(presize(bmp_of_alpha(pixels), recipe, "a"), opaque)
     for name in ("PNG", "TGA", "TIFF", "WEBP"):
         data = encode(pixels, name, **({"lossless": True, "exact": True} if name == "WEBP" else {}))
         with pytest.raises(SampleError, match="alpha is 0 everywhere"):

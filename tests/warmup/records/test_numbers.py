@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 from made import encode
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from tpucache.errors import SampleError
@@ -38,7 +39,7 @@ def test_an_array_is_what_a_file_of_it_is(kind: str, mode: Mode) -> None:
         channels = pixels = np.dstack([channels[..., :-1], np.full((9, 7), 255, np.uint8)])
         expected = presize(encode(pixels), recipe, "a")
     for array in (pixels, channels, np.moveaxis(channels, 2, 0)):
-        np.testing.assert_array_equal(presize(array, recipe, "a"), expected)
+        assert_array_equal(presize(array, recipe, "a"), expected)
 
 
 @pytest.mark.parametrize("mode", ["rgb", "grey"])
@@ -52,9 +53,9 @@ def test_a_fourth_channel_of_a_tiff_is_transparency_only_if_the_file_says_so(mod
         return target.getvalue().replace(tag + value, new)
 
     recipe = Recipe(size=(9, 7), mode=mode)
-    np.testing.assert_array_equal(presize(tiff(255), recipe, "a"), presize(encode(PIXELS["RGB"]), recipe, "a"))
+    assert_array_equal(presize(tiff(255), recipe, "a"), presize(encode(PIXELS["RGB"]), recipe, "a"))
     expected = presize(encode(np.dstack([PIXELS["RGB"], np.full((9, 7), 77, np.uint8)])), recipe, "a")
-    np.testing.assert_array_equal(presize(tiff(77, 2), recipe, "a"), expected)
+    assert_array_equal(presize(tiff(77, 2), recipe, "a"), expected)
     with pytest.raises(SampleError, match="has 4 channels, and nothing says"):
         presize(tiff(77), recipe, "a")
     with pytest.raises(SampleError, match="Pillow reads 3 of its 4 channels"):
@@ -64,7 +65,7 @@ def test_a_fourth_channel_of_a_tiff_is_transparency_only_if_the_file_says_so(mod
 def test_floats_from_0_to_1_are_scaled_in_each_channel() -> None:
     pixels = PIXELS["RGB"]
     floats = (pixels / 255).astype(np.float32)
-    np.testing.assert_array_equal(presize(floats.transpose(2, 0, 1), Recipe(size=(9, 7)), "a"), pixels)
+    assert_array_equal(presize(floats.transpose(2, 0, 1), Recipe(size=(9, 7)), "a"), pixels)
     with pytest.raises(SampleError, match="not within 0 to 1"):
         presize(pixels.astype(np.float32), Recipe(size=(9, 7)), "a")
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import encode, jpeg, smooth_image, without
+from numpy.testing import assert_array_equal
 from PIL import Image, features
 from thorough import examples
 
@@ -64,7 +65,7 @@ def test_a_full_decode_is_what_pillow_makes_of_it(
     data = _jpeg(kind, smooth_image(99, 71))
     pixels, scale = _decoded(data)
     with Image.open(io.BytesIO(data)) as expected:
-        np.testing.assert_array_equal(pixels, np.asarray(expected.convert("L" if kind == "grey" else "RGB")))
+        assert_array_equal(pixels, np.asarray(expected.convert("L" if kind == "grey" else "RGB")))
     assert scale == 1
 
 
@@ -91,7 +92,7 @@ def test_what_only_pillow_takes_is_decoded_by_pillow() -> None:
     odd = plain[:at] + b"\0\0" + plain[at:]
     with pytest.raises(ValueError, match="extraneous"):
         simplejpeg.decode_jpeg(odd)
-    np.testing.assert_array_equal(_decoded(odd).pixels, _decoded(plain).pixels)
+    assert_array_equal(_decoded(odd).pixels, _decoded(plain).pixels)
 
 
 @pytest.mark.slow
@@ -135,7 +136,7 @@ def test_a_mask_of_16_bits_is_numbers_up_to_255() -> None:
     numbers = np.array([[0, 7], [255, 1]], np.uint16)
     mask = decode_mask(encode(numbers), "a")
     assert mask.dtype == np.uint8
-    np.testing.assert_array_equal(mask, numbers)
+    assert_array_equal(mask, numbers)
     with pytest.raises(SampleError, match="the mask holds 1 to 256"):
         decode_mask(encode(numbers + np.uint16(1)), "a")
 

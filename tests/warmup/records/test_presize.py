@@ -12,6 +12,7 @@ from hostile_bytes import RGB, png_file
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made import encode, jpeg, smooth_image, without
+from numpy.testing import assert_array_equal
 from PIL import Image, ImageOps
 from thorough import examples, thorough
 
@@ -73,7 +74,7 @@ def test_an_orientation_that_does_not_exist_changes_nothing(
     options: Any,
 ) -> None:
     plain, odd = (presize(jpeg(smooth_image(90, 60), **each), Recipe(size=32), "a.jpg") for each in ({}, options))
-    np.testing.assert_array_equal(odd, plain)
+    assert_array_equal(odd, plain)
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_the_first_frame_of_an_animation_is_taken(file_format: str) -> None:
     frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime", "blue")]
     options = {"lossless": True} if file_format == "WEBP" else {}
     data = encode(frames[0], file_format, save_all=True, append_images=frames[1:], **options)
-    np.testing.assert_array_equal(presize(data, Recipe(size=4), "a"), np.full((4, 4, 3), (255, 0, 0), np.uint8))
+    assert_array_equal(presize(data, Recipe(size=4), "a"), np.full((4, 4, 3), (255, 0, 0), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_an_array_is_presized_as_the_file_of_it_is(
     for mode in ("RGB", "L"):
         data = encode(image.convert(mode))
         pixels = np.asarray(image.convert(mode))
-        np.testing.assert_array_equal(presize(pixels, recipe, "a"), presize(data, recipe, "a.png"))
+        assert_array_equal(presize(pixels, recipe, "a"), presize(data, recipe, "a.png"))
 
 
 def test_what_pillow_does_more_slowly_is_reported_with_its_remedy() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import smooth_image, without
+from numpy.testing import assert_array_equal
 from PIL import Image, ImageDraw
 from thorough import examples
 
@@ -72,7 +73,7 @@ def test_no_pixel_that_the_filter_sees_is_left_out(case: Any) -> None:
     whole = resize(*case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resizing, "LOBES", 1000)
-        np.testing.assert_array_equal(resize(*case), whole)
+        assert_array_equal(resize(*case), whole)
 
 
 @pytest.mark.parametrize("shape", [(37, 61), (37, 61, 3)], ids=str)
@@ -83,19 +84,19 @@ def test_any_instructions_make_the_same_bits(shape: tuple[int, ...], monkeypatch
     plain = cykooz_resizer.Resizer()
     plain.cpu_extensions = cykooz_resizer.CpuExtensions.none
     monkeypatch.setattr(resizing, "thread_resizer", lambda library: plain)
-    np.testing.assert_array_equal(resize(pixels, box, size), expected)
+    assert_array_equal(resize(pixels, box, size), expected)
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (8, 5, 3)], ids=str)
 def test_the_same_size_changes_nothing(shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    np.testing.assert_array_equal(resize(pixels, (0.0, 0.0, 5.0, 8.0), (5, 8)), pixels)
+    assert_array_equal(resize(pixels, (0.0, 0.0, 5.0, 8.0), (5, 8)), pixels)
 
 
 def test_pixels_of_any_strides_are_read_as_they_are() -> None:
     turned = np.asarray(smooth_image(40, 30)).swapaxes(0, 1)[:, ::-1]
     expected = resize(np.ascontiguousarray(turned), (0, 0, 30, 40), (12, 9))
-    np.testing.assert_array_equal(resize(turned, (0, 0, 30, 40), (12, 9)), expected)
+    assert_array_equal(resize(turned, (0, 0, 30, 40), (12, 9)), expected)
 
 
 def test_the_version_is_of_what_resizes() -> None:

@@ -27,8 +27,6 @@ SAMPLES = [Sample(number, f"{number:03d}.png", bytes=1000) for number in range(1
 
 
 class Threaded:
-    """A source whose samples threads may load."""
-
     loads_in_threads = True
 
     def list(self) -> Listing:
@@ -43,7 +41,6 @@ class Plain(Threaded):
 
 
 def late(wait: float = 0.1, work: float = 0.01) -> Lateness:
-    """Return what a worker knows of storage that takes as long as some samples' work."""
     lateness = Lateness()
     lateness.waited(wait)
     lateness.worked(work)
@@ -55,8 +52,6 @@ def names_of(items: list[Item]) -> list[bytes]:
 
 
 class Counting:
-    """Loads samples, and knows in which threads, and which ones."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.threads, self.begun = set[int](), list[int]()
@@ -72,8 +67,6 @@ SLOW = [Sample(number, f"{number:03d}", label=0, bytes=3 * 8 * 8) for number in 
 
 
 class Slow:
-    """A source on storage that answers late."""
-
     loads_in_threads = True
 
     def __init__(self, broken: int = -1) -> None:

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from made import build_here, digests, write_photos
+from made import build_here, digests, write_photos, write_rows
 from stops import Stopped, stop_after
 
 from tpucache import Recipe, build_cache
@@ -104,7 +104,7 @@ def test_a_table_in_an_archive_or_beside_it(few, tmp_path, kind):
     shutil.copytree(few, folder / "images")
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.jpg"))
     rows = [f"{name},{'ab'[number % 2]},{number}" for number, name in enumerate(names)]
-    (folder / "train.csv").write_text("\n".join(["file,kind,age", *rows, "images/gone.jpg,a,3"]))
+    write_rows(folder / "train.csv", "file,kind,age", *rows, "images/gone.jpg,a,3")
     archive = _pack(folder, tmp_path / f"data.{kind}")
     shutil.copy(folder / "train.csv", tmp_path / "beside.csv")
     options = TableOptions(label_cols=("kind",))

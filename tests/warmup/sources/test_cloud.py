@@ -32,14 +32,12 @@ _RECIPE = Recipe(size=16)
 
 @pytest.fixture(autouse=True)
 def own_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No pauses before another try, and no copies of other tests."""
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setattr(time, "sleep", lambda _: None)
 
 
 @pytest.fixture
 def bucket(photos: Path) -> Iterator[str]:
-    """The photographs in a store in the memory of this process."""
     files = fsspec.filesystem("memory")
     for path in photos.rglob("*"):
         if path.is_file():
@@ -50,7 +48,6 @@ def bucket(photos: Path) -> Iterator[str]:
 
 @pytest.fixture
 def zipped(photos: Path, tmp_path: Path) -> Iterator[Server]:
-    """A web server with the photographs in a .zip."""
     (tmp_path / "web").mkdir()
     with zipfile.ZipFile(tmp_path / "web" / "photos.zip", "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(photos.rglob("*.*")):
@@ -61,7 +58,6 @@ def zipped(photos: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 def records(cache: Path) -> dict[str, bytes]:
-    """Return the shards and the samples table of a cache."""
     return {path.name: path.read_bytes() for path in cache.iterdir() if path.name != "manifest.json"}
 
 
@@ -144,19 +140,16 @@ def test_parquet_files_are_copied_once(tmp_path: Path, photos: Path, monkeypatch
 
 
 def write_rows(path: Path, label: int) -> None:
-    """Write a parquet file of two rows, whose size does not depend on their label."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"text": ["ab", "cd"], "label": [label, label]}), path, compression=None)
 
 
 def labels_at(url: str) -> list[Any]:
-    """Return path and label of each sample."""
     return [(sample.path, sample.label) for sample in open_source(url).list().samples]
 
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Iterator[Server]:
-    """A web server of parquet files."""
     server = Server(tmp_path / "tables")
     yield server
     server.close()
@@ -173,7 +166,6 @@ def test_a_parquet_file_that_is_replaced_at_equal_size_is_copied_again(tables: S
 
 
 def test_a_link_in_place_of_the_folder_of_copies_is_refused(tables: Server, tmp_path: Path) -> None:
-    """Whoever made it may put other files in place of those that are copied."""
     write_rows(tables.folder / "some.parquet", 1)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -201,7 +193,6 @@ def test_a_file_that_is_replaced_while_it_is_copied_is_one_error(tables: Server)
 
 @pytest.fixture
 def nested(tmp_path: Path) -> Iterator[str]:
-    """Parquet files in a store, in folders whose names and those of others could be mixed up."""
     files = fsspec.filesystem("memory")
     for label, name in enumerate(("a/b", "a-b", "a/-b", "c")):
         write_rows(tmp_path / "own" / f"{name}.parquet", label)

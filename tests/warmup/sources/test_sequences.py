@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made import build_here, encode
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, build_cache
@@ -150,7 +151,7 @@ def test_images_of_any_mode_are_those_of_files(tmp_path, caplog):
     cached = CachedDataset(tmp_path / "cache")
     found = [cached[number][0].permute(1, 2, 0).numpy() for number in range(11)]
     for image, expected in zip(found, images, strict=False):
-        np.testing.assert_array_equal(image, np.asarray(expected.convert("RGB")))
+        assert_array_equal(image, np.asarray(expected.convert("RGB")))
     for image in found[7:9]:
-        np.testing.assert_array_equal(image, pixels)
-    np.testing.assert_array_equal(found[9], found[10])
+        assert_array_equal(image, pixels)
+    assert_array_equal(found[9], found[10])

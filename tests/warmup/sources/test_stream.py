@@ -26,14 +26,11 @@ from tpucache.warmup.sources.source import Item
 
 @pytest.fixture(autouse=True)
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of copies, in a folder of this test."""
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "here"))
     return tmp_path / "here" / "sources"
 
 
 class Stream:
-    """Items one after another; how often they were asked for is counted."""
-
     def __init__(self, items: list[Any]) -> None:
         self.items, self.times = items, 0
 
@@ -54,8 +51,6 @@ def items(count: int = 20) -> list[Any]:
 
 
 class Torch(IterableDataset):  # type: ignore[type-arg]
-    """A stream of torch that states a length, as some do."""
-
     def __iter__(self) -> Iterator[Any]:
         return iter([(np.full((4, 4, 3), n, np.uint8), n % 2) for n in range(8)])
 
@@ -64,7 +59,6 @@ class Torch(IterableDataset):  # type: ignore[type-arg]
 
 
 def numbers() -> Iterator[Any]:
-    """Give sequences of numbers."""
     return ({"input_ids": list(range(n + 1)), "label": n % 2} for n in range(6))
 
 
@@ -97,7 +91,6 @@ def test_a_build_that_is_continued_asks_the_stream_for_nothing(tmp_path: Path, c
 
 @pytest.mark.parametrize("place", [b"IHDR", b'"weight": '])
 def test_a_copy_that_was_changed_between_two_runs_is_made_again(tmp_path: Path, copies: Path, place: bytes) -> None:
-    """Its size and the number of its items are as they were."""
     stream, recipe = Stream(items()), Recipe(size=8, shard_mb=1, variants=1)
     with pytest.raises(KeyboardInterrupt):
         build_here(stream, tmp_path / "a", recipe, on_progress=stop)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made import write_rows
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.sources import Sample, TableOptions, TableSource, label_source, open_source
@@ -243,6 +244,11 @@ def test_columns_with_a_meaning_are_not_kept_again_and_the_fold_is(tmp_path: Pat
         {"label_sep": ","},
         {"label_cols": ("a", "b"), "label_sep": ","},
         {"label_cols": ("a",), "label_sep": ""},
+        {"rle_class_col": "c"},
+        {"rle_relative": True},
+        {"rle_order": "rows"},
+        {"rle_cols": ("a", "b"), "rle_class_col": "c"},
+        {"rle_cols": ("a",), "mask_col": "m"},
     ],
     ids=str,
 )
@@ -301,7 +307,7 @@ def test_a_column_that_is_called_so_is_the_label_and_that_is_said(
 ) -> None:
     names = header.split(",")
     rows = [",".join([f"{letter}.png", *[letter] * (len(names) - 1)]) for letter in "ab"]
-    (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
+    write_rows(tmp_path / "t.csv", header, *rows)
     listing = label_source(TableSource(tmp_path / "t.csv", TableOptions(**options)), "auto").list()
     assert [sample.label for sample in listing.samples] == [*(labels or (None, None))]
     assert ("using the labels in column" in caplog.text) is (labels is not None)
