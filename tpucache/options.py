@@ -107,11 +107,11 @@ def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
     return call
 
 
-def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     import difflib
 
     found = difflib.get_close_matches(word, list(names), 1)
-    return f": did you mean {before}{found[0]}?" if found else ""
+    return f": did you mean {found[0]}?" if found else ""
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.parser import (
     CACHE_OR_URL,
-    JSON,
     KEEPING,
     Argument,
     Report,
@@ -49,7 +48,6 @@ def _picture(path: str, text: str) -> tuple[Argument, Argument]:
 @command(
     "cache/train --json",
     CACHE_OR_URL,
-    JSON,
     KEEPING,
     flag("--versions", "list the cache's versions: what changed, when, and by which command"),
 )
@@ -71,7 +69,6 @@ def inspect(options: argparse.Namespace) -> Report:
 @command(
     "cache/train --device-rate 7500 --against photos/train",
     CACHE_OR_URL,
-    JSON,
     KEEPING,
     value("--batch-size", "B", "images in a batch (256, or all of a smaller cache)", positive),
     reading,
@@ -161,7 +158,6 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
 @command(
     "cache/train -o sheet.png --samples 16",
     CACHE_OR_URL,
-    JSON,
     KEEPING,
     *_picture("sheet.png", "the picture to write; the file name's suffix gives the format"),
     value("--variants", "N", "variants of each sample, at most", positive, 6),
@@ -170,8 +166,17 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
     flag("--batch", "show the first batch as the model receives it in train, with mixed labels"),
     section("augmentation of a batch (as in train)", *augmentation_options()),
     basic=(
-        *("--json", "--output", "--samples", "--variants", "--seed", "--class", "--batch"),
-        *("--flip", "--crop", "--mixup", "--augment"),
+        "--json",
+        "--output",
+        "--samples",
+        "--variants",
+        "--seed",
+        "--class",
+        "--batch",
+        "--flip",
+        "--crop",
+        "--mixup",
+        "--augment",
     ),
 )
 def preview(options: argparse.Namespace) -> Report:
@@ -201,7 +206,6 @@ def preview(options: argparse.Namespace) -> Report:
         "the folder or URL of a cache that warmup built, or the folder of a run that train wrote",
         cache_or_url,
     ),
-    JSON,
     value("--valid", "CACHE", "the cache that the run was validated on, if that cache has moved", cache),
     section(
         "findings (a page of pictures to look through and tick)",
@@ -244,7 +248,7 @@ def report(options: argparse.Namespace) -> Report:
     return {"path": str(path), "bytes": size}, lines
 
 
-@command("--json", JSON, flag("--no-xla", "do not start processes that ask XLA and torch"))
+@command("--json", flag("--no-xla", "do not start processes that ask XLA and torch"))
 def doctor(options: argparse.Namespace) -> Report:
     """Show this machine's cores, memory, devices, library versions and mounted caches, and what to fix."""
     from tpucache.report.doctor import diagnose

@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        if file is None or file is not sys.stdout:
+        if file is not sys.stdout:
             super()._print_message(message, file)
             return
         try:
@@ -111,7 +111,7 @@ class CommandParser(Parser):
             self.description = (command.run.__doc__ or "").strip()
             self.epilog = f"example: {self.prog} {command.example}"
             self.set_defaults(command=command.run)
-            for add in command.arguments:
+            for add in (JSON, *command.arguments):
                 add(self)
         needed = [word for each in self.actions if each.required for word in (*each.option_strings[:1], each.metavar)]
         self.usage = " ".join(["%(prog)s [options]", *map(str, needed)])
@@ -153,12 +153,8 @@ class CommandParser(Parser):
             if flag in known:
                 found[known[flag].dest] = text if is_joined else after
             elif _OPTION.fullmatch(word):
-                self.error(f"there is no option {flag}{self._meant(flag)}")
+                self.error(f"there is no option {flag}{did_you_mean(flag.lower().replace('_', '-'), known)}")
         return found
-
-    def _meant(self, flag: str) -> str:
-        names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
-        return did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
     def _read_settings(self, path: str, given: Collection[str]) -> dict[str, Any]:
         """Return the settings in a file or folder by the names of their options, except those of `given`."""
@@ -177,7 +173,8 @@ class CommandParser(Parser):
             flag = f"--{name.replace('_', '-')}"
             action = self._option_string_actions.get(flag)
             if action is None or _NOT_IN_FILES.fullmatch(flag):
-                self.error(f"{path}: there is no option {name!r}{self._meant(flag)}")
+                meant = did_you_mean(flag.lower(), self._option_string_actions)
+                self.error(f"{path}: there is no option {name!r}{meant}")
             if action.dest not in given:
                 try:
                     found[action.dest] = self._parsed(flag, action, value)
@@ -354,9 +351,9 @@ def cache(text: str) -> Path:
 
 
 def cache_or_url(text: str) -> str | Path:
-    from tpucache.store.files import KAGGLE, is_url
+    from tpucache.store.files import is_url
 
-    return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
+    return text if is_url(text) else cache(text)
 
 
 def names(text: str) -> Path:

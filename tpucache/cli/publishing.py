@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpucache.cli.parser import CACHE, JSON, Report, command, fields_of, flag, from_options, local_path, value
+from tpucache.cli.parser import CACHE, Report, command, fields_of, flag, from_options, local_path, value
 from tpucache.errors import UsageError
 from tpucache.progress import Progress
 from tpucache.publish.rules import Metadata, PublishOptions
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 @command(
     'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run',
     CACHE,
-    JSON,
     fields_of(Metadata),
     fields_of(PublishOptions, without=["patience"]),
 )
@@ -64,7 +63,6 @@ def publish(options: argparse.Namespace) -> Report:
     "gs://bucket/train cache/train",
     value("url", "URL", "gs://, s3://, hf:// or https:// of a cache's folder, or a path"),
     value("directory", "DIR", "the folder to write, new or empty; run again to continue"),
-    JSON,
 )
 def fetch(options: argparse.Namespace) -> Report:
     """Copy a cache from a URL into a folder."""
@@ -78,7 +76,6 @@ def fetch(options: argparse.Namespace) -> Report:
 @command(
     "cache/train gs://bucket/train",
     CACHE,
-    JSON,
     value("url", "URL", "gs://, s3:// or hf:// of a folder, or a path; no other files may be in the folder"),
     flag("--hashes", "also send the hashes of all pictures, by which `compare` finds copies"),
 )
@@ -100,7 +97,6 @@ def _copy_report(place: str, manifest: Manifest) -> Report:
 
 @command(
     "--json",
-    JSON,
     value("--cache-dir", "DIR", "the --cache-dir or cache= with which the caches were read", local_path),
     value("--clear", "NAME|all", "remove what has this URL, name or folder, or all; a cache can be built again"),
 )

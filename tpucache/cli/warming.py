@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from tpucache import process
 from tpucache.cli.parser import (
     CACHE,
-    JSON,
     Argument,
     CommandParser,
     Report,
@@ -55,8 +54,7 @@ from tpucache.warmup.build_options import (
 from tpucache.warmup.sources.columns import TableOptions
 
 if TYPE_CHECKING:
-    from tpucache.store.manifest import Manifest
-    from tpucache.store.verify import Damage
+    from tpucache.store.manifest import ShardEntry
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.sources import Source
 
@@ -131,11 +129,22 @@ def _content(workers: Argument, without: Sequence[str] = ()) -> list[Argument]:
         "--dry-run",
         "write no cache: build a few samples, compare codecs by size, time and speed, and show the command to use",
     ),
-    JSON,
     *_content(fields_of(WorkerOptions)),
     basic=(
-        *("--size", "--fit", "--variants", "--augment", "--codec", "--quality", "--limit", "--dry-run", "--config"),
-        *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
+        "--size",
+        "--fit",
+        "--variants",
+        "--augment",
+        "--codec",
+        "--quality",
+        "--limit",
+        "--dry-run",
+        "--config",
+        "--jobs",
+        "--labels",
+        "--time-limit",
+        "--on-error",
+        "--label-col",
     ),
 )
 def warmup(options: argparse.Namespace) -> Report:
@@ -295,15 +304,23 @@ def _table_or_folds(command: CommandParser) -> None:
 @command(
     "cache/train labels.csv --label-col breed --fold-col fold",
     CACHE,
-    JSON,
     _table_or_folds,
     flag("--corrections", "the table has some of the samples; the rest keep their labels"),
     fields_of(SourceOptions, without=["pad", "truncate"], classes=names),
     fields_of(SoftOptions),
     _table(without=_OF_FILES),
     basic=(
-        *("--json", "--corrections", "--make-folds", "--groups", "--stratify", "--labels", "--classes"),
-        *("--soft-labels", "--path-col", "--label-col", "--fold-col"),
+        "--json",
+        "--corrections",
+        "--make-folds",
+        "--groups",
+        "--stratify",
+        "--labels",
+        "--classes",
+        "--soft-labels",
+        "--path-col",
+        "--label-col",
+        "--fold-col",
     ),
 )
 def relabel(options: argparse.Namespace) -> Report:
@@ -346,7 +363,6 @@ def relabel(options: argparse.Namespace) -> Report:
 @command(
     "cache/train --where \"fold == 3 and class == 'blurred'\"",
     CACHE,
-    JSON,
     value("--where", "EXPR", "delete samples that meet this condition on columns, as in CachedDataset.where"),
     value(
         "--paths",
@@ -379,7 +395,7 @@ def delete(options: argparse.Namespace) -> Report:
     return describe(manifest), lines
 
 
-@command("cache/train", CACHE, JSON)
+@command("cache/train", CACHE)
 def compact(options: argparse.Namespace) -> Report:
     """Write a cache anew, without deleted samples and earlier versions."""
     from tpucache.report.inspect import describe
@@ -400,7 +416,6 @@ def compact(options: argparse.Namespace) -> Report:
 @command(
     "cache/train",
     CACHE,
-    JSON,
     value("--repair", "SOURCE", "build damaged shards again, from the cache's source"),
     value(
         "--augment",
@@ -421,13 +436,26 @@ def verify(options: argparse.Namespace) -> Report | int:
     from tpucache.store.verify import verify_cache
 
     if options.repair is not None:
-        manifest, damages = _repair(options)
-    elif options.augment is not None or options.build is not None:
-        raise UsageError("--augment and --build are for a repair: give --repair SOURCE, too")
-    else:
+        from tpucache.warmup.repair import load_manifest, repair_cache
+
+        manifest, source = load_manifest(options.cache), _opened(options.repair, parse_build(options.build))
+    elif options.augment is None and options.build is None:
         manifest = Cache.open(options.cache).manifest
-        with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
-            damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
+    else:
+        raise UsageError("--augment and --build are for a repair: give --repair SOURCE, too")
+    whole = sum(entry.bytes for entry in manifest.shards)
+    with Progress(None, "repair") as building, Progress(whole, "verify", "bytes") as verifying:
+
+        def advance(entry: ShardEntry) -> None:
+            verifying.advance(entry.bytes)
+
+        if options.repair is None:
+            damages = verify_cache(options.cache, advance)
+        else:
+            chosen = {"jobs": options.jobs, "augment": options.augment}
+            damages = repair_cache(
+                source, options.cache, **chosen, on_progress=building.show_build, on_verified=advance
+            )
     damaged = sorted({damage.name for damage in damages})
     repaired = damaged if options.repair is not None else []
     files = len(manifest.shards) + len(manifest.tables)
@@ -441,27 +469,8 @@ def verify(options: argparse.Namespace) -> Report | int:
     }
     lines = [f"{damage.name} {damage.reason}" for damage in damages] + [f"{name} is repaired" for name in repaired]
     if report["ok"]:
-        lines.append(f"{options.cache}: {manifest.records:,} records in {files} files, all sound")
-    if report["ok"]:
-        return report, lines
+        return report, [*lines, f"{options.cache}: {manifest.records:,} records in {files} files, all sound"]
     show(options, report, lines)
     return process.complain(
         f"{options.cache} is damaged: {', '.join(damaged)}. Run verify with --repair SOURCE, or copy the cache anew", 1
     )
-
-
-def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
-    from tpucache.warmup.repair import load_manifest, repair_cache
-
-    manifest = load_manifest(options.cache)
-    whole = sum(entry.bytes for entry in manifest.shards)
-    with Progress(None, "repair") as building, Progress(whole, "verify", "bytes") as verifying:
-        damages = repair_cache(
-            _opened(options.repair, parse_build(options.build)),
-            options.cache,
-            jobs=options.jobs,
-            augment=options.augment,
-            on_progress=building.show_build,
-            on_verified=lambda entry: verifying.advance(entry.bytes),
-        )
-    return manifest, damages

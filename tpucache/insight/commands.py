@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.cli.parser import JSON, Report, cache_or_url, command, local_path, natural, note, positive, show, value
+from tpucache.cli.parser import Report, cache_or_url, command, local_path, natural, note, positive, show, value
 from tpucache.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ _SHOWN: Final = 20
         cache_or_url,
         nargs="+",
     ),
-    JSON,
     value(
         "--threshold",
         "BITS",
@@ -193,7 +192,6 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     ),
     value("--top", "N", "samples to list, at most", positive, 50),
     value("-o, --output", "FILE", "also write the samples to a .csv, for corrections", local_path),
-    JSON,
 )
 def suspects(options: argparse.Namespace) -> Report:
     """List the samples whose labels are least probable to models that have not seen them. Some labels may be right."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tpucache import process, progress
 from tpucache.cli.parser import (
     CACHE_OR_URL,
-    JSON,
     KEEPING,
     at_least,
     augmentation,
@@ -130,7 +129,6 @@ def variants(text: str) -> str | list[int]:
         nargs="+",
     ),
     CACHE_OR_URL,
-    JSON,
     value("-o, --output", "FILE", "the CSV to write", local_path, required=True),
     value("--variants", "0,1,2|all", "variants of each sample to predict and average", variants, "0"),
     value("--fold", "N", "predict only the samples of this fold"),
@@ -250,7 +248,6 @@ def _kept_settings(run: Path) -> dict[str, Any]:
         "a cache: its folder, kaggle:slug or URL; or a SOURCE as warmup takes it, whose cache the first epoch builds",
         cache_or_url,
     ),
-    JSON,
     KEEPING,
     value(
         "--run, --run-dir",  # torchrun takes --run for its own option
@@ -283,8 +280,20 @@ def _kept_settings(run: Path) -> dict[str, Any]:
     SOURCE,
     reading,
     basic=(
-        *("--valid", "--folds", "--resume", "--time-limit", "--config", "--model", "--weights"),
-        *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup"),
+        "--valid",
+        "--folds",
+        "--resume",
+        "--time-limit",
+        "--config",
+        "--model",
+        "--weights",
+        "--epochs",
+        "--batch-size",
+        "--lr",
+        "--size",
+        "--flip",
+        "--crop",
+        "--mixup",
     ),
 )
 def train(options: argparse.Namespace) -> int:
