@@ -200,31 +200,14 @@ def copy_rows(targets: Addresses, sources: Addresses, length: int, *, past_cache
         move(target, source, length)
 
 
-def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
-    """Copy rows into `target`: target[i] = source[rows[i]]. Several threads may call this.
-
-    `source` is (n, *shape), `target` (m, *shape), `rows` (m,). Raises IndexError, and as `_check_fit` does.
-    """
-    _check_fit(source, len(rows), target)
-    if len(rows) and not (rows.min() >= 0 and rows.max() < len(source)):
-        raise IndexError(f"rows has indices from {rows.min()} to {rows.max()}, and the source has {len(source)} rows")
-    large = is_large(len(rows), target.nbytes) and source.flags.c_contiguous and target.flags.c_contiguous
-    if not large or native() is None:
-        # With "clip", numpy writes to the target without a buffer.
-        np.take(source, rows, axis=0, out=target, mode="clip")
+def gather(source: Array, rows: Numbers, target: Array) -> None:
+    """Copy rows: target[i] = source[rows[i]]. The arrays are contiguous and fit; the caller checks `rows`."""
+    if not is_large(len(rows), target.nbytes):
+        np.take(source, rows, axis=0, out=target, mode="clip")  # with "clip", numpy writes without a buffer
         return
     length = target.nbytes // len(rows)
     targets = address(target) + length * np.arange(len(rows))
-    copy_rows(targets, address(source) + length * rows.astype(np.int64), length, past_caches=True)
-
-
-def _check_fit(source: Array, rows: int, target: Array) -> None:
-    """Raise ValueError for a wrong shape, TypeError for a wrong dtype: numpy would cast, and a loop see neither."""
-    shape = (rows, *source.shape[1:])
-    if target.shape != shape:
-        raise ValueError(f"the target of {rows} rows should have shape {shape}, not {target.shape}")
-    if target.dtype != source.dtype:
-        raise TypeError(f"the target should have dtype {source.dtype}, not {target.dtype}")
+    copy_rows(targets, address(source) + length * rows, length, past_caches=True)
 
 
 def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
