@@ -74,13 +74,13 @@ def test_an_epoch_continues_in_its_order_when_variants_were_added(
     photos: Path, tmp_path: Path, black: str, shuffle: str
 ) -> None:
     cache = tmp_path / "cache"
-    build_cache(photos, cache, Recipe(size=64, codec="png", variants=1, augment=black), jobs=1)
+    build_cache(photos, cache, Recipe(size=32, codec="png", variants=1, augment=black), jobs=1)
     before = CachedDataset(cache)
     loader = CachedLoader(before, 30, shuffle=shuffle, window=60)
     iterator = iter(loader)
     seen = numbers(iter([next(iterator) for _ in range(3)]), before)
     state = loader.state_dict()
-    build_cache(photos, cache, Recipe(size=64, codec="png", variants=3, augment=black), jobs=1)
+    build_cache(photos, cache, Recipe(size=32, codec="png", variants=3, augment=black), jobs=1)
     after = CachedDataset(cache)
     assert after.manifest.augmented == 3
     rest = CachedLoader(after, 30, shuffle=shuffle, window=60)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from patience import PATIENCE
+from opened import open_files
 
 from tpucache.store import files
 from tpucache.store.growing import ask_for, list_asked, take_asked
@@ -30,7 +27,7 @@ def test_only_a_regular_file_is_opened(open_it, tmp_path):
     for path in paths:
         with pytest.raises(OSError, match=path.name):
             open_it(path)
-    assert not opened_files().intersection(paths)
+    assert not open_files(tmp_path)
     with pytest.raises(OSError, match="is a pipe, not a regular file: write its contents to a file first"):
         open_it(tmp_path / "pipe")
 
@@ -67,20 +64,11 @@ def test_a_request_for_records_is_taken_once(tmp_path: Path) -> None:
     assert list_asked(tmp_path) == []
 
 
-def opened_files() -> set[Path]:
-    """Return the paths of the files that this process has open; garbage of other tests may be among them."""
-    found = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very loop
-            found.add(link.readlink())
-    return found
-
-
 # Runs commands in one process, which must not take long, and prints what became of each.
 COMMANDS = """
 import contextlib, io, json, sys
 from tpucache.cli import main
-for words in json.load(sys.stdin):
+for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             status = main(words)
@@ -91,7 +79,7 @@ for words in json.load(sys.stdin):
 
 
 @pytest.mark.slow
-def test_no_command_waits_for_a_pipe(photos, cache, tmp_path):
+def test_no_command_waits_for_a_pipe(photos, cache, tmp_path, run_with_torch):
     pipe = tmp_path / "pipe"
     for name in ("pipe", "pipe.csv", "pipe.json", "pipe.zip", "pipe.tar", "pipe.tfrec", "pipe.parquet"):
         os.mkfifo(tmp_path / name)
@@ -118,14 +106,7 @@ def test_no_command_waits_for_a_pipe(photos, cache, tmp_path):
         ["inspect", broken["manifest.json"]],
         *(["preview", each, "-o", tmp_path / "sheet.png"] for name, each in broken.items() if name != "manifest.json"),
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS],
-        input=json.dumps([[str(word) for word in words] for words in commands]),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE,
-    )
+    done = run_with_torch(COMMANDS, json.dumps([[*map(str, words)] for words in commands]))
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(found) == len(commands)
     for words, (status, said) in zip(commands, found, strict=True):
