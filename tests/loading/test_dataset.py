@@ -14,7 +14,7 @@ import torch
 from thorough import thorough
 from torch.utils.data import DataLoader, Subset
 
-from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageError, build_cache
+from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.records.presize import presize
 
@@ -105,15 +105,6 @@ def test_items_batches_and_subsets_agree(cache):
     assert selected.labels.tolist() == [int(label) for _, label in singles]
 
 
-def test_indices_count_from_the_end_and_stop_at_it(cache):
-    dataset = CachedDataset(cache)
-    assert torch.equal(dataset[-1][0], dataset[len(dataset) - 1][0])
-    assert len(list(dataset)) == len(dataset)
-    for index in (len(dataset), -len(dataset) - 1):
-        with pytest.raises(IndexError):
-            dataset[index]
-
-
 def test_variant_epoch_shows_all_augmented_variants_in_turn(cache):
     fixed = {variant: CachedDataset(cache, variant) for variant in (0, 1, 2, 3)}
     turning = CachedDataset(cache, "epoch")
@@ -171,20 +162,6 @@ def test_repr_tells_what_it_is_but_not_where(cache):
     text = repr(CachedDataset(cache))
     assert "150" in text
     assert str(cache) not in text
-
-
-@pytest.mark.parametrize(
-    ("option", "values", "said"),
-    [
-        ("variant", [4, -1, "every", True, 1.0, "1", None], "variants"),
-        ("indices", [[150], [-1]], "150"),
-        ("in_memory", ["no", 1, None, "Auto"], "in_memory"),
-    ],
-)
-def test_options_that_cannot_be_meant_are_refused(cache, option, values, said):
-    for value in values:
-        with pytest.raises(UsageError, match=said):
-            CachedDataset(cache, **{option: value})
 
 
 def test_without_variants_an_epoch_shows_the_clean_images_and_that_is_said_once(photos, tmp_path, caplog):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, DependencyError, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.loading import finishing
@@ -20,20 +19,9 @@ ALL = AugmentSettings(flip=True, shift=2, crop=True, brightness=0.3, saturation=
 CPU = torch.device("cpu")
 
 
-def make(folder: Path, codec: str) -> Path:
-    rng = np.random.default_rng(5)
-    for number in range(COUNT):
-        path = folder / "photos" / str(number % 2) / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (4, 6, 3), np.uint8)).resize((WIDTH, HEIGHT)).save(path)
-    build_cache(folder / "photos", folder / codec, Recipe(size=(HEIGHT, WIDTH), codec=codec), jobs=1)
-    return folder / codec
-
-
-@pytest.fixture(scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """22 pictures of two classes, raw."""
-    return make(tmp_path_factory.mktemp("finishing"), "raw")
+@pytest.fixture
+def own_cache(cache_of: Callable[[str], Path]) -> Path:
+    return cache_of("raw")
 
 
 def epochs(loader: CachedLoader, count: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -107,9 +95,8 @@ def test_ranks_get_their_rows_of_the_same_global_batches(own_cache: Path, world_
         assert torch.equal(torch.cat([rank[at][1] for rank in ranks]), labels)
 
 
-def test_packed_images_are_decoded(tmp_path: Path) -> None:
-    cache = make(tmp_path, "yuv420")
-    dataset = CachedDataset(cache)
+def test_packed_images_are_decoded(cache_of: Callable[[str], Path]) -> None:
+    dataset = CachedDataset(cache_of("yuv420"))
     (packed, _), *_ = epochs(CachedLoader(dataset, 8, finish="device"))
     (images, _), *_ = epochs(CachedLoader(dataset, 8, finish="device", device="cpu"))
     assert torch.equal(images, decoder(dataset)(packed))

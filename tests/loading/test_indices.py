@@ -42,42 +42,6 @@ def test_a_mask_of_labels_chooses_the_samples_with_that_label(cache: Path) -> No
     assert [label for _, labels in CachedLoader(part[-3:], 2) for label in labels.tolist()] == [2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        [0.0, 1.0],
-        np.array([1.7]),
-        ["3"],
-        [None],
-        {1, 2},
-        [[0, 1], [2, 3]],
-        [True, False],
-        np.zeros(151, bool),
-        np.zeros((150, 1), bool),
-        np.array([2**64 - 1], np.uint64),
-        [150],
-        [-151],
-        "3",
-        2.0,
-        True,
-        None,
-        torch.ones(4, requires_grad=True),
-        torch.ones(4, device="meta").long(),
-        torch.ones(4).to_sparse(),
-    ],
-    ids=lambda index: f"{type(index).__name__}-{index!s:.20}",
-)
-def test_what_is_no_index_is_refused(cache: Path, index: object) -> None:
-    dataset = CachedDataset(cache)
-    with pytest.raises(UsageError):
-        dataset[index]
-    with pytest.raises(UsageError):
-        dataset.select(index)
-    if index is not None:
-        with pytest.raises(UsageError):
-            CachedDataset(cache, indices=index)
-
-
 @pytest.mark.slow
 @few
 @given(st.integers(-400, 400), st.integers(1, 150))

@@ -161,16 +161,6 @@ def test_every_rank_has_samples_in_each_global_batch(start, samples, batch, rank
             assert all(share.start < share.stop <= share.start + batch for share in shares)
 
 
-@pytest.mark.parametrize(("samples", "batch"), [(3, 1), (3, 2), (17, 4), (5, 1)])
-def test_too_few_samples_for_the_ranks_are_refused_at_once(cache: Path, samples: int, batch: int) -> None:
-    dataset = CachedDataset(cache)[:samples]
-    for rank in range(4):
-        with pytest.raises(UsageError, match=r"for 4 ranks: some ranks would get an empty batch\. Use drop_last=True"):
-            CachedLoader(dataset, batch, rank=rank, world_size=4)
-        batches = list(CachedLoader(dataset, batch, rank=rank, world_size=4, drop_last=True))
-        assert len(batches) == samples // (4 * batch)
-
-
 def test_a_rest_that_cannot_be_shared_is_refused_when_resuming(cache: Path) -> None:
     dataset = CachedDataset(cache)
     state = {**CachedLoader(dataset, 1).state_dict(), "position": 147}

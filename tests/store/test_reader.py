@@ -71,13 +71,6 @@ def test_records_scatter_into_buffers_in_the_order_of_their_rows(cache: Path, re
     assert [b"".join(parts) for parts in buffers] == [everything[at] for at in order]
 
 
-def test_a_reader_that_is_gone_leaves_no_file_open(cache: Path) -> None:
-    reader, index = opened(cache)
-    reader.read(index[0])
-    del reader
-    assert open_files(cache) == []
-
-
 def test_a_pickled_or_closed_reader_is_small_and_reads_again(cache: Path, records: Records) -> None:
     reader, index = opened(cache)
     before = pickle.dumps(reader)

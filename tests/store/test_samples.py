@@ -315,15 +315,6 @@ def test_a_column_that_is_there_twice_or_has_another_size_is_refused(saved: Save
         saved(bytes(data), 3)
 
 
-@pytest.mark.parametrize("label", [-5, -2, 3, 2**63 - 1])
-def test_a_label_that_no_class_has_is_refused_when_the_column_is_read(path: Path, label: int) -> None:
-    path.write_bytes(encode_columns({"label": np.array([0, -1, label])}))
-    table = SampleTable(path, 3, classes=3)
-    for read in (lambda: table["label"], lambda: table.labels):
-        with pytest.raises(FormatError, match=r"labels reach from .* but the cache has 3 classes"):
-            read()
-
-
 def test_a_table_much_larger_than_its_samples_is_not_opened(path: Path) -> None:
     path.write_bytes(b"")
     os.truncate(path, 1 << 30)
