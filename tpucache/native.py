@@ -109,7 +109,7 @@ class Native(NamedTuple):
 
     #: copy(targets, sources, count, length): copy `count` rows of `length` bytes past the processor's caches. `targets`
     #: and `sources` are arrays with the address of each row.
-    copy: Callable[[int, int, int, int], None]
+    copy: Callable[[int, int, int, int], int]
     #: read(descriptors, offsets, parts, width, lengths, count): read `count` records by `preadv`. `parts` is an array
     #: of C's struct iovec, `width` of them for each record, which say where its bytes go. Returns the number of records
     #: before the first one with a wrong length.
@@ -213,50 +213,43 @@ def gather(source: Array, rows: Numbers, target: Array) -> None:
 def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
     """Compile the loops for this processor.
 
-    `features` replaces the processor's own features (see `compile_functions`). Raises ImportError without llvmlite,
+    `features` replaces the processor's own features, by LLVM's name of each. Raises ImportError without llvmlite,
     OSError and RuntimeError if the loops cannot be compiled.
     """
 
-    def write(ir: Any, module: Any, processor: str, here: Mapping[str, bool]) -> None:
+    def write(ir: Any, module: Any) -> None:
         write_copy(ir, module)
         write_read(ir, module)
-        UnpackWriter(ir, module, processor, here if features is None else features).write()
+        UnpackWriter(ir, module, features).write()
 
     function = compile_functions(write)
-    read = function("read", 7, ctypes.c_int64)
-    preadv = ctypes.cast(libc.preadv, ctypes.c_void_p).value
-    unpack = function("unpack", len(LoopWork._fields) + 1, ctypes.c_int64)
-    pread = ctypes.cast(libc.pread, ctypes.c_void_p).value
-    copy = function("copy", 4)
-    return Native(copy, lambda *arguments: read(*arguments, preadv), lambda work: unpack(*work, pread))
+    unpack = function("unpack")
+    return Native(function("copy"), function("read"), lambda work: unpack(*work))
 
 
-def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]) -> Callable[..., Any]:
+def compile_functions(write: Callable[[Any, Any], None]) -> Callable[[str], Callable[..., int]]:
     """Compile the functions that `write` emits, and return a function that looks up a compiled function by name.
 
-    The call is `function(name, arguments, result=None)`: `arguments` is the number of arguments, which are all 64-bit
-    numbers, and `result` the ctypes type of the result. `write` is called with llvmlite's module `ir`, the LLVM module
-    to write into, LLVM's name of this processor, and for LLVM's name of each feature whether it has it. Raises
-    ImportError without llvmlite, RuntimeError if llvmlite cannot compile.
+    `write` is called with llvmlite's module `ir` and the LLVM module to write into. Raises ImportError without
+    llvmlite, RuntimeError if llvmlite cannot compile.
     """
     from llvmlite import binding, ir
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    here = binding.get_host_cpu_features()
     written = ir.Module()
-    write(ir, written, binding.get_process_triple().partition("-")[0], here)
+    write(ir, written)
     module = binding.parse_assembly(str(written))
     module.verify()
     machine = binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=here.flatten(), opt=2
+        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=2
     )
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
 
-    def function(name: str, arguments: int, result: Any = None) -> Any:
-        prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * arguments)  # releases the lock
-        found = prototype(engine.get_function_address(name))
+    def function(name: str) -> Any:
+        numbers = [ctypes.c_int64] * (1 + len(written.get_global(name).args))
+        found = ctypes.CFUNCTYPE(*numbers)(engine.get_function_address(name))  # releases the lock
         found.engine = engine  # type: ignore[attr-defined]  # keeps the compiled code's memory alive
         return found
 
@@ -270,7 +263,7 @@ def write_copy(ir: Any, module: Any) -> None:
     line. A non-temporal store does neither, and copies a batch that is larger than the cache nearly twice as fast.
     numpy has no such store.
     """
-    code = FunctionWriter(ir, module, "copy", 4, returns=False)
+    code = FunctionWriter(ir, module, "copy", 4)
     byte = code.byte
     line = ir.VectorType(byte, _LINE)
     targets, sources, count, length = code.arguments
@@ -301,53 +294,53 @@ def write_copy(ir: Any, module: Any) -> None:
         with code.counting(tail, length) as at:
             move(byte, at, 1)
     code.build.fence("seq_cst")  # orders stores past the cache before later ones
-    code.build.ret_void()
+    code.build.ret(count)
 
 
 def write_read(ir: Any, module: Any) -> None:
-    """Emit the function read(descriptors, offsets, parts, width, lengths, count, preadv); see `Native`.
-
-    `preadv` is the address of libc's function.
-    """
-    code = FunctionWriter(ir, module, "read", 7)
+    """Emit the function read(descriptors, offsets, parts, width, lengths, count); see `Native`."""
+    code = FunctionWriter(ir, module, "read", 6)
     half, word = code.half, code.word
-    descriptors, offsets, parts, width, lengths, count, preadv = code.arguments
-    call = code.pointer(preadv, word, [half, word, half, word])
+    descriptors, offsets, parts, width, lengths, count = code.arguments
+    preadv = code.pointer(code.library_function(libc.preadv), word, [half, word, half, word])
     with code.counting(0, count) as turn:
         descriptor = code.item(descriptors, turn).emit("trunc", half)
         part = parts + turn * width * 16  # a struct iovec: address and length
-        found = code.call(call, descriptor, part, width.emit("trunc", half), code.item(offsets, turn))
+        found = code.call(preadv, descriptor, part, width.emit("trunc", half), code.item(offsets, turn))
         with code.build.if_then(found.compare("!=", code.item(lengths, turn))):
             code.build.ret(turn)
     code.build.ret(count)
 
 
 class UnpackWriter:
-    """Emits the code of the loop that unpacks records, for one kind of processor, into the LLVM module `module`.
+    """Emits the code of the loop that unpacks records, for this processor, into the LLVM module `module`.
 
-    `ir` is llvmlite's module of that name; for `processor` and `features` see `compile_functions`. Raises RuntimeError
-    for a processor without a loop.
+    `ir` is llvmlite's module of that name; for `features` see `compile_loops`. Raises RuntimeError for a processor
+    without a loop.
     """
 
-    def __init__(self, ir: Any, module: Any, processor: str, features: Mapping[str, bool]) -> None:
+    def __init__(self, ir: Any, module: Any, features: Mapping[str, bool] | None) -> None:
+        from llvmlite import binding
+
+        processor = binding.get_process_triple().partition("-")[0]
         if processor not in _SHUFFLES:
             raise RuntimeError(f"tpucache has no compiled loops for the processor {processor}")
         self._ir, self._module, self._shuffle = ir, module, _SHUFFLES[processor]
-        self._has_expand = features.get("avx512vbmi2", False)
+        here = binding.get_host_cpu_features() if features is None else features
+        self._has_expand = here.get("avx512vbmi2", False)
         self._step = 64 if self._has_expand else 16  # bytes written by one store
 
     def write(self) -> None:
-        """Emit the function unpack, of the fields of `LoopWork` and the address of libc's `pread`."""
+        """Emit the function unpack, whose arguments are the fields of `LoopWork`."""
         spread = self._write_spread(self._write_widen())
-        names = (*LoopWork._fields, "pread")
-        code = FunctionWriter(self._ir, self._module, "unpack", len(names))
+        code = FunctionWriter(self._ir, self._module, "unpack", len(LoopWork._fields))
         build, half, word = code.build, code.half, code.word
-        work = dict(zip(names, code.arguments, strict=True))
-        lz4 = code.pointer(work["function"], half, [word, word, half, half])
-        zstd = code.pointer(work["function"], word, [word] * 5)
-        pread = code.pointer(work["pread"], word, [half, word, word, word])
-        form, most = work["sparse"], work["sparse_bytes"]
-        has_context, in_files = (work[name].compare("!=", 0) for name in ("context", "descriptors"))
+        work: Any = LoopWork(*code.arguments)
+        lz4 = code.pointer(work.function, half, [word, word, half, half])
+        zstd = code.pointer(work.function, word, [word] * 5)
+        pread = code.pointer(code.library_function(libc.pread), word, [half, word, word, word])
+        form, most = work.sparse, work.sparse_bytes
+        has_context, in_files = work.context.compare("!=", 0), work.descriptors.compare("!=", 0)
         prefix = in_files.emit("select", word(_PREFIX), word(0))
         found = build.alloca(word)
 
@@ -355,27 +348,27 @@ class UnpackWriter:
             with build.if_then(is_wrong):
                 build.ret(turn)
 
-        with code.counting(0, work["records"]) as turn:
-            place, whole, target = (code.item(work[name], turn) for name in ("sources", "lengths", "targets"))
+        with code.counting(0, work.records) as turn:
+            place, whole, target = (code.item(each, turn) for each in (work.sources, work.lengths, work.targets))
             length = whole - prefix
             with build.if_then(in_files):
                 # This also refuses a record that is shorter than its prefix: `length` is a large unsigned number then.
-                stop_if(length > work["record_bytes"] - prefix)
-                file = code.item(work["descriptors"], turn).emit("trunc", half)
-                stop_if(code.call(pread, file, work["record"], whole, place).compare("!=", whole))
-                stop_if(code.load(half, work["record"]).emit("zext", word).compare("!=", length))
-            source = in_files.emit("select", work["record"] + prefix, place)
+                stop_if(length > work.record_bytes - prefix)
+                file = code.item(work.descriptors, turn).emit("trunc", half)
+                stop_if(code.call(pread, file, work.record, whole, place).compare("!=", whole))
+                stop_if(code.load(half, work.record).emit("zext", word).compare("!=", length))
+            source = in_files.emit("select", work.record + prefix, place)
             with build.if_else(has_context) as (by_zstd, by_lz4):
                 with by_zstd:
-                    build.store(code.call(zstd, work["context"], form, most, source, length), found)
+                    build.store(code.call(zstd, work.context, form, most, source, length), found)
                 with by_lz4:
                     stop_if((length | most) > _INT_MAX)  # refuses if either is too large
                     written = code.call(lz4, source, form, *(each.emit("trunc", half) for each in (length, most)))
                     build.store(written.emit("sext", word), found)
             bytes_found = code.value(build.load(found))
             stop_if(bytes_found > most)  # an error is a negative number
-            stop_if(code.call(spread, form, bytes_found, target, work["size"], work["values"]).compare("==", 0))
-        build.ret(work["records"])
+            stop_if(code.call(spread, form, bytes_found, target, work.size, work.values).compare("==", 0))
+        build.ret(work.records)
 
     def _write_spread(self, widen: Any) -> Any:
         """Emit the function spread(source, length, target, size, widened), and return it.
@@ -541,17 +534,16 @@ class Value:
 
 
 class FunctionWriter:
-    """Emits the code of one function of an LLVM module. All arguments are 64-bit numbers or addresses.
+    """Emits the code of one function of an LLVM module. All arguments and the result are 64-bit numbers or addresses.
 
     `build` is llvmlite's builder, for operations without a method here. `ir` is llvmlite's module. Methods emit code,
     and return its result as a `Value`.
     """
 
-    def __init__(self, ir: Any, module: Any, name: str, arguments: int, *, returns: bool = True) -> None:
+    def __init__(self, ir: Any, module: Any, name: str, arguments: int) -> None:
         self.ir, self._module = ir, module
         self.byte, self.half, self.word = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-        kind = ir.FunctionType(self.word if returns else ir.VoidType(), [self.word] * arguments)
-        self.function = ir.Function(module, kind, name)
+        self.function = ir.Function(module, ir.FunctionType(self.word, [self.word] * arguments), name)
         self.build = ir.IRBuilder(self.function.append_basic_block())
         self.arguments = [*map(self.value, self.function.args)]
 
@@ -578,6 +570,10 @@ class FunctionWriter:
             made = self.ir.GlobalVariable(self._module, kind, name)
             made.global_constant, made.align, made.initializer = True, align, kind(bytearray(content))
         return self.value(self._module.globals[name].ptrtoint(self.word))
+
+    def library_function(self, function: Any) -> Any:
+        """Return the address of a C library's function, which ctypes has loaded."""
+        return self.value(self.word(ctypes.cast(function, ctypes.c_void_p).value))
 
     def pointer(self, address: Any, result: Any, arguments: list[Any]) -> Any:
         """Return the function at an address; `result` and `arguments` are the types of its result and arguments."""

@@ -9,7 +9,7 @@ so every processor makes the same bytes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -230,7 +230,7 @@ def half_taps(taps: Taps, half: int) -> Taps:
 
 
 def _crop_by_loop(
-    loop: Callable[..., None], form: Form, boxes: Boxes, rows: Taps, columns: Taps, sources: Addresses,
+    loop: Callable[..., int], form: Form, boxes: Boxes, rows: Taps, columns: Taps, sources: Addresses,
     targets: Addresses, normal: Normal | None,
 ) -> None:  # fmt: skip
     left, widths = boxes.left.astype(np.int64), boxes.width.astype(np.int64)
@@ -322,21 +322,20 @@ def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
     return colours
 
 
-def crop_loop() -> Callable[..., None] | None:
+def crop_loop() -> Callable[..., int] | None:
     """Return the compiled loop; its arguments are the items of a CropWork."""
     return compiled(compile_crop, "numpy crops images")
 
 
-def compile_crop() -> Callable[..., None]:
-    loop: Callable[..., None] = compile_functions(write_crop)("crop", len(CropWork._fields))
-    return loop
+def compile_crop() -> Callable[..., int]:
+    return compile_functions(write_crop)("crop")
 
 
-def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bool]) -> None:
+def write_crop(ir: Any, module: Any) -> None:
     """Emit the function crop, whose arguments are the fields of CropWork, as LLVM's intermediate representation."""
     blend, colour = _write_blend(ir, module), _write_colour(ir, module)
     resize, normalised = (_write_resize(ir, module, is_normalised) for is_normalised in (False, True))
-    code = FunctionWriter(ir, module, "crop", len(CropWork._fields), returns=False)
+    code = FunctionWriter(ir, module, "crop", len(CropWork._fields))
     build, word = code.build, code.word
     work: Any = CropWork(*code.arguments)
 
@@ -386,7 +385,7 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
                     code.call(normalised, *arguments)
                 with to_bytes:
                     code.call(resize, *arguments)
-    build.ret_void()
+    build.ret(word(0))
 
 
 def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
@@ -400,7 +399,7 @@ def _write_blend(ir: Any, module: Any) -> Any:
 
     It writes the weighted sum of `count` rows, of `length` bytes each, as int32 to the address `target`.
     """
-    code = FunctionWriter(ir, module, "blend", 6, returns=False)
+    code = FunctionWriter(ir, module, "blend", 6)
     first, row_bytes, length, weights, count, target = code.arguments
 
     def blend(start: Any, stop: Any, lanes: int) -> None:
@@ -420,7 +419,7 @@ def _write_blend(ir: Any, module: Any) -> Any:
     whole = length & -_LANES  # vectors must not reach beyond the row, where there may be no memory
     blend(0, whole, _LANES)
     blend(whole, length, 1)
-    code.build.ret_void()
+    code.build.ret(code.word(0))
     return code.function
 
 
@@ -429,7 +428,7 @@ def _write_colour(ir: Any, module: Any) -> Any:
 
     It converts a row of luma and chroma to RGB, int32 each.
     """
-    code = FunctionWriter(ir, module, "colour", 9, returns=False)
+    code = FunctionWriter(ir, module, "colour", 9)
     luma, blue, red, left, width, half_left, half_width, last, target = code.arguments
     numbers = ir.VectorType(code.half, MOST_CHANNELS)
     shift = _COLOUR_BITS + _SIDE_BITS
@@ -460,7 +459,7 @@ def _write_colour(ir: Any, module: Any) -> Any:
         grey = code.load(code.half, luma + (at << 2))
         # The next pixel overwrites the fourth number.
         code.store(wide + _splat(code, grey, MOST_CHANNELS), target + at * (3 * 4))
-    code.build.ret_void()
+    code.build.ret(code.word(0))
     return code.function
 
 
@@ -470,7 +469,7 @@ def _write_resize(ir: Any, module: Any, is_normalised: bool) -> Any:
     It resizes the int32 row at the address `row`, which `blend` wrote, to `width` pixels, and writes them to `target`:
     as bytes, or, if `is_normalised`, as float32, times the numbers at `scale`, plus those at `shift`.
     """
-    code = FunctionWriter(ir, module, "normalised" if is_normalised else "resize", 10, returns=False)
+    code = FunctionWriter(ir, module, "normalised" if is_normalised else "resize", 10)
     build, half = code.build, code.half
     row, firsts, weights, step, count, width, channels, target, scale, shift = code.arguments
     numbers, floats = (ir.VectorType(kind, MOST_CHANNELS) for kind in (half, ir.FloatType()))
@@ -510,5 +509,5 @@ def _write_resize(ir: Any, module: Any, is_normalised: bool) -> Any:
             with build.if_then(channels > channel):
                 part = made.emit("extract_element", half(channel))
                 code.store(part, to + channel * (4 if is_normalised else 1))
-    build.ret_void()
+    build.ret(code.word(0))
     return code.function
