@@ -1,4 +1,4 @@
-"""What the tests of a device's work share: images, their augmentation on the CPU, and a TPU's products."""
+"""Images, their augmentation on the CPU, and a TPU's products."""
 
 from __future__ import annotations
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from tpucache import Recipe, build_cache
 
 Array = npt.NDArray[Any]
 
@@ -40,3 +44,14 @@ def edited(pixels: Array, kind: int) -> Array:
     marked = pixels.copy()
     marked[-10:, -24:] = 255
     return marked
+
+
+def build_pictures(folder: Path, pictures: Mapping[str, Array], **recipe: Any) -> Path:
+    """Write pictures into a folder, and return its cache."""
+    for name, pixels in pictures.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
+    cache = folder.with_name(f"{folder.name}-cache")
+    build_cache(folder, cache, Recipe(size=64, **recipe), jobs=1)
+    return cache

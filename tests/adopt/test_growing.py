@@ -30,6 +30,13 @@ def files(cache: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(cache.iterdir())}
 
 
+def check_batches(dataset: Any, expected: Any) -> None:
+    loader, other = (tpucache.CachedLoader(each, 16, shuffle=True) for each in (dataset, expected))
+    for one, two in zip(loader, other, strict=True):
+        assert all(map(np.array_equal, one, two))
+    assert loader.state_dict() == other.state_dict()
+
+
 def children(process: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
@@ -52,12 +59,7 @@ def test_a_build_that_is_killed_is_an_error_and_the_next_call_ends_in_the_cache_
         dataset.digest  # noqa: B018  # it is a property that waits
     del dataset
     gc.collect()
-    loader = tpucache.CachedLoader(tpucache.open_or_build(photos, cache, RECIPE, jobs=2), 16, shuffle=True)
-    same = tpucache.CachedLoader(tpucache.CachedDataset(expected), 16, shuffle=True)
-    for (images, labels), (others, known) in zip(loader, same, strict=True):
-        assert np.array_equal(images, others)
-        assert np.array_equal(labels, known)
-    assert loader.state_dict() == same.state_dict()
+    check_batches(tpucache.open_or_build(photos, cache, RECIPE, jobs=2), tpucache.CachedDataset(expected))
     wait_for(lambda: not (cache / WORK_NAME).exists())
     assert files(cache) == files(expected)
     assert not verify_cache(cache)
@@ -102,10 +104,7 @@ def test_an_image_folder_is_built_while_it_is_read(tmp_path: Path, kept: Path, c
     dataset = tpucache.ImageFolder(root, size=8, jobs=1)
     assert isinstance(dataset.to_cached().cache, GrowingCache)
     assert (dataset.samples, dataset.targets, dataset.classes) == (whole.samples, whole.targets, whole.classes)
-    same = tpucache.CachedLoader(whole, 40, shuffle=True)
-    for (images, labels), (others, known) in zip(tpucache.CachedLoader(dataset, 40, shuffle=True), same, strict=True):
-        assert np.array_equal(images, others)
-        assert np.array_equal(labels, known)
+    check_batches(dataset, whole)
     assert np.array_equal(dataset[-1][0], whole[-1][0])
     dataset.to_cached().cache.wait()
     wait_for(lambda: not (dataset.directory / WORK_NAME).exists() and not old.exists())

@@ -12,23 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from photographs import edited, picture
-from PIL import Image
+from photographs import build_pictures, edited, picture
 
-from tpucache import CachedDataset, Recipe, build_cache
+from tpucache import CachedDataset
 from tpucache.cli import main
 from tpucache.insight import hashes
 from tpucache.warmup.relabel import set_columns
 
 pytestmark = pytest.mark.slow
-
-
-def write_pictures(folder: Path, pictures: dict[str, np.ndarray]) -> Path:
-    for name, pixels in pictures.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +31,13 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     test = {f"{'ab'[number % 2]}/t{number:02d}.png": picture(number + 100) for number in range(4)}
     test |= {"a/same0.png": picture(0), "b/same5.png": picture(5)}
     test |= {f"b/near{number}.png": edited(picture(number), number) for number in (6, 8, 9)}
-    for name, pictures in (("train", train), ("test", test)):
-        source = write_pictures(folder / f"{name}-photos", pictures)
-        build_cache(source, folder / name, Recipe(size=64), jobs=1)
-    build_cache(folder / "test-photos", folder / "jpeg", Recipe(size=64, codec="jpeg", quality=80), jobs=1)
-    build_cache(
-        write_pictures(folder / "other-photos", {"a/x.png": picture(900)}), folder / "other", Recipe(size=64), jobs=1
-    )
+    for name, pictures, options in (
+        ("train", train, {}),
+        ("test", test, {}),
+        ("jpeg", test, {"codec": "jpeg", "quality": 80}),
+        ("other", {"a/x.png": picture(900)}, {}),
+    ):
+        build_pictures(folder / f"{name}-photos", pictures, **options).rename(folder / name)
     return folder
 
 

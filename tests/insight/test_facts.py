@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from photographs import edited, picture
+from photographs import build_pictures, edited, picture
 from PIL import Image
 
-from tpucache import CachedDataset, build_cache
+from tpucache import CachedDataset
 from tpucache.insight import confirm_copies, find_leak, findings, hashes, pairs
-from tpucache.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -20,19 +19,12 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("odd")
     turned = Image.Exif()
     turned[0x0112] = 6
-    pixels = {"a/plain.png": picture(1), "a/blank.png": np.full((96, 96, 3), (9, 200, 30), np.uint8)}
-    pixels |= {
-        "a/tiny.png": picture(2)[:20, :90],
-        "a/long.png": np.tile(picture(3), (5, 1, 1)),
-        "b/=cmd.png": picture(4),
-    }
-    for name, each in pixels.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        Image.fromarray(each).save(folder / name)
+    (folder / "a").mkdir()
     Image.fromarray(picture(5)[:, :80]).save(folder / "a" / "turned.jpg", exif=turned)
     Image.fromarray(picture(6)).save(folder / "a" / "lies.png", "JPEG")
-    build_cache(folder, folder.parent / "odd-cache", Recipe(size=64), jobs=1)
-    return folder.parent / "odd-cache"
+    pixels = {"a/plain.png": picture(1), "a/blank.png": np.full((96, 96, 3), (9, 200, 30))}
+    pixels |= {"a/tiny.png": picture(2)[:20, :90], "a/long.png": np.tile(picture(3), (5, 1, 1))}
+    return build_pictures(folder, {**pixels, "b/=cmd.png": picture(4)})
 
 
 def test_each_finding_names_its_samples(odd: Path) -> None:
@@ -62,11 +54,9 @@ def test_the_facts_are_columns_that_can_be_asked_for(odd: Path) -> None:
 
 
 def test_leaks_are_found_by_records_and_by_hashes_once_these_are_kept(tmp_path: Path) -> None:
-    for number in range(6):
-        same = {1: picture(0), 3: edited(picture(2), 2)}.get(number, picture(number))
-        Image.fromarray(same).save(tmp_path / f"{number}.png")
-    build_cache(tmp_path, tmp_path.parent / "leaky", Recipe(size=64), jobs=1)
-    dataset = CachedDataset(tmp_path.parent / "leaky")
+    pixels = {f"{number}.png": picture(number) for number in range(6)}
+    pixels |= {"1.png": picture(0), "3.png": edited(picture(2), 2)}
+    dataset = CachedDataset(build_pictures(tmp_path / "leaky", pixels))
     train, valid = dataset.select([0, 2, 4]), dataset.select([5, 3, 1])
     leak = find_leak(train, valid)
     assert (leak.samples, leak.compared, leak.path) == (1, "records", "1.png")
@@ -79,7 +69,6 @@ def test_leaks_are_found_by_records_and_by_hashes_once_these_are_kept(tmp_path: 
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of five pictures: 1 looks like 0, and has other details; 3 is a brighter 0, and 4 is 2 mirrored."""
-    folder = tmp_path_factory.mktemp("alike")
     coarse = np.random.default_rng(0).uniform(50, 200, (12, 12, 3)).astype(np.uint8)
     smooth = np.array(Image.fromarray(coarse).resize((96, 96), Image.Resampling.BICUBIC)).astype(int)
     first, second = (
@@ -87,10 +76,7 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in (1, 2)
     )
     pictures = [first, second, picture(7), first * 1.2, picture(7)[:, ::-1]]
-    for number, pixels in enumerate(pictures):
-        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
-    build_cache(folder, folder.parent / "alike-cache", Recipe(size=64), jobs=1)
-    return folder.parent / "alike-cache"
+    return build_pictures(tmp_path_factory.mktemp("alike"), {f"{at}.png": pixels for at, pixels in enumerate(pictures)})
 
 
 def test_pictures_that_look_alike_are_no_copies_unless_their_details_agree(alike: Path) -> None:

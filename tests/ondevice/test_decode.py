@@ -31,7 +31,7 @@ def noisy_images(height: int, width: int, channels: int) -> np.ndarray[Any, Any]
 
 
 def difference(decoder: PackedDecoder, packed: list[bytes], expected: list[np.ndarray[Any, Any]]) -> int:
-    """Return the largest difference of what a decoder makes of packed images, also by rounded products."""
+    """Return the largest difference, also by rounded products."""
     batch = torch.from_numpy(np.stack([np.frombuffer(item, np.uint8) for item in packed]))
     with rounded_products():
         decoded = [Decoder(decoder)(batch)]
