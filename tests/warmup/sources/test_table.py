@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import write_rows
+from work import package_lines
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.sources import Sample, TableOptions, TableSource, label_source, open_source
@@ -266,6 +267,16 @@ def test_a_path_to_a_csv_file_is_accepted_wherever_a_table_is(tmp_path: Path, mo
     (sample,) = source.list().samples
     assert sample.label == "a"
     assert source.load(sample) == Item({"image": b"image"})
+
+
+def test_the_work_of_listing_grows_with_the_columns_and_not_with_their_square(tmp_path: Path) -> None:
+    counts = []
+    for columns in (1, 200, 400):  # the first counts what is loaded when it is first used, too
+        names = [f"c{number}" for number in range(columns)]
+        with package_lines() as lines:
+            _list(tmp_path, f"path,{','.join(names)}\n" + "".join(f"{row}.jpg{',1' * columns}\n" for row in range(9)))
+        counts.append(len(lines))
+    assert counts[2] <= 2 * counts[1]
 
 
 @pytest.mark.slow
