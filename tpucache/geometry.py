@@ -20,8 +20,6 @@ Box = tuple[float, float, float, float]
 
 _SCALED_DECODE_FACTOR: Final = 2
 _LOBES: Final = 3  # of Lanczos' filter, to either side
-#: The value of all five numbers in a row without a box.
-_NO_BOX: Final = -1
 
 
 class Placement(NamedTuple):
@@ -87,22 +85,19 @@ def nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[n
 
 def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
     """Return boxes (n, 5) of left, top, right, bottom, class as float32 (rows, 5); rows after the last box are -1."""
-    filled = np.full((rows, 5), _NO_BOX, np.float32)
+    filled = np.full((rows, 5), -1, np.float32)
     filled[: len(boxes)] = boxes
     return filled
 
 
-def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.float32]:
+def clip_boxes(boxes: Array, area: Box) -> npt.NDArray[np.float32]:
     """Return boxes (n, 5) clipped to `area` (left, top, right, bottom); boxes outside of the area are left out."""
     clipped = boxes.astype(np.float32)
-    clipped[:, 0:4:2] = clipped[:, 0:4:2].clip(area[0], area[2])
-    clipped[:, 1:4:2] = clipped[:, 1:4:2].clip(area[1], area[3])
-    return clipped[(clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])]
+    clipped[:, :4] = clipped[:, :4].clip(area[:2] * 2, area[2:] * 2)
+    return clipped[(clipped[:, 2:4] > clipped[:, :2]).all(axis=1)]
 
 
-def within(
-    points: Array, area: tuple[float, float, float, float], flipped: tuple[bool, ...] = (False, False)
-) -> npt.NDArray[np.bool_]:
+def within(points: Array, area: Box, flipped: tuple[bool, ...] = (False, False)) -> npt.NDArray[np.bool_]:
     """Return which points x, y (n, 2) lie in `area` (left, top, right, bottom): bool (n,).
 
     The left and the top edge belong to the area. Where the image was `flipped` along x or y, the right or the bottom
@@ -113,9 +108,7 @@ def within(
     return np.asarray(inside.all(axis=1))
 
 
-def mark_points(
-    points: Array, visible: npt.NDArray[np.bool_], area: tuple[float, float, float, float]
-) -> npt.NDArray[np.float32]:
+def mark_points(points: Array, visible: npt.NDArray[np.bool_], area: Box) -> npt.NDArray[np.float32]:
     """Return keypoints x, y (n, 2) as a record stores them: float32 (n, 3), with 1 for a visible point, or 0.
 
     Visible points on the right or bottom edge of `area` (left, top, right, bottom) move just inside it, into an

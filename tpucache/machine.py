@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import math
 import os
@@ -48,10 +49,6 @@ def read_ahead(number: int, offset: int, length: int) -> None:
 
 def begin_writing(number: int) -> None:
     """Ask Linux to begin writing an open file to the disk, so that a later `fsync` waits less."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
     with contextlib.suppress(OSError, AttributeError, TypeError):  # the C library has no such function
         call = ctypes.CDLL(None).sync_file_range
         call(number, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_RANGE)
@@ -96,8 +93,6 @@ def peak_bytes() -> int:
 
 def keep_freed_blocks() -> None:
     """Let glibc keep freed blocks of up to 32 MB: otherwise the kernel fills new ones with zeros, as slow as a copy."""
-    import ctypes
-
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no such function, or no library of that kind
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)

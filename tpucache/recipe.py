@@ -165,24 +165,17 @@ class Recipe:
             check_types(vars(self), Recipe, "recipe")
         except FormatError as error:
             raise RecipeError(str(error)) from None
-        self._check_pixels()
-        self._check_grey()
-
-    def _check_grey(self) -> None:
-        if self.mode != "grey":
-            return
-        try:
-            CODECS[self.codec].check(self.image_field())
-        except FormatError as error:
-            raise RecipeError(
-                f"the mode grey needs a codec that stores images of one channel, not {self.codec!r}: {error}"
-            ) from error
-
-    def _check_pixels(self) -> None:
         if self.mode == "keep" and not CODECS[self.codec].holds_any_array:
             self._check("codec", False, f"{' or '.join(ARRAY_CODECS)} for the mode keep")
         if self.mask_colours is not None:
             object.__setattr__(self, "mask_colours", tuple(self.mask_colours))
+        try:
+            if self.mode == "grey":
+                CODECS[self.codec].check(self.image_field())
+        except FormatError as error:
+            raise RecipeError(
+                f"the mode grey needs a codec that stores images of one channel, not {self.codec!r}: {error}"
+            ) from error
 
     @property
     def height(self) -> int:
@@ -263,7 +256,9 @@ def fingerprint(recipe: Mapping[str, Any]) -> str:
     `recipe` is the dictionary from `Recipe.to_dict`. Recipes that make equal records have the same fingerprint.
     """
     content = {
-        name: value for name, value in recipe.items() if name not in _OF_NO_RECORD and not _is_default(name, value)
+        name: value
+        for name, value in recipe.items()
+        if name not in _OF_NO_RECORD and (name not in _ADDED or value != _ADDED[name])
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -284,10 +279,6 @@ def differing_images(first: Mapping[str, Any], second: Mapping[str, Any]) -> tup
     names = [name for name, value in first.items() if second.get(name, value) != value]
     one, other = (" ".join(f"--{name} {settings[name]}" for name in names) for settings in (first, second))
     return one, other
-
-
-def _is_default(name: str, value: object) -> bool:
-    return name in _ADDED and value == _ADDED[name]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -302,8 +302,11 @@ def _reader(hint: Any, makes: bool) -> _Reader:
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         # Limits replace the usual limit of integers.
-        inner = _read_whole if parts[0] is int else _reader(parts[0], makes)
-        return functools.reduce(_limited, (each for each in hint.__metadata__ if isinstance(each, Limit)), inner)
+        is_whole = parts[0] is int
+        read = _checking(lambda value: type(value) is int, "a whole number") if is_whole else _reader(parts[0], makes)
+        for limit in hint.__metadata__:
+            read = _limited(read, *limit) if isinstance(limit, Limit) else read
+        return read
     if dataclasses.is_dataclass(hint):
         return _object_reader(hint, makes)
     if origin is None:
@@ -323,22 +326,15 @@ def _generic_reader(origin: Any, parts: Sequence[Any], shown: str, makes: bool) 
     return _list_reader(inner[0], tuple if origin is tuple else list)
 
 
-def _checking(fits: Callable[[Any], bool], what: str) -> _Reader:
-    def read(value: Any) -> Any:
-        if fits(value):
-            return value
-        raise _MisfitError(f"is {_described(value)}, not {what}")
-
-    return read
+def _checking(fits: Callable[[Any], object], what: str) -> _Reader:
+    return _limited(lambda value: value, fits, what)
 
 
-def _limited(inner: _Reader, limit: Limit) -> _Reader:
-    fits = limit.fits
-
+def _limited(inner: _Reader, fits: Callable[[Any], object], what: str) -> _Reader:
     def read(value: Any) -> Any:
         if fits(found := inner(value)):
             return found
-        raise _MisfitError(f"is {_described(value)}, not {limit.what}")
+        raise _MisfitError(f"is {_described(value)}, not {what}")
 
     return read
 
@@ -358,12 +354,12 @@ def _first_of(readers: Sequence[_Reader], may_be_none: bool, what: str) -> _Read
 
 
 def _list_reader(inner: _Reader, make: Callable[[list[Any]], Any]) -> _Reader:
+    check = _checking(lambda value: isinstance(value, (list, tuple)), "a list")
+
     def read(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            raise _MisfitError(f"is {_described(value)}, not a list")
         found: list[Any] = []
         try:
-            for item in value:
+            for item in check(value):
                 found.append(inner(item))
         except _MisfitError as error:
             raise error.within(f"[{len(found)}]") from None
@@ -373,12 +369,8 @@ def _list_reader(inner: _Reader, make: Callable[[list[Any]], Any]) -> _Reader:
 
 
 def _mapping_reader(key: _Reader, inner: _Reader) -> _Reader:
-    def read(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise _MisfitError(f"is {_described(value)}, not an object")
-        return {key(name): inner(each) for name, each in value.items()}
-
-    return read
+    check = _checking(lambda value: isinstance(value, dict), "an object")
+    return lambda value: {key(name): inner(each) for name, each in check(value).items()}
 
 
 def _object_reader(kind: Any, makes: bool) -> _Reader:
@@ -414,12 +406,6 @@ def _described(value: object) -> str:
 
 def _shown(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
-
-
-def _read_whole(value: Any) -> int:
-    if type(value) is int:
-        return value
-    raise _MisfitError(f"is {_described(value)}, not a whole number")
 
 
 def _read_number(value: Any) -> float:
