@@ -88,9 +88,6 @@ def test_what_was_repaired_is_printed(
     assert "repair: " in printed.err
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["repaired"] == []
-    (copy / name).unlink()
-    assert main(["verify", str(copy), "--repair", str(tmp_path / "nowhere")]) == 1
-    assert "does not exist" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_list_of_paths_comes_out_of_a_pipe(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

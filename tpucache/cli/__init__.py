@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpucache import process
-from tpucache.cli.parser import CommandParser, Parser, escape_unprintable, flush, show
+from tpucache.cli.parser import CommandParser, Parser, Report, escape_unprintable, show
 from tpucache.errors import DependencyError, RecipeError, SourceError, TpucacheError, UnfinishedError, UsageError
 from tpucache.plugins import COMMANDS, load, missing_part, package_of
 from tpucache.process import PROG
@@ -28,10 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Elapsed time counts from the start of the process, or, if another program calls `main`, from that call.
             shared = process.launched()
             options.began = shared["began"] if shared else process.BEGAN if arguments is None else time.monotonic()
-            result = options.command(options)
-            status: int = result if isinstance(result, int) else show(options, *result)
-            flush()
-            return status
+            result: Report | int = options.command(options)
+            return result if isinstance(result, int) else show(options, *result)
         except UnfinishedError as error:
             return process.complain(error, process.STOPPED)
         except KeyboardInterrupt as stop:

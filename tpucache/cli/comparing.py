@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import logging
-import math
 import shlex
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -241,7 +239,7 @@ def _psnr(images: Mapping[str, Array], pixels: Mapping[str, Array]) -> float | N
     errors = [float(np.square(images[path].astype(np.float64) - pixels[path]).mean()) for path in shared]
     if not any(errors):
         return None
-    return statistics.mean(10 * math.log10(255**2 / max(error, _LEAST_ERROR)) for error in errors)
+    return float(np.mean(10 * np.log10(255**2 / np.maximum(errors, _LEAST_ERROR))))
 
 
 def measure_against(

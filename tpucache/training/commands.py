@@ -302,7 +302,9 @@ def train(options: argparse.Namespace) -> int:
     from tpucache.training.device.base import current
     from tpucache.training.interrupt import StopRequest
 
-    _check_options(options)
+    if options.folds and options.valid is not None:
+        raise UsageError("--folds validates on each fold in turn: leave --valid out")
+    options.source = _source(options)
     options.chosen = choose_backend("train", options)
     if launched(options):
         return 0
@@ -331,12 +333,6 @@ def train(options: argparse.Namespace) -> int:
         if options.export is not None:
             _export(options, manifest)
     return 0
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    if options.folds and options.valid is not None:
-        raise UsageError("--folds validates on each fold in turn: leave --valid out")
-    options.source = _source(options)
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
