@@ -329,26 +329,23 @@ def _read_manifest(content: Mapping[str, Any]) -> Manifest:
             f"{fmt.DELETED_VERSION}: install the tpucache that wrote the cache, or build the cache again"
         )
     manifest = read_as(Manifest, content, "manifest")
-    for check, name, entries in (
-        (check_field, "fields", manifest.fields),
-        (_check_table, "tables", manifest.tables),
-        (_check_shard, "shards", manifest.shards),
-    ):
-        _check_each(check, name, entries)
+    checks: Mapping[str, Callable[[Any], None]] = {
+        "fields": check_field,
+        "tables": _check_table,
+        "shards": _check_shard,
+    }
+    for name, check in checks.items():
+        for number, entry in enumerate(getattr(manifest, name)):
+            try:
+                check(entry)
+            except FormatError as error:
+                raise type(error)(f"{name}[{number}]: {error}") from error
     if manifest.history and len(manifest.parents) != manifest.number - 1:
         raise FormatError(
             f"version {manifest.number} lists {len(manifest.parents)} earlier versions, not {manifest.number - 1}"
         )
     _check_whole(manifest)
     return manifest
-
-
-def _check_each(check: Callable[[Any], None], name: str, entries: Sequence[Any]) -> None:
-    for number, entry in enumerate(entries):
-        try:
-            check(entry)
-        except FormatError as error:
-            raise type(error)(f"{name}[{number}]: {error}") from error
 
 
 def _check_table(entry: FileEntry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -102,22 +103,8 @@ class SampleTable(Mapping[str, Column]):
         self._loaded: dict[str, Column] = {}
         #: The bytes and the status of a small file: storage may take long to open it again for each column.
         self._whole: tuple[bytes, os.stat_result] | None = None
-        try:
-            file, status = _open_table(self._path)
-            with file:
-                size = status.st_size
-                self._whole = (file.getvalue(), status) if isinstance(file, io.BytesIO) else None
-                if size > most_table_bytes(samples):
-                    raise FormatError(
-                        f"{path} has {size:,} bytes, more than a table of {samples:,} samples has: copy the cache again"
-                    )
-                with zipfile.ZipFile(file) as archive:
-                    members = archive.infolist()
-        except FileNotFoundError as error:
-            raise _missing(self._path) from error
-        except _BROKEN as error:
-            refuse_too_many_files(error)
-            raise DamageError(f"{path} cannot be read: {error!s:.300}. Copy the cache again") from error
+        with self._archive() as (*_, archive):
+            members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise FormatError(f"{path} holds compressed columns, which tpucache does not write: copy the cache again")
         names = [member.filename.removesuffix(".npy") for member in members]
@@ -177,29 +164,48 @@ class SampleTable(Mapping[str, Column]):
             raise FormatError(f"{self._path} lacks the column {name!r}: copy the cache again")
         return self[name]
 
-    def _open(self) -> tuple[BinaryIO, os.stat_result]:
-        if self._whole is None:
-            return _open_table(self._path)
-        data, status = self._whole
-        return io.BytesIO(data), status
-
-    def _load(self, name: str) -> Column:
+    @contextlib.contextmanager
+    def _archive(self, what: str = "") -> Iterator[tuple[BinaryIO, os.stat_result, zipfile.ZipFile]]:
         try:
             file, status = self._open()
             with file, zipfile.ZipFile(file) as archive:
+                yield file, status, archive
+        except FileNotFoundError as error:
+            raise DamageError(
+                f"{self._path} is missing: if the cache was relabelled or extended since it was opened, open it again; "
+                "otherwise copy the cache again, or build it again"
+            ) from error
+        except _BROKEN as error:
+            refuse_too_many_files(error)
+            raise DamageError(f"{self._path}{what} cannot be read: {error!s:.300}. Copy the cache again") from error
+
+    def _open(self) -> tuple[BinaryIO, os.stat_result]:
+        if self._whole is not None:
+            return io.BytesIO(self._whole[0]), self._whole[1]
+        file = open_file(self._path)
+        status = os.fstat(file.fileno())
+        if status.st_size > most_table_bytes(self._samples):
+            file.close()
+            raise FormatError(
+                f"{self._path} has {status.st_size:,} bytes, more than a table of {self._samples:,} samples has: copy "
+                "the cache again"
+            )
+        ask_for(file.fileno(), 0, status.st_size)
+        if status.st_size > _CHUNK_BYTES:
+            return file, status
+        with file:
+            self._whole = file.read(), status
+        return self._open()
+
+    def _load(self, name: str) -> Column:
+        try:
+            with self._archive(f": column {name!r}") as (file, status, archive):
                 self._prove(file, status)
                 if f"{name}.ends.npy" in archive.namelist():
                     ends = parse_npy(archive.read(f"{name}.ends.npy"))
                     column: Column = _to_strings(parse_npy(archive.read(f"{name}.bytes.npy")), ends)
                 else:
                     column = parse_npy(archive.read(f"{name}.npy"))
-        except FileNotFoundError as error:
-            raise _missing(self._path) from error
-        except _BROKEN as error:
-            refuse_too_many_files(error)
-            raise DamageError(
-                f"{self._path}: column {name!r} cannot be read: {error!s:.300}. Copy the cache again"
-            ) from error
         except FormatError as error:
             raise FormatError(f"{self._path}: column {name!r}: {error}. Copy the cache again") from error
         if isinstance(column, np.ndarray) and (column.dtype.kind not in "biuf" or not column.ndim):
@@ -257,23 +263,6 @@ def check_labels(labels: Array, classes: int) -> None:
         raise FormatError(f"labels reach to {high}, beyond int64's range")
     if classes and labels.ndim == 1 and (low < NO_LABEL or high >= classes):
         raise FormatError(f"labels reach from {low} to {high}, but the cache has {classes} classes")
-
-
-def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
-    file = open_file(path)
-    status = os.fstat(file.fileno())
-    ask_for(file.fileno(), 0, status.st_size)
-    if status.st_size > _CHUNK_BYTES:
-        return file, status
-    with file:
-        return io.BytesIO(file.read()), status
-
-
-def _missing(path: Path) -> DamageError:
-    return DamageError(
-        f"{path} is missing: if the cache was relabelled or extended since it was opened, open it again; otherwise "
-        "copy the cache again, or build it again"
-    )
 
 
 def encode_columns(columns: Mapping[str, Column]) -> bytes:
