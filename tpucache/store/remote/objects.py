@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError, redact
+from tpucache.store.files import read_chunks
 from tpucache.store.remote.http import ChangedError
 
 if TYPE_CHECKING:
@@ -131,23 +132,21 @@ class ObjectFolder:
 
         self._call(get, name)
 
-    def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
+    def write(self, name: str, source: Path | bytes, advance: Callable[[int], None]) -> None:
         import obstore
 
-        def chunks() -> Iterator[bytes]:
+        def chunks(path: Path) -> Iterator[bytes]:
             done = 0
-            with source.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    yield chunk
-                    done += len(chunk)
-                    advance(done)
+            for chunk in read_chunks(path):
+                yield chunk
+                done += len(chunk)
+                advance(done)
 
-        self._call(lambda store: obstore.put(store, name, chunks(), chunk_size=_CHUNK), name)
+        def put(store: ObjectStore) -> None:
+            data = source if isinstance(source, bytes) else chunks(source)
+            obstore.put(store, name, data, chunk_size=_CHUNK)
 
-    def put(self, name: str, data: bytes) -> None:
-        import obstore
-
-        self._call(lambda store: obstore.put(store, name, data), name)
+        self._call(put, name)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.

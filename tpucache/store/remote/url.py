@@ -134,17 +134,13 @@ class FsspecFolder:
         for data in self.part(name, start, start + len(target)):
             target[:] = data
 
-    def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
+    def write(self, name: str, source: Path | bytes, advance: Callable[[int], None]) -> None:
         done = 0
         with self._opened(name) as file:
-            for chunk in read_chunks(source):
+            for chunk in [source] if isinstance(source, bytes) else read_chunks(source):
                 file.write(chunk)
                 done += len(chunk)
                 advance(done)
-
-    def put(self, name: str, data: bytes) -> None:
-        with self._opened(name) as file:
-            file.write(data)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
@@ -161,7 +157,7 @@ class FsspecFolder:
         self._fs.invalidate_cache()
         if self._fs.exists(self._path(name)):
             return bool(self._fs.cat_file(self._path(name)) == data)
-        self.put(name, data)
+        self.write(name, data, lambda done: None)
         return True
 
     def commit(self, files: Mapping[str, Path | bytes], remove: Sequence[str]) -> None:
@@ -354,7 +350,7 @@ class Remote:
         self._retry(name, lambda: self._writable.write(name, source, advance))
 
     def put(self, name: str, data: bytes) -> None:
-        self._retry(name, lambda: self._writable.put(name, data))
+        self._retry(name, lambda: self._writable.write(name, data, lambda done: None))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
