@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -47,14 +48,6 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
-    url = "memory://caches/one"
-    yield url
-    fsspec.filesystem("memory").rm("/caches", recursive=True) if fsspec.filesystem("memory").exists("/caches") else None
-
-
 def held(url: str) -> dict[str, bytes]:
     files = fsspec.filesystem("memory")
     folder = "/" + url.partition("://")[2]
@@ -68,47 +61,67 @@ def files_of(cache: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in cache.iterdir() if path.name != "times.json"}
 
 
+@dataclass
+class Case:
+    source: Path
+    built: dict[str, bytes]
+    folder: Path
+    url: str = "memory://caches/one"
+
+    def build(self, local: str = "local", recipe: Recipe = _RECIPE, **options: Any) -> None:
+        build_here(self.source, self.url, recipe, local=self.folder / local, **options)
+
+    def held(self) -> dict[str, bytes]:
+        return held(self.url)
+
+    def check(self) -> None:
+        assert self.held() == self.built
+
+
+@pytest.fixture
+def case(source: Path, built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Case]:
+    monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
+    yield Case(source, files_of(built), tmp_path)
+    fsspec.filesystem("memory").rm("/caches", recursive=True) if fsspec.filesystem("memory").exists("/caches") else None
+
+
 @pytest.mark.parametrize("keep", [True, *thorough(False)])
-def test_a_url_gets_the_bytes_of_a_folder(source: Path, built: Path, store: str, tmp_path: Path, keep: bool) -> None:
-    build_here(source, store, _RECIPE, local=tmp_path / "local", keep_local=keep)
-    assert held(store) == files_of(built)
+def test_a_url_gets_the_bytes_of_a_folder(case: Case, keep: bool) -> None:
+    case.build(keep_local=keep)
+    case.check()
     if keep:
-        assert files_of(tmp_path / "local") == files_of(built)
+        assert files_of(case.folder / "local") == case.built
     else:
-        assert not (tmp_path / "local").exists()
-    before = held(store)
-    build_here(source, store, _RECIPE, local=tmp_path / "local", keep_local=keep)
-    assert held(store) == before
+        assert not (case.folder / "local").exists()
+    before = case.held()
+    case.build(keep_local=keep)
+    assert case.held() == before
 
 
-def test_what_waits_to_be_sent_is_bounded_and_what_was_sent_is_gone(
-    source: Path, built: Path, store: str, tmp_path: Path
-) -> None:
-    local, most = tmp_path / "local", []
+def test_what_waits_to_be_sent_is_bounded_and_what_was_sent_is_gone(case: Case) -> None:
+    most = []
 
     def look(_: object) -> None:
         waiting = 0
-        for path in local.glob("*.lmdb"):
+        for path in (case.folder / "local").glob("*.lmdb"):
             with contextlib.suppress(FileNotFoundError):  # it was sent, and removed, since it was listed
                 waiting += path.stat().st_size
         most.append(waiting)
 
-    build_here(source, store, _RECIPE, local=local, keep_local=False, on_progress=look)
-    assert held(store) == files_of(built)
-    largest = max(path.stat().st_size for path in built.glob("*.lmdb"))
+    case.build(keep_local=False, on_progress=look)
+    case.check()
+    largest = max(len(data) for name, data in case.built.items() if name.endswith(".lmdb"))
     assert max(most) <= 4 * largest
 
 
 @pytest.mark.parametrize("keep", [*thorough(True), False])
-def test_samples_and_variants_are_added_at_a_url_as_in_a_folder(
-    source: Path, store: str, tmp_path: Path, keep: bool
-) -> None:
-    photos, expected, local = tmp_path / "photos", tmp_path / "expected", tmp_path / "local"
+def test_samples_and_variants_are_added_at_a_url_as_in_a_folder(case: Case, keep: bool) -> None:
+    case.source, expected = case.folder / "photos", case.folder / "expected"
     for number, recipe in ((60, _RECIPE), (90, _RECIPE), (90, Recipe(size=96, shard_mb=1, variants=1))):
-        write_photos(photos, number, size=(80, 70))
-        build_here(photos, expected, recipe)
-        build_here(photos, store, recipe, local=local, keep_local=keep)
-        there = held(store)
+        write_photos(case.source, number, size=(80, 70))
+        build_here(case.source, expected, recipe)
+        case.build(recipe=recipe, keep_local=keep)
+        there = case.held()
         assert {name: there[name] for name in files_of(expected)} == files_of(expected)
 
 
@@ -134,7 +147,7 @@ class Hub(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]
 
 
 @pytest.fixture
-def hub(store: str, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def hub(case: Case, monkeypatch: pytest.MonkeyPatch) -> Hub:
     files = Hub()
 
     def create_commit(self: object, repo_id: str, operations: list[Any], **options: Any) -> None:
@@ -159,13 +172,12 @@ def hub(store: str, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 @pytest.mark.parametrize("folder", ["", "/train"])
-def test_the_hub_gets_a_shard_and_its_receipt_in_one_commit(
-    source: Path, built: Path, hub: Hub, tmp_path: Path, folder: str
-) -> None:
+def test_the_hub_gets_a_shard_and_its_receipt_in_one_commit(case: Case, hub: Hub, folder: str) -> None:
     place = f"/datasets/ann/birds{folder}"
-    build_here(source, f"hf:/{place}", _RECIPE, local=tmp_path / "local", keep_local=False)
+    case.url = f"hf:/{place}"
+    case.build(keep_local=False)
     there = {path.rpartition("/")[2]: hub.cat_file(path) for path in hub.ls(place, detail=False)}
-    assert {name: data for name, data in there.items() if name != ".gitattributes"} == files_of(built)
+    assert {name: data for name, data in there.items() if name != ".gitattributes"} == case.built
     shards = [name for name in there if name.endswith(".lmdb")]
     assert len(Hub.commits) <= len(shards) + 4  # claim, plan, tables, manifest
     assert not [made for made in Hub.commits if any(name.endswith(".lmdb") for name in made) and len(made) < 2]
@@ -200,10 +212,7 @@ def test_the_hub_gets_what_a_version_adds_and_refuses_a_parent_of_another_cache(
     ("keep", "is_another_machine", "step"), [(False, True, 6), *thorough((True, False, 2), (False, True, 2))]
 )
 def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
-    source: Path,
-    built: Path,
-    store: str,
-    tmp_path: Path,
+    case: Case,
     monkeypatch: pytest.MonkeyPatch,
     is_another_machine: bool,
     keep: bool,
@@ -228,21 +237,21 @@ def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
     for method, real in (("write", real_write), ("put", real_put), ("remove", real_remove)):
         monkeypatch.setattr(Remote, method, stopping(real))
     for request in itertools.count(1 + is_another_machine, step):  # with a step of 2, each request in one of both ways
-        local = tmp_path / f"local-{request}"
+        local = f"local-{request}"
         left[0] = request
         try:
-            build_here(source, store, _RECIPE, local=local, keep_local=keep)
+            case.build(local, keep_local=keep)
         except Stopped:
             pass
         else:
             break
         left[0] = 0
-        sent = {*held(store)} & {*files_of(built)}
+        sent = {*case.held()} & {*case.built}
         if is_another_machine:
-            local = tmp_path / f"other-{request}"
+            local = f"other-{request}"
         before = len(made)
-        build_here(source, store, _RECIPE, local=local, keep_local=keep)
-        assert held(store) == files_of(built), request
+        case.build(local, keep_local=keep)
+        case.check()
         again = set(made[before:])
         # Of a shard whose receipt did not arrive, nothing is known on another machine.
         assert len(again & sent) <= (1 if is_another_machine else 0), request
@@ -250,41 +259,37 @@ def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
     assert request > 12
 
 
-def test_a_build_whose_time_is_up_has_sent_what_is_finished(
-    source: Path, built: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local, began = tmp_path / "a", time.time()
+def test_a_build_whose_time_is_up_has_sent_what_is_finished(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.time()
 
     def look(_: BuildProgress) -> None:
-        if any(name.endswith(".lmdb") for name in held(store)):
+        if any(name.endswith(".lmdb") for name in case.held()):
             monkeypatch.setattr(time, "time", lambda: began + 10_000)
 
     with pytest.raises(UnfinishedError):
-        build_here(source, store, _RECIPE, local=local, keep_local=False, on_progress=look, time_limit=9000)
-    assert {*held(store)} & {*files_of(built)}
-    assert not [*local.glob("*.lmdb")]
-    build_here(source, store, _RECIPE, local=local, keep_local=False)
-    assert held(store) == files_of(built)
+        case.build(keep_local=False, on_progress=look, time_limit=9000)
+    assert {*case.held()} & {*case.built}
+    assert not [*(case.folder / "local").glob("*.lmdb")]
+    case.build(keep_local=False)
+    case.check()
 
 
-def test_of_two_builds_into_one_url_one_ends_in_one_line_and_the_other_is_whole(
-    source: Path, built: Path, store: str, tmp_path: Path
-) -> None:
+def test_of_two_builds_into_one_url_one_ends_in_one_line_and_the_other_is_whole(case: Case) -> None:
     began = []
 
     def begin_other(progress: BuildProgress) -> None:
-        if not began and any(name.endswith(".lmdb") for name in held(store)):
+        if not began and any(name.endswith(".lmdb") for name in case.held()):
             began.append(True)
-            build_here(source, store, _RECIPE, local=tmp_path / "second")
+            case.build("second")
 
     with pytest.raises(BuildError, match=r"another process builds into memory://caches/one: this process has stopped"):
-        build_here(source, store, _RECIPE, local=tmp_path / "first", on_progress=begin_other)
+        case.build("first", on_progress=begin_other)
     assert began
-    assert held(store) == files_of(built)
+    case.check()
 
 
 def test_a_claim_that_another_process_makes_at_the_same_moment_is_a_lost_race(
-    source: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = Remote.create
 
@@ -294,40 +299,38 @@ def test_a_claim_that_another_process_makes_at_the_same_moment_is_a_lost_race(
 
     monkeypatch.setattr(Remote, "create", race)
     with pytest.raises(BuildError, match="another process builds into"):
-        build_here(source, store, _RECIPE, local=tmp_path / "local")
-    assert "manifest.json" not in held(store)
+        case.build()
+    assert "manifest.json" not in case.held()
 
 
-def test_a_shard_that_another_process_replaces_leaves_no_manifest(
-    source: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_another_process_replaces_leaves_no_manifest(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check = UrlPlace._check_sent
 
     def replace(self: UrlPlace) -> None:
-        name = next(name for name in held(store) if name.endswith(".lmdb"))
-        fsspec.filesystem("memory").pipe_file(f"/caches/one/{name}", held(store)[name])
+        name = next(name for name in case.held() if name.endswith(".lmdb"))
+        fsspec.filesystem("memory").pipe_file(f"/caches/one/{name}", case.held()[name])
         check(self)
 
     monkeypatch.setattr(UrlPlace, "_check_sent", replace)
     with pytest.raises(StoreError, match="was replaced after it was sent"):
-        build_here(source, store, _RECIPE, local=tmp_path / "local")
-    assert "manifest.json" not in held(store)
+        case.build()
+    assert "manifest.json" not in case.held()
 
 
-def test_a_url_that_holds_anything_else_is_left_alone(source: Path, store: str, tmp_path: Path) -> None:
-    Remote(store).put("thesis.txt", b"mine")
+def test_a_url_that_holds_anything_else_is_left_alone(case: Case) -> None:
+    Remote(case.url).put("thesis.txt", b"mine")
     with pytest.raises(UsageError, match="no warmup left there"):
-        build_here(source, store, _RECIPE, local=tmp_path / "local")
-    assert held(store) == {"thesis.txt": b"mine"}
-    assert not (tmp_path / "local").exists()
+        case.build()
+    assert case.held() == {"thesis.txt": b"mine"}
+    assert not (case.folder / "local").exists()
 
 
-def test_another_cache_at_the_url_is_not_mixed_with_this_one(source: Path, store: str, tmp_path: Path) -> None:
-    build_here(source, store, local=tmp_path / "a")
-    before = held(store)
+def test_another_cache_at_the_url_is_not_mixed_with_this_one(case: Case) -> None:
+    case.build("a", Recipe(size=8))
+    before = case.held()
     with pytest.raises(Exception, match=r"size"):
-        build_here(source, store, _RECIPE, local=tmp_path / "b")
-    assert held(store) == before
+        case.build("b")
+    assert case.held() == before
 
 
 def test_what_cannot_be_written_to_or_has_no_folder_is_refused(source: Path, tmp_path: Path) -> None:
@@ -364,12 +367,12 @@ def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_read_from_it(
             assert labels.equal(classes)
 
 
-def test_a_receipt_of_another_shard_is_not_taken(source: Path, built: Path, store: str, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
+def test_a_receipt_of_another_shard_is_not_taken(case: Case) -> None:
+    cache = case.folder / "cache"
     with pytest.raises(Stopped):
-        build_here(source, cache, _RECIPE, on_progress=stop_after(70))
+        build_here(case.source, cache, _RECIPE, on_progress=stop_after(70))
     work = cache / ".warmup"
     (work / "shard-00002-v0000.npz").write_bytes((work / "shard-00000-v0000.npz").read_bytes())
     (work / "shard-00002-v0000.sent").touch()
-    build_here(source, cache, _RECIPE)
-    assert files_of(cache) == files_of(built)
+    build_here(case.source, cache, _RECIPE)
+    assert files_of(cache) == case.built
