@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile import make_hostile
 from made import build_here, digests
 from patience import PATIENCE
 
@@ -21,7 +22,6 @@ from tpucache.warmup.sources.source import Listing
 
 pytestmark = pytest.mark.slow
 
-_SCRIPT = Path(__file__).parents[1] / "hostile.py"
 _MUTANTS = 150
 _SIZE = 32
 _RECIPE = Recipe(size=_SIZE)
@@ -39,9 +39,7 @@ sys.exit(status)
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "photos"
-    subprocess.run(
-        [sys.executable, str(_SCRIPT), str(folder), "--mutants", str(_MUTANTS)], check=True, timeout=PATIENCE
-    )
+    make_hostile(folder, _MUTANTS)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hostile_bytes import RGB, png_file
 from made import build_here, digests, jpeg, smooth_image, write_rows
 from PIL import Image
 
@@ -134,9 +134,7 @@ def test_a_hostile_folder_is_reported(
         (source / name).write_bytes(data)
     os.mkfifo(source / "d.jpg")
     (source / "f.jpg").symlink_to("f.jpg")
-    huge = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(huge, "PNG")
-    (source / "g.png").write_bytes(huge.getvalue())
+    (source / "g.png").write_bytes(png_file(20_000, 20_000, 8, RGB, rows=1))
     found = dry_run(source, tmp_path / "cache", Recipe(size=8))
     assert [tried.path for tried in found.tried if not tried.reason] == ["a.jpg", "e\n\x1b[31m.jpg"]
     assert len(found.failed) == 5
