@@ -42,7 +42,7 @@ def flat(number: int) -> Item:
 
 @pytest.fixture
 def source(photos: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(photos, tmp_path / "source"))
+    return shutil.copytree(photos, tmp_path / "source")
 
 
 def test_variants_are_added_beside_shards_that_stay_as_they_are(photos: Path, jitter: str, tmp_path: Path) -> None:

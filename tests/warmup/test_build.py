@@ -33,7 +33,7 @@ _ENGINE: Any = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 el
 
 
 def _copy(photos: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(photos, tmp_path / "source"))
+    return shutil.copytree(photos, tmp_path / "source")
 
 
 def image_of(source: FolderSource, sample: Sample) -> Any:
@@ -151,7 +151,7 @@ def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Pa
 def test_another_recipe_is_refused_naming_the_difference_and_changes_nothing(
     photos: Path, clean: Path, tmp_path: Path, recipe: Recipe, difference: str
 ) -> None:
-    cache = Path(shutil.copytree(clean, tmp_path / "cache"))
+    cache = shutil.copytree(clean, tmp_path / "cache")
     with pytest.raises(RecipeError, match=difference):
         build_here(photos, cache, recipe)
     assert digests(cache) == digests(clean)
@@ -159,7 +159,7 @@ def test_another_recipe_is_refused_naming_the_difference_and_changes_nothing(
 
 @pytest.mark.parametrize("change", ["removed", "renamed", "moved to another class", "of another size"])
 def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, change: str) -> None:
-    source, cache = _copy(photos, tmp_path), Path(shutil.copytree(clean, tmp_path / "cache"))
+    source, cache = _copy(photos, tmp_path), shutil.copytree(clean, tmp_path / "cache")
     first = sorted((source / "cat").iterdir())[0]
     if change == "removed":
         first.unlink()
@@ -206,7 +206,7 @@ def test_a_data_set_that_draws_its_items_at_random_is_said(
 def test_a_cache_that_lacks_a_file_or_a_part_of_one_is_not_taken_for_finished(
     photos: Path, clean: Path, tmp_path: Path, name: str, variants: int
 ) -> None:
-    cache = Path(shutil.copytree(clean, tmp_path / "cache"))
+    cache = shutil.copytree(clean, tmp_path / "cache")
     recipe = Recipe(size=_SIZE, variants=variants, augment="flip")
     (cache / name).write_bytes((cache / name).read_bytes()[:-4096])
     before = digests(cache)

@@ -24,7 +24,7 @@ _RECIPE = Recipe(size=8)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    root = Path(write_photos(tmp_path / "photos", 6, classes=(), size=(20, 16)))
+    root = write_photos(tmp_path / "photos", 6, classes=(), size=(20, 16))
     (root / "table.csv").write_text(
         "path,kind,age,fold,split,note\n"
         "0000.jpg,cat,31,0,1,a\n0001.jpg,dog,7,1,0,b\n0002.jpg,cat,64,2,1,007\n"

@@ -115,7 +115,7 @@ def test_a_cache_like_another_has_its_records_and_classes(train_cache: Path, val
     assert (made.fields, made.classes) == (wanted.fields, wanted.classes)
     assert made.recipe["fit"] == "pad"
     assert Recipe.like(train_cache, variants=2) == Recipe(size=(8, 12), fit="pad", codec="jpeg", quality=80, variants=2)
-    test = Path(shutil.copytree(valid / "cat", tmp_path / "test"))
+    test = shutil.copytree(valid / "cat", tmp_path / "test")
     assert main(["warmup", str(test), str(tmp_path / "test_cache"), *flags]) == 0
     assert Manifest.load(tmp_path / "test_cache").classes == ()
 

@@ -299,9 +299,9 @@ def test_whatever_fails_is_reported_and_the_next_run_ends_in_the_same_bytes(
     prepare, run, floor = RUNS[name]
     start, cache, finished = tmp_path / "start", tmp_path / "cache", set[State]()
     prepare(jitter, start)
-    run(jitter, Path(shutil.copytree(start, tmp_path / "whole")))
+    run(jitter, shutil.copytree(start, tmp_path / "whole"))
     expected = digests(tmp_path / "whole")
-    counted = changes(run, jitter, Path(shutil.copytree(start, tmp_path / "again")))
+    counted = changes(run, jitter, shutil.copytree(start, tmp_path / "again"))
     calls = counted.calls
     assert len(calls) >= floor
     assert {"open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"} <= set(calls)
@@ -351,7 +351,7 @@ def test_a_change_that_fails_anywhere_leaves_the_version_before_or_the_next(
     delete_samples(start, paths=["1.png"])
     rows = [f"{number}.png,{'xyz'[number % 3]}" for number in range(5)]
     write_rows(tmp_path / "labels.csv", "file,label", *rows)
-    counted = changes(change, jitter, Path(shutil.copytree(start, tmp_path / "whole")))
+    counted = changes(change, jitter, shutil.copytree(start, tmp_path / "whole"))
     expected, (before, after) = digests(tmp_path / "whole"), (shown(each) for each in (start, tmp_path / "whole"))
     assert {"open", "write", "fsync", "replace"} <= {*counted.calls}
     seen = []

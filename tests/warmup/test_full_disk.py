@@ -44,7 +44,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(write_photos(tmp_path_factory.mktemp("full") / "photos", _SAMPLES, size=(80, 70)))
+    return write_photos(tmp_path_factory.mktemp("full") / "photos", _SAMPLES, size=(80, 70))
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ _SHARDS = 4
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(write_photos(tmp_path_factory.mktemp("kaggle") / "photos", 40, size=(20, 20)))
+    return write_photos(tmp_path_factory.mktemp("kaggle") / "photos", 40, size=(20, 20))
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(write_photos(tmp_path_factory.mktemp("killed") / "photos", 150, size=(30, 25)))
+    return write_photos(tmp_path_factory.mktemp("killed") / "photos", 150, size=(30, 25))
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ KIND = TableOptions(label_cols=("kind",))
 
 @pytest.fixture
 def copy(cache: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(cache, tmp_path / "cache"))
+    return shutil.copytree(cache, tmp_path / "cache")
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def identities(cache: Path) -> dict[str, tuple[int, int]]:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photographs of which two are none, and later more of them, so that some sort before all others."""
-    root = Path(write_photos(tmp_path_factory.mktemp("repaired") / "photos", 130, size=(30, 24)))
+    root = write_photos(tmp_path_factory.mktemp("repaired") / "photos", 130, size=(30, 24))
     (root / "cat" / "0000bad.jpg").write_bytes(b"no image")
     (root / "emu" / "bad.jpg").write_bytes(b"")
     return root
@@ -86,7 +86,7 @@ def grown(source: Path, modules: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def cache(grown: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(grown, tmp_path / "cache"))
+    return shutil.copytree(grown, tmp_path / "cache")
 
 
 HARMED = [
@@ -276,7 +276,7 @@ def test_an_addition_that_is_not_finished_continues_after_a_repair(
     tmp_path: Path,
 ) -> None:
     recipe = Recipe(size=16, variants=3, augment="moved_by_test:shift")
-    whole = Path(shutil.copytree(cache, tmp_path / "whole"))
+    whole = shutil.copytree(cache, tmp_path / "whole")
     build_here(source, whole, recipe)
     with failing_rename("index-*.npy", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         build_here(source, cache, recipe)

@@ -31,7 +31,7 @@ def run(source: Path, cache: Path, *flags: str) -> int:
 def test_files_sizes_labels_and_an_estimate_are_shown_and_no_cache_is_made(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = Path(shutil.copytree(photos, tmp_path / "source"))
+    source = shutil.copytree(photos, tmp_path / "source")
     (source / "cat" / "notes.txt").write_text("text")
     (source / "cat" / "bad.png").write_bytes(b"no image")
     before = sorted(tmp_path.rglob("*"))

@@ -38,7 +38,7 @@ _MANY = 100  # samples, in three shards
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(write_photos(tmp_path_factory.mktemp("upload") / "photos", _MANY, size=(80, 70)))
+    return write_photos(tmp_path_factory.mktemp("upload") / "photos", _MANY, size=(80, 70))
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "root"))
+    return shutil.copytree(made, tmp_path / "root")
 
 
 def contents(cache: str | Path, version: int | None = None) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_a_deleted_sample_is_gone_at_once_and_every_other_stays(root: Path) -> N
 def test_digests_differ_where_other_samples_of_the_same_labels_were_deleted(root: Path) -> None:
     digests = set()
     for path in ("a/00.png", "a/02.png"):
-        cache = Path(shutil.copytree(root / "cache", root / path.replace("/", " ")))
+        cache = shutil.copytree(root / "cache", root / path.replace("/", " "))
         manifest = delete_samples(cache, paths=[path])
         dataset = CachedDataset(cache)
         digests |= {dataset.digest, manifest.fingerprint, manifest.identity}
@@ -123,7 +123,7 @@ CHANGES = st.lists(
 def test_each_version_reads_as_it_was_whatever_came_after(
     made: Path, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int]]
 ) -> None:
-    root = Path(shutil.copytree(made, tmp_path_factory.mktemp("changes") / "root"))
+    root = shutil.copytree(made, tmp_path_factory.mktemp("changes") / "root")
     cache, was, added = root / "cache", {}, 0
     is_relabelled = False
     was[1] = contents(cache)
@@ -369,7 +369,7 @@ def test_a_folder_of_that_very_name_is_no_version(three: Path) -> None:
 def test_changes_are_refused_while_somebody_else_writes(three: Path) -> None:
     source = three.parent / "source"
     draw(source, "a/newer.png", 6)
-    new, damaged = three.parent / "new", Path(shutil.copytree(three, three.parent / "damaged"))
+    new, damaged = three.parent / "new", shutil.copytree(three, three.parent / "damaged")
     (damaged / "v00-00000.lmdb").unlink()
     for cache in (three, new, damaged):
         (cache / ".warmup").mkdir(parents=True)
@@ -490,7 +490,7 @@ def test_skipped_samples_that_are_tried_again_make_versions(root: Path) -> None:
 
 
 def test_another_history_of_the_same_cache_is_not_mixed_in(root: Path) -> None:
-    cache, other = root / "cache", Path(shutil.copytree(root / "cache", root / "other"))
+    cache, other = root / "cache", shutil.copytree(root / "cache", root / "other")
     delete_samples(cache, paths=["a/00.png"])
     delete_samples(other, paths=["a/02.png"])
     push_cache(cache, str(root / "there"))
@@ -509,7 +509,7 @@ def test_a_cache_of_one_version_has_no_new_key_and_no_new_file(made: Path) -> No
 
 
 def test_the_same_changes_make_the_same_bytes(root: Path) -> None:
-    caches = [root / "cache", Path(shutil.copytree(root / "cache", root / "again"))]
+    caches = [root / "cache", shutil.copytree(root / "cache", root / "again")]
     for cache in caches:
         delete_samples(cache, where="path == 'a/00.png'")
         relabel(cache, lambda number: f"k{number % 2}")

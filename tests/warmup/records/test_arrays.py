@@ -109,11 +109,16 @@ def test_arrays_are_kept_as_they_are_but_for_the_order_of_bytes(dtype: str) -> N
     assert_array_equal(clean["x"], array)
 
 
+def _item(fields: dict[str, Any]) -> Item:
+    arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return Item({name: value for name, value in arrays.items() if value is not None})
+
+
 _GOOD: dict[str, Any] = {
     "image": np.zeros((8, 8, 3), np.uint8),
     "mask": np.zeros((8, 8), np.uint8),
-    "boxes": np.array([[1.0, 1, 5, 5]]),
-    "keypoints": np.array([[1.0, 2.0]]),
+    "boxes": [[1.0, 1, 5, 5]],
+    "keypoints": [[1.0, 2.0]],
     "tokens": np.zeros(3, np.int32),
 }
 
@@ -134,36 +139,35 @@ _GOOD: dict[str, Any] = {
         ({"image": b"text"}, "not an image"),
         ({"mask": np.zeros((8, 9), np.uint8)}, "the mask is 9 x 8 pixels, the image 8 x 8"),
         ({"mask": b"text"}, "the mask: not an image"),
-        ({"boxes": np.array([[1, 1, np.nan, 5]])}, "boxes hold numbers that are not finite"),
-        ({"boxes": np.array([[1, 1, 5, 5, np.inf]])}, "boxes hold numbers that are not finite"),
-        ({"boxes": np.array([[1, 1, 1e300, 5]])}, "boxes hold numbers that are not finite, or beyond"),
-        ({"keypoints": np.array([[-1e300, 1]])}, "keypoints hold numbers that are not finite, or beyond"),
-        ({"boxes": np.array([[0, 0, 1, 1], [5, 1, 4, 2]])}, "box 1 has a negative width or height"),
-        ({"boxes": np.array([[1, 5, 4, 2]])}, "box 0 has a negative width or height"),
+        ({"boxes": [[1, 1, np.nan, 5]]}, "boxes hold numbers that are not finite"),
+        ({"boxes": [[1, 1, 5, 5, np.inf]]}, "boxes hold numbers that are not finite"),
+        ({"boxes": [[1, 1, 1e300, 5]]}, "boxes hold numbers that are not finite, or beyond"),
+        ({"keypoints": [[-1e300, 1]]}, "keypoints hold numbers that are not finite, or beyond"),
+        ({"boxes": [[0, 0, 1, 1], [5, 1, 4, 2]]}, "box 1 has a negative width or height"),
+        ({"boxes": [[1, 5, 4, 2]]}, "box 0 has a negative width or height"),
         ({"boxes": np.ones((2, 3))}, r"boxes must have the shape \(n, 4\) or \(n, 5\)"),
-        ({"boxes": np.array([[1, 1, 5, 5, 0], [1, 1, 5, 5, -1]])}, "box 1 has the class -1: give whole numbers from 0"),
-        ({"boxes": np.array([[1, 1, 5, 5, 1.5]])}, "box 0 has the class 1.5"),
-        ({"boxes": np.array([[0.1, 0.1, 0.5, 1]])}, "lie in one pixel: if they are fractions"),
-        ({"boxes": np.array(["a"])}, "boxes must be an array of numbers"),
+        ({"boxes": [[1, 1, 5, 5, 0], [1, 1, 5, 5, -1]]}, "box 1 has the class -1: give whole numbers from 0"),
+        ({"boxes": [[1, 1, 5, 5, 1.5]]}, "box 0 has the class 1.5"),
+        ({"boxes": [[0.1, 0.1, 0.5, 1]]}, "lie in one pixel: if they are fractions"),
+        ({"boxes": ["a"]}, "boxes must be an array of numbers"),
         ({"boxes": b"1"}, "boxes must be an array of numbers"),
         ({"boxes": np.tile([1.0, 1, 5, 5], (4, 1))}, "holds 4 boxes, more than --max-boxes 3"),
         ({"keypoints": np.ones((2, 2))}, r"'keypoints' has the shape \(2, 2\), in other samples \(1, 2\)"),
         ({"keypoints": np.ones((1, 3))}, "'keypoints' has the shape"),
-        ({"keypoints": np.array([[np.nan, 1]])}, "keypoints hold numbers that are not finite"),
+        ({"keypoints": [[np.nan, 1]]}, "keypoints hold numbers that are not finite"),
     ],
 )
 def test_a_sample_unlike_the_others_is_an_error_naming_the_field(changed: dict[str, Any], reason: str) -> None:
     recipe = Recipe(size=4, max_boxes=3)
-    fields = record_fields(Item(_GOOD), recipe)
-    values = {name: value for name, value in {**_GOOD, **changed}.items() if value is not None}
+    fields = record_fields(_item(_GOOD), recipe)
     with pytest.raises(SampleError, match=reason) as caught:
-        clean_and_count(Item(values), fields, recipe, "some/path")[0]
+        clean_and_count(_item({**_GOOD, **changed}), fields, recipe, "some/path")
     assert caught.value.path == "some/path"
 
 
 @pytest.mark.parametrize("boxes", [np.zeros((0, 4)), np.zeros((0, 5), np.float32), np.array([])], ids=str)
 def test_no_boxes_are_rows_of_minus_one(boxes: Array) -> None:
-    clean = _clean(Item({**_GOOD, "boxes": boxes}), Recipe(size=4, max_boxes=3))
+    clean = _clean(_item({**_GOOD, "boxes": boxes}), Recipe(size=4, max_boxes=3))
     assert_array_equal(clean["boxes"], np.full((3, 5), -1))
 
 

@@ -56,7 +56,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(write_photos(tmp_path_factory.mktemp("shared") / "photos", 150, size=(80, 70)))
+    return write_photos(tmp_path_factory.mktemp("shared") / "photos", 150, size=(80, 70))
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def roll(image, generator):
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return Path(write_photos(tmp_path / "photos", 80, size=(40, 30)))
+    return write_photos(tmp_path / "photos", 80, size=(40, 30))
 
 
 @pytest.fixture

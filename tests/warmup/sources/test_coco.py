@@ -39,6 +39,10 @@ def coco(**changes: Any) -> dict[str, Any]:
     return {**content, **changes}
 
 
+def boxed(**changes: Any) -> dict[str, Any]:
+    return coco(annotations=[{"id": 4, "image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4], **changes}])
+
+
 def write(folder: Path, content: Any) -> Path:
     (folder / "images").mkdir(exist_ok=True)
     for name, size in IMAGES.items():
@@ -145,27 +149,20 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         ("[" * 100_000, "is not a COCO JSON"),
         ({"images": []}, "there is no 'categories'"),
         (json.dumps(coco()).replace('"id": 7', '"id": 8, "id": 7'), "the key 'id' is there twice"),
+        (boxed(image_id=1), "annotation 4 of image 1"),
         (coco(annotations=[{"image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}]), "at position 0 of image 1"),
-        (
-            coco(annotations=[{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]),
-            "at position 0 has the category",
-        ),
-        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "at position 0 has the box"),
-        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, -3, 4]}]), "not left, top, width, height"),
-        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, float("nan"), 4]}]), "not left, top"),
+        (boxed(category_id=5), "annotation 4 has the category"),
+        (boxed(category_id=[3]), "has the category"),
         *(
-            (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": box}]), r"the box .* is not left, top, width")
+            (boxed(bbox=box), r"annotation 4 has the box .* not left, top, width, height")
             for box in (
                 *([number, 2, 3, 4] for number in (1e300, -1e300, 10**400, 2**32, float("inf"), "1", True, None, {})),
-                *(
-                    [1, 2, 1e300, 4],
-                    [1, 2, 3, 4, 5],
-                    list(range(10_000)),
-                    "abcd",
-                    dict.fromkeys("abcd", 1),
-                ),
+                *([1, 2, 3], [1, 2, -3, 4], [1, 2, float("nan"), 4], [1, 2, 1e300, 4], [1, 2, 3, 4, 5]),
+                *([*range(10_000)], "abcd", dict.fromkeys("abcd", 1)),
             )
         ),
+        *((boxed(bbox=box), "annotation 4 has no bbox: correct it in") for box in (None, [])),
+        (boxed(iscrowd="0"), "annotation 4 has the iscrowd '0', which is not 0 or 1"),
         (coco(images=[{"id": 7, "file_name": "k" * 100_000}], annotations=[]), "lists none of the samples"),
         (
             coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]),
@@ -173,18 +170,6 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         ),
         (coco(images=[{"id": 7, "file_name": f"{n}.png"} for n in "ab"]), "the id 7 is there twice among the images"),
         (coco(categories=[{"id": 3, "name": n} for n in "ab"]), "the id 3 is there twice among the categories"),
-        *(
-            (
-                coco(annotations=[{"id": 4, "image_id": 7, "category_id": 3, **box}]),
-                "annotation 4 has no bbox: correct it in",
-            )
-            for box in ({}, {"bbox": None}, {"bbox": []})
-        ),
-        (coco(annotations=[{"id": 4, "image_id": 7, "category_id": [3], "bbox": [1, 2, 3, 4]}]), "has the category"),
-        (
-            coco(annotations=[{"id": 4, "image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4], "iscrowd": "0"}]),
-            "annotation 4 has the iscrowd '0', which is not 0 or 1",
-        ),
     ],
 )
 def test_what_is_no_coco_file_of_the_images_is_refused(content: Any, reason: str, tmp_path: Path) -> None:
