@@ -161,30 +161,9 @@ def nothing_outlives_its_test(nothing_outlives_the_session: None) -> Iterator[No
 
 
 @pytest.fixture(scope="session")
-def short_replay() -> Iterator[None]:
-    """Have the runs of this process replay five steps for the ceiling at their end: up to 2 s take long everywhere."""
-    loop = importlib.import_module("tpucache.training.loop")
-    ceiling = loop.ceiling
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "ceiling", lambda execute, device, images, _: ceiling(execute, device, images, 0.0))
-        yield
-
-
-@pytest.fixture(scope="session")
-def short_bench() -> Iterator[None]:
-    """Have `bench` measure for a fiftieth of its time in this process: its eleven turns take a second each."""
-    run_bench = importlib.import_module("tpucache.report.bench").run_bench
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(run_bench.__kwdefaults__, "seconds", 0.02)
-        yield
-
-
-@pytest.fixture(scope="session")
-def short_runs(short_replay: None, short_bench: None) -> Iterator[None]:
-    """The same of both, and have runs draw no curves, which takes a quarter of a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpucache.training.loop.drawn_curves", lambda *_: contextlib.nullcontext())
-        yield
+def short_runs() -> None:
+    """Have the runs and measurements of this process take a moment, from now on."""
+    forking.shorten_runs()
 
 
 @pytest.fixture(scope="session")

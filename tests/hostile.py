@@ -6,12 +6,11 @@
 - `odd` holds what may go either way, by the user's rights and by the decoder's version.
 - `mutants` holds valid files with bits flipped, parts cut out, put in and swapped: anything but a crash will do.
 
-The same seed writes the same folder. Links and special files need Linux.
+Links and special files need Linux.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import random
@@ -37,24 +36,20 @@ _BELOW, _ABOVE = 9459, 9460
 Files = Iterator[tuple[str, bytes]]
 
 
-def make_hostile(folder: Path, mutants: int = 500, seed: int = 0) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty: give a new folder")
-    photo = _photograph(_SIDES, seed)
+def make_hostile(folder: Path, mutants: int) -> None:
+    photo = _photograph()
     kinds: dict[str, Files] = {
         "broken": _broken(photo),
         "fine": _fine(photo),
         "names": ((name, _encoded(photo, "JPEG")) for name in _names()),
         "odd": _odd(photo),
-        "mutants": _mutants(photo, mutants, seed),
+        "mutants": _mutants(photo, mutants),
     }
     for kind, files in kinds.items():
-        (folder / kind).mkdir()
+        (folder / kind).mkdir(parents=True)
         for name, content in files:
             (folder / kind / name).write_bytes(content)
     _make_special(folder / "broken", folder / "fine", folder / "odd")
-    return sum(not stat.S_ISDIR(path.lstat().st_mode) for path in folder.rglob("*"))
 
 
 def _broken(photo: Image.Image) -> Files:
@@ -165,7 +160,7 @@ def _names() -> Iterator[str]:
     yield f"{'n' * (_LONGEST_NAME - 4)}.jpg"
 
 
-def _mutants(photo: Image.Image, mutants: int, seed: int) -> Files:
+def _mutants(photo: Image.Image, mutants: int) -> Files:
     small = photo.resize((24, 16))
     with_exif = _encoded(small, "JPEG", exif=_exif(6), progressive=True)
     bases = [("jpg", _encoded(small, "JPEG")), ("jpg", with_exif), ("png", _encoded(small, "PNG"))]
@@ -173,7 +168,7 @@ def _mutants(photo: Image.Image, mutants: int, seed: int) -> Files:
     bases += [("tif", _encoded(small, "TIFF")), ("tif", _encoded(small, "TIFF", compression="tiff_lzw"))]
     if features.check("webp"):
         bases += [("webp", _encoded(small, "WEBP")), ("webp", _encoded(small, "WEBP", lossless=True))]
-    rng = random.Random(seed)
+    rng = random.Random(0)
     for number in range(mutants):
         suffix, content = bases[number % len(bases)]
         yield f"{number:05d}.{suffix}", mutate(content, rng)
@@ -201,9 +196,9 @@ def _make_special(broken: Path, fine: Path, odd: Path) -> None:
     (fine / "itself").symlink_to("itself")
 
 
-def _photograph(sides: tuple[int, int], seed: int) -> Image.Image:
-    grid = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
-    return Image.fromarray(grid).resize(sides, Image.Resampling.BICUBIC)
+def _photograph() -> Image.Image:
+    grid = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    return Image.fromarray(grid).resize(_SIDES, Image.Resampling.BICUBIC)
 
 
 def _encoded(image: Image.Image, file_format: str, **options: Any) -> bytes:
@@ -222,12 +217,3 @@ def _no_numbers() -> np.ndarray[Any, Any]:
     values = np.linspace(-1, 2, _SIDES[0] * _SIDES[1], dtype=np.float32).reshape(_SIDES[::-1])
     values[0, :4] = np.nan, np.inf, -np.inf, 1e38
     return values
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to write: new or empty")
-    parser.add_argument("--mutants", type=int, default=500, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    arguments = parser.parse_args()
-    print(f"{arguments.folder}: {make_hostile(arguments.folder, arguments.mutants, arguments.seed):,} files")

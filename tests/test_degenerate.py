@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,98 +23,50 @@ SIDE = 16
 Command = Callable[..., int]
 
 
-def pictures(folder: Path, count: int, mode: str = "RGB", side: int = 24) -> list[Path]:
-    folder.mkdir(parents=True)
-    random, paths = np.random.RandomState(7), []
-    for number in range(count):
-        pixels = random.randint(0, 256, (side, side, len(mode)), np.uint8)
-        paths.append(folder / f"{number}.png")
-        Image.fromarray(pixels, mode).save(paths[-1])
-    return paths
+class Case(NamedTuple):
+    """Pictures of each class, and how they are changed; labels, where a table has them; and options of warmup."""
+
+    classes: tuple[str, ...] = ("ant", "bee")
+    count: int = 6
+    mode: str = "RGB"
+    side: int = 24
+    change: Callable[[np.ndarray], object] = np.copy
+    labels: Mapping[str, Callable[[int], object]] = {}
+    options: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> list[object]:
+        """Return the source and its options."""
+        source, random = folder / "source", np.random.RandomState(7)
+        for name in self.classes:
+            (source / name).mkdir(parents=True)
+            for number in range(self.count):
+                pixels = random.randint(0, 256, (self.side, self.side, len(self.mode)), np.uint8)
+                self.change(pixels)
+                Image.fromarray(pixels, self.mode).save(source / name / f"{number}.png")
+        (folder / "classes.txt").write_text("ant\nbee\nnobody\n")
+        if not self.labels:
+            return [source, *(option.format(folder=folder) for option in self.options)]
+        with (source / "table.csv").open("w", newline="") as file:
+            rows = ((f"{at}.png", *(label(at) for label in self.labels.values())) for at in range(self.count))
+            csv.writer(file).writerows([("path", *self.labels), *rows])
+        return [source / "table.csv", *(word for name in self.labels for word in ("--label-col", name))]
 
 
-def table(folder: Path, paths: list[Path], label: Callable[[int], object]) -> Path:
-    with (folder / "table.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "label"), *((path.name, label(at)) for at, path in enumerate(paths))])
-    return folder / "table.csv"
-
-
-def no_blue(folder: Path) -> list[object]:
-    for name in ("ant", "bee"):
-        for path in pictures(folder / "source" / name, 6):
-            pixels = np.array(Image.open(path))
-            pixels[..., 2] = 0
-            Image.fromarray(pixels).save(path)
-    return [folder / "source"]
-
-
-def black(folder: Path) -> list[object]:
-    for name in ("ant", "bee"):
-        for path in pictures(folder / "source" / name, 6):
-            Image.new("RGB", (24, 24)).save(path)
-    return [folder / "source"]
-
-
-def opaque(folder: Path) -> list[object]:
-    for name in ("ant", "bee"):
-        for path in pictures(folder / "source" / name, 6, "RGBA"):
-            image = Image.open(path)
-            image.putalpha(255)
-            image.save(path)
-    return [folder / "source", "--mode", "keep"]
-
-
-def one_class(folder: Path) -> list[object]:
-    pictures(folder / "source" / "ant", 12)
-    return [folder / "source"]
-
-
-def one_sample(folder: Path) -> list[object]:
-    pictures(folder / "source" / "ant", 1)
-    return [folder / "source"]
-
-
-def empty_class(folder: Path) -> list[object]:
-    (folder / "classes.txt").parent.mkdir(parents=True)
-    (folder / "classes.txt").write_text("ant\nbee\nnobody\n")
-    for name in ("ant", "bee"):
-        pictures(folder / "source" / name, 6)
-    return [folder / "source", "--classes", folder / "classes.txt"]
-
-
-def one_number(folder: Path) -> list[object]:
-    paths = pictures(folder / "source", 12)
-    return [table(folder / "source", paths, lambda _: 2.5), "--label-col", "label"]
-
-
-def one_sample_with_a_number(folder: Path) -> list[object]:
-    paths = pictures(folder / "source", 1)
-    return [table(folder / "source", paths, lambda _: 2.5), "--label-col", "label"]
-
-
-def one_pixel(folder: Path) -> list[object]:
-    for name in ("ant", "bee"):
-        pictures(folder / "source" / name, 6, side=1)
-    return [folder / "source"]
-
-
-def unmarked(folder: Path) -> list[object]:
-    """Several classes a sample, of which one is everybody's and another nobody's."""
-    paths = pictures(folder / "source", 12)
-    with (folder / "source" / "table.csv").open("w", newline="") as file:
-        rows = ((path.name, 1, 0, at % 2) for at, path in enumerate(paths))
-        csv.writer(file).writerows([("path", "all", "none", "some"), *rows])
-    marks = [text for name in ("all", "none", "some") for text in ("--label-col", name)]
-    return [folder / "source" / "table.csv", *marks]
-
-
-ALL = [
-    *thorough(black, opaque, one_class),
-    one_sample,
-    *thorough(empty_class, one_number),
-    one_sample_with_a_number,
-    *thorough(one_pixel, unmarked),
-]
+NUMBER = {"label": lambda _: 2.5}
+CASES = {
+    "no blue": Case(change=lambda pixels: pixels[..., 2].fill(0)),
+    "black": Case(change=lambda pixels: pixels.fill(0)),
+    "opaque": Case(mode="RGBA", change=lambda pixels: pixels[..., 3].fill(255), options=("--mode", "keep")),
+    "one class": Case(("ant",), 12),
+    "one sample": Case(("ant",), 1),
+    "an empty class": Case(options=("--classes", "{folder}/classes.txt")),
+    "one number": Case((".",), 12, labels=NUMBER),
+    "one sample with a number": Case((".",), 1, labels=NUMBER),
+    "one pixel": Case(side=1),
+    # Several classes a sample, of which one is everybody's and another nobody's.
+    "unmarked": Case((".",), 12, labels={"all": lambda _: 1, "none": lambda _: 0, "some": lambda at: at % 2}),
+}
+USUAL = ("one sample", "one sample with a number")
 
 
 @pytest.fixture
@@ -138,11 +91,9 @@ def contents(folder: Path | None) -> list[str]:
     return sorted(str(path) for path in folder.rglob("*") if path.is_file()) if folder and folder.exists() else []
 
 
-@pytest.mark.parametrize("make", ALL)
-def test_every_command_reads_what_the_others_wrote(
-    make: Callable[[Path], list[object]], tmp_path: Path, command: Command
-) -> None:
-    source, *options = make(tmp_path / "data")
+@pytest.mark.parametrize("name", [*USUAL, *thorough(*CASES.keys() - {*USUAL, "no blue"})])
+def test_every_command_reads_what_the_others_wrote(name: str, tmp_path: Path, command: Command) -> None:
+    source, *options = CASES[name].write(tmp_path / "data")
     cache, out, runs = tmp_path / "cache", tmp_path / "out", tmp_path / "runs"
     out.mkdir()
     command("warmup", source, cache, *options, "--size", SIDE, "--variants", 1, "--jobs", 1)
@@ -157,7 +108,7 @@ def test_every_command_reads_what_the_others_wrote(
     short = ["--backend", "eager", "--model", "cnn", "--epochs", 1, "--batch-size", min(4, samples)]
     run, table = runs / "run", out / "predictions.csv"
     validated = [*short, "--valid", cache]
-    has_nothing_to_tell_apart = make in (one_class, one_sample)
+    has_nothing_to_tell_apart = name in ("one class", "one sample")
     status = command("train", cache, "--run", run, *validated, into=run, may_refuse=has_nothing_to_tell_apart)
     assert (status != 0) == has_nothing_to_tell_apart
     if status == 0:
@@ -184,7 +135,7 @@ def probabilities(table: Path) -> np.ndarray:
 
 def test_a_constant_channel_is_divided_by_one(tmp_path: Path, command: Command) -> None:
     cache, run = tmp_path / "cache", tmp_path / "run"
-    command("warmup", *no_blue(tmp_path / "data"), cache, "--size", SIDE, "--jobs", 1)
+    command("warmup", *CASES["no blue"].write(tmp_path / "data"), cache, "--size", SIDE, "--jobs", 1)
     assert Manifest.load(cache).statistics.std[2] == 0  # the cache says what is
     short = ["--backend", "eager", "--model", "cnn", "--epochs", 1, "--batch-size", 4]
     command("train", cache, "--run", run, *short)

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))  # for layouts
 
 
 @pytest.fixture(scope="session", autouse=True)
-def measurements_are_short(short_replay: None, short_bench: None) -> None:
+def measurements_are_short(short_runs: None) -> None:
     """Of `bench` and of runs: that they answer is tested, not what."""
 
 

@@ -17,7 +17,7 @@ SMALL = ["--backend", "torch", "--cores", "1", "--epochs", "1", "--batch-size", 
 
 
 @pytest.fixture
-def page(cache, tmp_path, monkeypatch, short_runs):
+def page(cache, tmp_path, monkeypatch):
     """A folder with the caches that the page names, and the page's blocks as (language, text)."""
     (tmp_path / "cache").mkdir()
     for name in ("train", "valid", "test"):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from patience import PATIENCE
@@ -26,17 +25,11 @@ exit 0
 """
 
 
-class Installed(NamedTuple):
-    status: int
-    calls: list[str]
-    said: str
-
-
 @pytest.fixture
-def install(tmp_path: Path) -> Callable[..., Installed]:
+def install(tmp_path: Path) -> Callable[..., tuple[int, list[str], str]]:
     """Run the installer where every program that it calls is a stand-in."""
 
-    def run(*words: str, on_path: tuple[str, ...] = (), fails: tuple[str, ...] = (), index: str = "") -> Installed:
+    def run(*words: str, on_path: tuple[str, ...], fails: str = "", index: str = "") -> tuple[int, list[str], str]:
         programs, calls = tmp_path / "bin", tmp_path / "calls"
         for path in [tmp_path / "venv/bin/python", *(programs / name for name in on_path)]:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +38,7 @@ def install(tmp_path: Path) -> Callable[..., Installed]:
         environment = {
             "PATH": str(programs),  # whatever this machine has installed
             "CALLS": str(calls),
-            "FAILS": "\n".join(fails),
+            "FAILS": fails,
             "INDEX": index,
             "PYTHONPATH": str(ROOT),
         }
@@ -53,70 +46,55 @@ def install(tmp_path: Path) -> Callable[..., Installed]:
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
-        return Installed(done.returncode, calls.read_text().splitlines(), done.stderr)
+        return done.returncode, calls.read_text().splitlines(), done.stderr
 
     return run
 
 
-def by_uv(done: Installed) -> list[str]:
-    return [call.partition("--editable ")[2] for call in done.calls if call.startswith("uv pip install")]
-
-
-def by_pip(done: Installed) -> list[str]:
-    return [call.removeprefix("python -m pip install ") for call in done.calls if call.startswith("python -m pip inst")]
-
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="this system has no second build of torch")
+GPU = ("uv", "nvidia-smi")
+CPU, PLAIN = ".[demo] --torch-backend=cpu", ".[demo]"
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="this system has no second build of torch")
-def test_without_a_gpu_uv_takes_the_build_of_torch_for_cpus(install: Callable[..., Installed]) -> None:
-    done = install("demo", on_path=("uv", "nvidia-smi"), fails=("nvidia-smi",))
-    assert (done.status, by_uv(done), by_pip(done)) == (0, [".[demo] --torch-backend=cpu"], [])
-    assert "the build of torch is cpu (no NVIDIA GPU works here)" in done.said
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="this system has no second build of torch")
-def test_where_a_gpu_answers_uv_takes_the_build_that_its_driver_runs(install: Callable[..., Installed]) -> None:
-    done = install("xla,dev", on_path=("uv", "nvidia-smi"))
-    assert (done.status, by_uv(done)) == (0, [".[xla,dev] --torch-backend=auto"])
-    assert "the build of torch is cuda (an NVIDIA GPU works here)" in done.said
-
-
-@pytest.mark.parametrize(("torch", "option"), [("cpu", " --torch-backend=cpu"), ("any", "")])
-def test_the_build_that_was_asked_for_is_taken_whatever_the_machine_has(
-    install: Callable[..., Installed], torch: str, option: str
+@pytest.mark.parametrize(
+    ("words", "on_path", "fails", "status", "by_uv", "by_pip", "said"),
+    [
+        pytest.param("demo", GPU, "nvidia-smi", 0, [CPU], [], "is cpu (no NVIDIA GPU works here)", marks=LINUX),
+        pytest.param(
+            "xla,dev", GPU, "", 0, [".[xla,dev] --torch-backend=auto"], [], "is cuda (an NVIDIA GPU works", marks=LINUX
+        ),
+        ("demo --torch cpu", GPU, "", 0, [CPU], [], ""),
+        ("demo --torch any", GPU, "", 0, [PLAIN], [], ""),
+        (
+            "demo --torch cpu", ("uv",), "--torch-backend", 0, [CPU, PLAIN], [],
+            "PyTorch's own index has not given that build (see above): going on without it",
+        ),
+        ("demo --torch any", ("uv",), "uv pip install", 0, [PLAIN], ["--editable .[demo]"], ""),
+        (
+            "demo", (), "--disable-pip-version-check uv", 0, [],
+            ["--quiet --disable-pip-version-check uv", "--editable .[demo]"], "tpucache[demo] by pip",
+        ),
+        (
+            "demo --torch any", ("uv",), "install", 1, [PLAIN], ["--editable .[demo]"],
+            "install: pip has not installed it (see above)\n",
+        ),
+    ],
+)  # fmt: skip
+def test_uv_installs_the_build_of_torch_that_fits_or_else_what_can_be_reached(
+    install, words, on_path, fails, status, by_uv, by_pip, said
 ) -> None:
-    done = install("demo", "--torch", torch, on_path=("uv", "nvidia-smi"))
-    assert (done.status, by_uv(done)) == (0, [f".[demo]{option}"])
+    found, calls, errors = install(*words.split(), on_path=on_path, fails=fails)
+    assert found == status
+    assert [call.partition("--editable ")[2] for call in calls if call.startswith("uv pip install")] == by_uv
+    pip = "python -m pip install "
+    assert [call.removeprefix(pip) for call in calls if call.startswith(pip)] == by_pip
+    assert said in errors
 
 
-def test_where_pytorchs_index_does_not_answer_the_package_index_does(install: Callable[..., Installed]) -> None:
-    done = install("demo", "--torch", "cpu", on_path=("uv",), fails=("--torch-backend",))
-    assert (done.status, by_uv(done), by_pip(done)) == (0, [".[demo] --torch-backend=cpu", ".[demo]"], [])
-    assert "PyTorch's own index has not given that build (see above): going on without it" in done.said
-
-
-def test_where_uv_installs_nothing_pip_does(install: Callable[..., Installed]) -> None:
-    done = install("demo", "--torch", "any", on_path=("uv",), fails=("uv pip install",))
-    assert (done.status, len(by_uv(done)), by_pip(done)) == (0, 1, ["--editable .[demo]"])
-
-
-def test_where_there_is_no_uv_it_is_asked_of_pip_and_without_it_pip_installs(install: Callable[..., Installed]) -> None:
-    done = install("demo", fails=("--disable-pip-version-check uv",))
-    assert done.status == 0
-    assert by_pip(done) == ["--quiet --disable-pip-version-check uv", "--editable .[demo]"]
-    assert "tpucache[demo] by pip" in done.said
-
-
-def test_what_nobody_can_install_is_an_error(install: Callable[..., Installed]) -> None:
-    done = install("demo", on_path=("uv",), fails=("install",))
-    assert done.status == 1
-    assert done.said.splitlines()[-1] == "install: pip has not installed it (see above)"
-
-
-def test_uv_asks_the_index_that_pip_is_configured_for(install: Callable[..., Installed]) -> None:
-    done = install("demo", "--torch", "any", on_path=("uv",), index="https://mirror.invalid/simple")
-    assert "index https://mirror.invalid/simple" in done.calls
-    again = install("demo", "--torch", "any", on_path=("uv",)).calls[len(done.calls) :]
-    assert [call for call in again if call.startswith("index ")] == []
+def test_uv_asks_the_index_that_pip_is_configured_for(install) -> None:
+    _, calls, _ = install("demo", "--torch", "any", on_path=("uv",), index="https://mirror.invalid/simple")
+    assert "index https://mirror.invalid/simple" in calls
+    _, again, _ = install("demo", "--torch", "any", on_path=("uv",))
+    assert [call for call in again[len(calls) :] if call.startswith("index ")] == []

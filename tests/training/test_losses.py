@@ -13,7 +13,7 @@ from tpucache import CachedDataset, UsageError
 from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.prediction import Predictor
-from tpucache.training.settings import TrainSettings
+from tpucache.training.settings import TASKS, TrainSettings
 from tpucache.training.tasks.classes import Classes
 from tpucache.training.tasks.find import make_task
 
@@ -27,7 +27,13 @@ NAMED = [
     ("mask", "dice"),
     ("mask", "dice-cross-entropy"),
 ]
+#: The default has no name.
+EACH = pytest.mark.parametrize(("task", "name"), [*((task, "") for task in TASKS), *NAMED])
 K = 3
+
+
+def learned_by(task, name):
+    return make_task(task, K).with_loss(name) if name else make_task(task, K)
 
 
 def example(task, batch=5):
@@ -52,42 +58,42 @@ def dice_of(outputs, labels):
 
 def formula(task, name, outputs, labels):
     """Each sample's loss, from what torch has."""
-    if name == "bce":
-        each = functional.binary_cross_entropy_with_logits
-        return each(outputs, functional.one_hot(labels, K).float(), reduction="none").mean(1)
+    if name == "bce" or (task, name) == ("multilabel", ""):
+        marks = functional.one_hot(labels, K).float() if task == "classes" else labels
+        return functional.binary_cross_entropy_with_logits(outputs, marks, reduction="none").mean(1)
     if task == "regression":
-        return getattr(functional, {"l1": "l1_loss", "huber": "smooth_l1_loss"}[name])(
+        return getattr(functional, {"l1": "l1_loss", "huber": "smooth_l1_loss", "": "mse_loss"}[name])(
             outputs, labels, reduction="none"
         ).mean(1)
     if task == "multilabel":
         right = torch.where(labels == 1, outputs.sigmoid(), 1 - outputs.sigmoid())
         return (-((1 - right) ** 2) * right.log()).mean(1)
     pixels = functional.cross_entropy(outputs, labels, reduction="none", ignore_index=255)
-    if name == "focal":
-        focal = (1 - (-pixels).exp()) ** 2 * pixels
-        return focal if task == "classes" else focal.mean((1, 2))
+    if name in ("focal", ""):
+        each = (1 - (-pixels).exp()) ** 2 * pixels if name == "focal" else pixels
+        return each if task == "classes" else each.mean((1, 2))
     dices = torch.stack([dice_of(*pair) for pair in zip(outputs, labels, strict=True)])
     return dices if name == "dice" else dices + pixels.mean((1, 2))
 
 
-@pytest.mark.parametrize(("task", "name"), NAMED)
+@EACH
 def test_a_named_loss_is_its_formula_and_the_mean_of_each_samples(task, name):
-    learned = make_task(task, K).with_loss(name)
+    learned = learned_by(task, name)
     outputs, labels = example(task)
     outputs.requires_grad_()
     expected, targets = formula(task, name, outputs, labels), learned.targets(labels)
     torch.testing.assert_close(learned.losses(outputs, labels), expected)
-    loss = learned.loss(outputs.bfloat16().float(), targets)
-    assert loss.dtype == torch.float32
+    assert learned.loss(outputs.bfloat16(), targets).dtype == torch.float32
+    assert learned.predictions(outputs.bfloat16()).dtype == torch.float32
     torch.testing.assert_close(learned.loss(outputs, targets), expected.mean())
     learned.loss(outputs, targets).backward()
     assert outputs.grad.isfinite().all()
     assert outputs.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(("task", "name"), NAMED)
+@EACH
 def test_losses_of_certain_outputs_are_finite_and_have_finite_gradients(task, name):
-    learned = make_task(task, K).with_loss(name)
+    learned = learned_by(task, name)
     outputs, labels = example(task)
     outputs = (outputs * 1e4).requires_grad_()
     loss = learned.loss(outputs, learned.targets(labels))

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 
 import numpy as np
 import pytest
 import torch
-from running import last_of
+from running import command, last_of, learner_on
+from stopping import differences
 from thorough import thorough
 
 from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
-from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learner import Learner
 from tpucache.training.lr_finder import find_lr, range_test, suggest
 from tpucache.training.settings import TrainSettings
 
@@ -27,19 +26,7 @@ SETTINGS = TrainSettings(model="cnn", batch_size=30, accumulate=2, ema=0.9, augm
 
 
 def learner_for(dataset, **settings):
-    made = TrainSettings(**{**SETTINGS.to_dict(), "augment": SETTINGS.augment, **settings})
-    return Learner(made, dataset, choose_task(made, dataset), CpuDevice())
-
-
-def assert_equal(left, right):
-    if isinstance(left, torch.Tensor):
-        assert torch.equal(left, right)
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_equal(left[key], right[key])
-    else:
-        assert left == right
+    return learner_on(dataclasses.replace(SETTINGS, **settings), dataset)
 
 
 def test_the_steepest_fall_of_a_curve_is_suggested():
@@ -63,9 +50,9 @@ def test_learner_and_random_numbers_are_left_exactly_as_they_were(cache, optimiz
     before, random, numpy_random = copy.deepcopy(learner.state_dict()), torch.get_rng_state(), np.random.get_state()
     found = range_test(learner, dataset, steps=40)
     assert len(found.losses) > 20
-    assert_equal(learner.state_dict(), before)
+    assert differences(learner.state_dict(), before) == []
     assert torch.equal(torch.get_rng_state(), random)
-    assert_equal(list(np.random.get_state()[2:]), list(numpy_random[2:]))
+    assert np.random.get_state()[2:] == numpy_random[2:]
     assert learner.model.training
     assert all(parameter.grad is None for parameter in learner.model.parameters())
 
@@ -93,7 +80,7 @@ def test_a_range_test_that_reaches_the_time_limit_leaves_the_learner_as_it_was(c
     before = copy.deepcopy(learner.state_dict())
     with pytest.raises(UnfinishedError, match=r"after 8 of 100 steps.*--resume"):
         range_test(learner, dataset, stop=StopRequest(10.0, clock=lambda: next(times)))  # one is left for saving
-    assert_equal(learner.state_dict(), before)
+    assert differences(learner.state_dict(), before) == []
 
 
 def test_rates_that_do_not_rise_are_refused(cache):
@@ -104,28 +91,17 @@ def test_rates_that_do_not_rise_are_refused(cache):
 
 @pytest.mark.thorough
 def test_train_uses_what_it_finds_and_a_resumed_run_what_it_found(cache, tmp_path, capsys):
-    arguments = [
-        "train",
-        cache,
-        "--run",
-        tmp_path / "run",
-        "--backend",
-        "eager",
-        "--model",
-        "tiny_tasks:linear",
-        "--batch-size",
-        50,
-    ]
-    arguments = [*map(str, arguments), "--epochs", "1", "--lr", "find", "--json"]
-    assert main(arguments) == 0
+    words = "--backend eager --model tiny_tasks:linear --batch-size 50 --epochs 1 --lr find --json"
+    arguments = ["train", cache, "--run", tmp_path / "run", *words.split()]
+    assert command(*arguments) == 0
     assert "learning rate is" in capsys.readouterr().err
     assert (tmp_path / "run" / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
     last = last_of(tmp_path / "run")
     (tmp_path / "run" / "lr_finder.csv").unlink()
-    assert main([*arguments, "--resume"]) == 0
+    assert command(*arguments, "--resume") == 0
     assert not (tmp_path / "run" / "lr_finder.csv").exists()
     assert last_of(tmp_path / "run")["settings"] == last["settings"]
-    assert main(arguments) == 2
+    assert command(*arguments) == 2
     assert "--resume" in capsys.readouterr().err
 
 
@@ -140,8 +116,9 @@ def test_without_matplotlib_the_plot_is_left_out_in_words(cache, tmp_path, monke
 ON_XLA = """
 import copy, sys
 import torch
+from stopping import differences
 import torch_xla.core.xla_model as xm
-from test_lr_finder import SETTINGS, assert_equal
+from stopping import differences
 from tpucache import CachedDataset
 from tpucache.training.data import choose_task
 from tpucache.training.device.tensors import to_host
@@ -158,7 +135,7 @@ xm.set_rng_state(77)
 before, random = to_host(copy.deepcopy(learner.state_dict())), torch.get_rng_state()
 found = range_test(learner, dataset, lowest=1e-4, steps=20)
 assert len(found.losses) > 10
-assert_equal(to_host(learner.state_dict()), before)
+assert differences(to_host(learner.state_dict()), before) == []
 assert torch.equal(torch.get_rng_state(), random)
 assert xm.get_rng_state() == 77
 compiles = []

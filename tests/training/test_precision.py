@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from running import train_on
+from running import learner_on, train_on
 from stopping import differences
 from streams import StandIn, install
 
@@ -22,7 +22,6 @@ from tpucache.training.prediction import Predictor
 from tpucache.training.run.saved import load_last
 from tpucache.training.schedule import Rates
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences
-from tpucache.training.tasks.find import make_task
 from tpucache.training.weights import load_checkpoint
 
 CPU = torch.device("cpu")
@@ -51,8 +50,7 @@ def open_cuda(module, *, has_bf16=True):
 
 
 def make_learner(cache, device, settings=HALF):
-    dataset = CachedDataset(cache)
-    return Learner(settings, dataset, make_task("classes", len(dataset.classes)), device)
+    return learner_on(settings, CachedDataset(cache), device)
 
 
 def batch_of(cache, rows=range(50)):

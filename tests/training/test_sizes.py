@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from running import last_of, report_of, rows_of, train_on
+from running import EndAfter, last_of, learner_on, report_of, rows_of, train_on
 from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
@@ -23,7 +23,6 @@ from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
 from tpucache.training.feed import drawer, parts
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import _losses
 from tpucache.training.options import RunOptions
@@ -73,7 +72,7 @@ def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(cache: Pat
     base = dataset.in_resolution(48)
     each = GROWING.steps_per_epoch(len(base))
     draw = drawer(GROWING, base)
-    task = Learner(GROWING, base, _task(base), CpuDevice())
+    task = learner_on(GROWING, base)
     assert draw is not None
     for number, (images, _) in enumerate(parts(GROWING, base, epochs=4)):
         size = (32, 32, 64, 64)[number // each]
@@ -83,27 +82,6 @@ def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(cache: Pat
     assert number == 4 * each - 1
 
 
-def _task(dataset: CachedDataset) -> Any:
-    from tpucache.training.data import choose_task
-
-    return choose_task(GROWING, dataset)
-
-
-class _Stop:
-    """Ends a run after an epoch, as a kill does."""
-
-    def __init__(self, epoch: int) -> None:
-        self.at = epoch
-
-    def losses(self, first: int, values: Any) -> None:
-        """Nothing."""
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """Stop."""
-        if row["epoch"] == self.at:
-            raise KeyError("stopped")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", [*thorough(1, 3), 2])
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(cache: Path, tmp_path: Path, epoch: int) -> None:
@@ -111,8 +89,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(cache: Path, tmp_pat
     train_set, valid_set = dataset.select(range(100)), dataset.select(range(100, 140))
     quick = RunOptions(replay=False)
     whole = train_on(tmp_path / "whole", GROWING, train_set, valid_set)
-    stopping = replace(quick, watchers=[_Stop(epoch)], checkpoint_every=1)
-    with pytest.raises(KeyError):
+    stopping = replace(quick, watchers=[EndAfter(epoch)], checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "cut", GROWING, train_set, valid_set, CpuDevice(), stopping)
     found = train_on(tmp_path / "cut", GROWING, train_set, valid_set, resume=True)
     assert found.losses == whole.losses
@@ -161,7 +139,7 @@ def test_predictions_are_made_in_the_size_of_the_evaluation(cache: Path, tmp_pat
 def test_a_range_test_has_one_size(cache: Path) -> None:
     dataset = CachedDataset(cache).select(range(40))
     settings = replace(GROWING, epochs=8, valid_size=None, grow="32:0.1,64")
-    learner = Learner(settings, dataset.in_resolution(64), _task(dataset), CpuDevice())
+    learner = learner_on(settings, dataset.in_resolution(64))
     assert len(_losses(learner, dataset.in_resolution(64), [1e-4] * 12, StopRequest())) == 12
 
 

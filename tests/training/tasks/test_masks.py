@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from running import best_of, train_on
+from running import best_of, learner_on, predictor_of, train_on
 from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
@@ -19,13 +19,12 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.device.base import DeviceBatch, Processes
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learner import Learner
-from tpucache.training.prediction import Predictor, predict
+from tpucache.training.prediction import predict
 from tpucache.training.schedule import Rates
 from tpucache.training.settings import TrainSettings
 from tpucache.training.tasks.find import make_task
 from tpucache.training.tasks.mask import Mask
 
-TRUST = ["failing_code:dense"]
 SETTINGS = TrainSettings(model="failing_code:dense", task="mask", mask_classes=3, epochs=1, batch_size=20, lr=0.01)
 CLASSES = 3
 
@@ -64,7 +63,7 @@ def test_checking_reads_no_image_and_takes_little_memory(masks, monkeypatch):
 
 @pytest.mark.slow
 def test_evaluation_is_plain_torchs_over_the_pixels_that_have_a_class(masks):
-    learner = Learner(SETTINGS, masks, choose_task(SETTINGS, masks), CpuDevice())
+    learner = learner_on(SETTINGS, masks)
     images = torch.stack([masks[number]["image"] for number in range(len(masks))]).float()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (learner.mean, learner.std))
     with torch.no_grad():
@@ -101,13 +100,11 @@ def test_confusion_of_outputs_that_are_not_finite_is_nan(bad):
 def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
     train_on(tmp_path, SETTINGS, masks)
     best = best_of(tmp_path)
-    assert predict(Predictor([tmp_path], CpuDevice(), trust=TRUST), [masks], tmp_path / "good.csv", 16).samples == len(
-        masks
-    )
+    assert predict(predictor_of(tmp_path), [masks], tmp_path / "good.csv", 16).samples == len(masks)
     best["model"]["weight"][0] = float("nan")
     torch.save(best, tmp_path / "best.pt")
     with pytest.raises(TrainingError, match="not finite"):
-        predict(Predictor([tmp_path], CpuDevice(), trust=TRUST), [masks], tmp_path / "bad.csv", 16)
+        predict(predictor_of(tmp_path), [masks], tmp_path / "bad.csv", 16)
     assert not (tmp_path / "bad.csv").exists()
 
 

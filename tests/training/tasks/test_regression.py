@@ -11,29 +11,23 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import best_of, train_on
+from running import best_of, learner_on, predictor_of, train_on
 from torch import nn
 
 from tpucache import CachedDataset, CachedLoader, TrainingError, UsageError, build_cache
 from tpucache.recipe import Recipe
 from tpucache.training import fitting
-from tpucache.training.data import choose_task
-from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import results, score
-from tpucache.training.learner import Learner
 from tpucache.training.options import RunOptions
-from tpucache.training.prediction import Predictor, predict
+from tpucache.training.prediction import predict
 from tpucache.training.settings import TrainSettings
 from tpucache.training.tasks.find import make_task
 from tpucache.training.tasks.regression import Regression, check_precision
 from tpucache.warmup import TableOptions, TableSource
 
-QUICK = RunOptions(replay=False)
 ORDERS = (("width", "height"), ("height", "width"))
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=10, batch_size=10, lr=0.02)
 LABELS = np.array([[1e5, 0.01, 7], [5.5e5, 0.03, 7], [3e5, -0.02, 7]], np.float32)
-
-TRUST = ["tiny_tasks:linear"]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +91,7 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
         train_on(run, dataclasses.replace(LINEAR, epochs=3), half)
     columns = []
     for each in (runs[:1], runs[1:], runs):
-        found = predict(Predictor(each, CpuDevice(), trust=TRUST), [prices], tmp_path / "out.csv", 16)
+        found = predict(predictor_of(*each), [prices], tmp_path / "out.csv", 16)
         rows = csv.DictReader(Path(found.output).read_text().splitlines())
         columns.append([[float(row[f"value_{at}"]) for at in range(3)] for row in rows])
     np.testing.assert_allclose(np.mean(columns[:2], 0), columns[2], rtol=1e-5)
@@ -115,7 +109,7 @@ def learned_from(dataset: CachedDataset) -> Regression:
 @pytest.mark.slow
 def test_a_loss_of_ones_own_gets_labels_as_they_are_stored(prices, tmp_path):
     settings = dataclasses.replace(LINEAR, epochs=1, loss="tiny_tasks:relative_loss")
-    learner = Learner(settings, prices, choose_task(settings, prices), CpuDevice())
+    learner = learner_on(settings, prices)
     assert learner.task.constants() == {}
     report = train_on(tmp_path, settings, prices)
     assert 0 < report.losses[0] < 1e4  # that of standardised labels would be divided by zeros, which a constant becomes
@@ -131,7 +125,7 @@ def test_a_loss_that_diverges_is_explained_by_the_size_of_the_labels(prices, tmp
 @pytest.mark.slow
 def test_the_model_that_python_gets_answers_in_the_unit_of_the_labels(prices):
     own = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3))
-    result = fitting.train(own, prices, None, LINEAR, options=QUICK)
+    result = fitting.train(own, prices, None, LINEAR, options=RunOptions(replay=False))
     normalised = torch.zeros(1, 3, 16, 16)  # the mean of all images
     assert result.model(normalised)[0, 0].item() == pytest.approx(prices.labels[:, 0].mean().item(), rel=0.1)
     assert result.model.model is own
@@ -157,7 +151,7 @@ def test_labels_are_standardised_before_they_are_rounded_to_float32(tmp_path: Pa
     build_cache(TableSource(tmp_path / "table.csv", options), tmp_path / "cache", Recipe(size=2), jobs=1)
     dataset = CachedDataset(tmp_path / "cache")
     settings = dataclasses.replace(LINEAR, model="tiny_tasks:zeros")
-    learner = Learner(settings, dataset, choose_task(settings, dataset), CpuDevice())
+    learner = learner_on(settings, dataset)
     stored = np.array(labels)[:, None]
     exact = (stored - stored.mean()) / stored.std()
     batches = CachedLoader(learner.task.as_learned(dataset), 64)
@@ -174,7 +168,7 @@ def test_labels_are_standardised_before_they_are_rounded_to_float32(tmp_path: Pa
 @pytest.mark.slow
 def test_an_evaluation_step_of_ones_own_gets_labels_as_they_are_stored(prices: CachedDataset) -> None:
     settings = dataclasses.replace(LINEAR, eval_step="tiny_tasks:label_eval")
-    learner = Learner(settings, prices, choose_task(settings, prices), CpuDevice())
+    learner = learner_on(settings, prices)
     found = [values for (values,) in results(learner, prices, lambda outputs, _labels: (outputs,))]
     np.testing.assert_allclose(np.concatenate(found), prices.labels.numpy(), rtol=1e-5, atol=1e-6)
 
@@ -202,14 +196,14 @@ def test_values_of_the_same_columns_in_another_order_are_refused_or_said(two_ord
     runs = [tmp_path / name for name in ("one", "other")]
     for run, dataset in zip(runs, two_orders, strict=True):
         train_on(run, settings, dataset, dataset)
-    predictor = Predictor(runs[:1], CpuDevice(), trust=TRUST)
+    predictor = predictor_of(runs[0])
     assert predict(predictor, [one], tmp_path / "out.csv", 4).metrics
     assert caplog.text == ""
     assert predict(predictor, [other], tmp_path / "out.csv", 4).metrics == {}
     assert "no metrics: the labels of" in caplog.text
     assert "are the columns height, width, and the run has learned width, height" in caplog.text
     with pytest.raises(UsageError, match="differ in columns of labels"):
-        Predictor(runs, CpuDevice(), trust=TRUST)
+        predictor_of(*runs)
     caplog.clear()
     train_on(tmp_path / "more", dataclasses.replace(settings, weights=str(runs[0])), other)
     assert "has learned the columns width, height, and the labels are now height, width" in caplog.text

@@ -30,39 +30,6 @@ def example(name, batch=BATCH):
     return scores, torch.randn(batch, OUTPUTS, generator=generator)
 
 
-TORCH = {
-    "classes": functional.cross_entropy,
-    "multilabel": functional.binary_cross_entropy_with_logits,
-    "regression": functional.mse_loss,
-    "mask": functional.cross_entropy,
-}
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_the_loss_is_torchs_and_the_mean_of_each_samples(name):
-    task = make_task(name, OUTPUTS)
-    scores, labels = example(name)
-    expected = TORCH[name](scores, labels)
-    torch.testing.assert_close(task.loss(scores, task.targets(labels)), expected)
-    losses = task.losses(scores, labels)
-    assert losses.shape == (BATCH,)
-    torch.testing.assert_close(losses.mean(), expected)
-    for row in range(BATCH):
-        torch.testing.assert_close(losses[row], TORCH[name](scores[row : row + 1], labels[row : row + 1]))
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_the_loss_has_a_gradient_and_is_float32_from_bfloat16(name):
-    task = make_task(name, OUTPUTS)
-    scores, labels = example(name)
-    scores = scores.bfloat16().requires_grad_()
-    loss = task.loss(scores, task.targets(labels))
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert scores.grad.abs().sum() > 0
-    assert task.predictions(scores).dtype == torch.float32
-
-
 @pytest.mark.parametrize("name", ["classes", "mask"])
 def test_smoothed_targets_are_torchs(name):
     task = make_task(name, OUTPUTS)
