@@ -13,6 +13,8 @@ from collections import deque
 
 import torch
 
+from tpucache.training.device.torch_device import CudaDevice
+
 _copy = torch.Tensor.copy_
 
 
@@ -131,6 +133,14 @@ def install(monkeypatch, module):
     def copy(target, source, non_blocking=False):  # unlike a bound method, it is bound to the tensor
         return module.copy(target, source, non_blocking)
 
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and as it was, after the test
     monkeypatch.setattr(torch.Tensor, "copy_", copy)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: module.log.append(("record", stream.name)))
     return module
+
+
+def open_cuda(module):
+    """A GPU's device on the stand-in, whose batches are in the loader's pool, as the CPU has no page-locked memory."""
+    device = CudaDevice(torch.device("cpu"), module)
+    device.pin_memory = False
+    return device

@@ -129,14 +129,11 @@ def test_the_text_says_each_value_and_what_was_given():
     [
         (5, 5, 1, 5),
         (20, 5, 1, 8),
-        (40, 5, 1, 8),
-        (320, 5, 1, 8),
         (999, 5, 1, 8),
         (999, 40, 1, 128),
         (1000, 5, 1, 32),
         (3068, 1, 1, 32),
         (3068, 2, 1, 32),
-        (2000, 5, 1, 32),
         (2000, 40, 1, 128),
         (10**6, 90, 1, 128),
         (10**6, 90, 8, 1024),
@@ -205,7 +202,11 @@ def test_models_that_need_no_large_batches_have_small_ones_where_samples_are_few
 @pytest.mark.parametrize(("model", "batch"), [("cnn", 4), ("resnet18", 8)])
 def test_the_batch_of_a_regression_is_the_same_whoever_decides_it(tmp_path, model, batch):
     build_cache("tiny_tasks:prices", tmp_path / "cache", Recipe(size=16), jobs=1)
-    settings, dataset, device = TrainSettings(model=model, epochs=1), CachedDataset(tmp_path / "cache"), CpuDevice()
+    settings, dataset, device = (
+        TrainSettings(model=model, epochs=1),
+        CachedDataset(tmp_path / "cache")[:24],
+        CpuDevice(),
+    )
     state = torch.get_rng_state()
     begun = begin(settings, dataset, device)
     assert torch.equal(torch.get_rng_state(), state)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from running import best_of, train_on
+from running import best_of, command, train_on
 from torch import nn
 
 from tpucache import CachedDataset, Recipe, build_cache
-from tpucache.cli import main
 from tpucache.training.forward import decide_statistics
 from tpucache.training.settings import TrainSettings
 
@@ -39,14 +38,13 @@ def test_a_mean_and_a_deviation_of_ones_own_replace_those_known(dataset):
 
 @pytest.mark.slow
 def test_a_run_and_its_best_weights_have_the_statistics_that_the_command_gave(dataset, tmp_path, capsys):
-    words = ["train", dataset.directory, "--run", tmp_path / "run", "--backend", "eager", "--model", LINEAR.model]
-    words += ["--batch-size", "20", "--epochs", "1", "--valid", "0.2", "--mean", "100,110,120", "--std", "50,60,70"]
-    assert main([str(word) for word in words]) == 0
+    options = f"--backend eager --model {LINEAR.model} --batch-size 20 --epochs 1 --valid 0.2 --std 50,60,70 --mean"
+    words = ["train", dataset.directory, "--run", tmp_path / "run", *options.split()]
+    assert command(*words, "100,110,120") == 0
     best = best_of(tmp_path / "run")
     assert (best["mean"], best["std"]) == ([100, 110, 120], [50, 60, 70])
-    words[words.index("100,110,120")] = "100,x"
     with pytest.raises(SystemExit):
-        main([str(word) for word in words])
+        command(*words, "100,x")
     assert "--mean" in capsys.readouterr().err
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from patience import PATIENCE, wait_for
 from running import best_of, train_on
+from stopping import differences
 from thorough import thorough
 
 from tpucache.adopt.growing import open_or_build
@@ -24,7 +24,6 @@ from tpucache.store.ahead import Lateness
 from tpucache.store.growing import GrowingCache
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
-from tpucache.training.forward import IMAGENET
 from tpucache.training.loop import train
 from tpucache.warmup.growing import build_for_readers
 from tpucache.warmup.run import scheduler as growing_scheduler
@@ -66,29 +65,6 @@ def growing(source: Pictures, cache: Path) -> tuple[CachedDataset, threading.Thr
     build.start()
     wait_for(lambda: told)
     return CachedDataset(GrowingCache(cache, told[0])), build
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = best_of(run)["model"]
-    return found
-
-
-@pytest.mark.slow
-def test_losses_weights_and_files_are_those_of_a_run_on_the_finished_cache(tmp_path: Path) -> None:
-    dataset, build = growing(Pictures(), tmp_path / "cache")
-    valid, trained = np.arange(0, SAMPLES, 5), np.flatnonzero(np.arange(SAMPLES) % 5)
-    first = train_on(tmp_path / "first", SETTINGS, dataset[trained], dataset[valid])
-    build.join(PATIENCE)
-    whole, same = CachedDataset(tmp_path / "cache"), replace(SETTINGS, mean=IMAGENET[0], std=IMAGENET[1])
-    second = train_on(tmp_path / "second", same, whole[trained], whole[valid])
-    assert first.losses == second.losses
-    assert all(
-        torch.equal(one, weights(tmp_path / "second")[name]) for name, one in weights(tmp_path / "first").items()
-    )
-    infos = [json.loads((tmp_path / run / "run.json").read_text()) for run in ("first", "second")]
-    assert infos[0]["training"] == infos[1]["training"]
-    resumed = train_on(tmp_path / "first", SETTINGS, whole[trained], whole[valid], resume=True)
-    assert resumed.losses == first.losses  # the finished cache is the one that it was begun with
 
 
 @pytest.mark.slow
@@ -138,16 +114,23 @@ def test_validation_samples_are_built_after_those_that_train(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_the_same_command_has_the_same_losses_whether_its_cache_is_being_built_or_finished(
+def test_a_run_is_the_same_whether_its_cache_is_being_built_or_finished_and_is_continued(
     photos: Path, tmp_path: Path
 ) -> None:
+    runs, sets = [tmp_path / f"run-{number}" for number in range(4)], (slice(None, 110), slice(110, 150))
     losses = []
-    for _ in range(2):
-        dataset = open_or_build(photos, tmp_path / "cache", Recipe(size=16), jobs=1)
-        losses.append(train_on(tmp_path / f"run-{len(losses)}", SETTINGS, dataset).losses)
+    for number, run in enumerate(runs):
+        if number in (0, 2):
+            dataset = open_or_build(photos, tmp_path / "cache", Recipe(size=16), jobs=1)
+        losses.append(train_on(run, SETTINGS, *(dataset[part] for part in sets)).losses)
         dataset.cache.wait()  # now its own mean and deviation are known
-        losses.append(train_on(tmp_path / f"run-{len(losses)}", SETTINGS, dataset).losses)
     assert losses == losses[:1] * 4
+    for run in runs[1:]:
+        assert differences(best_of(run), best_of(runs[0])) == []
+        infos = [json.loads((each / "run.json").read_text()) for each in (runs[0], run)]
+        assert infos[0]["training"] == infos[1]["training"]
+    whole = CachedDataset(tmp_path / "cache")  # the one that the first run was begun with
+    assert train_on(runs[0], SETTINGS, *(whole[part] for part in sets), resume=True).losses == losses[0]
 
 
 ON_XLA = """

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from running import report_of
-
-from tpucache.cli import main
+from running import command, report_of
 
 pytestmark = pytest.mark.slow
 
 
 def trained(cache: Path, run: Path, *options: str) -> list[float]:
-    command = ["train", str(cache), "--run", str(run), "--backend", "eager", "--epochs", "1", "--batch-size", "4"]
-    assert main([*command, "--flip", *options]) == 0
+    words = ("train", cache, "--run", run, "--backend", "eager", "--epochs", 1, "--batch-size", 4, "--flip")
+    assert command(*words, *options) == 0
     return report_of(run)["losses"]
 
 
@@ -31,9 +29,9 @@ def test_dicom_files_of_two_classes_train(mode: str, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         ct.WindowCenter, ct.WindowWidth = 40 + number, 400
         pydicom.dcmwrite(path, ct)
-    options = ["--mode", mode, "--size", "32", "--jobs", "1"]
-    assert main(["warmup", str(tmp_path / "source"), str(tmp_path / "cache"), *options]) == 0
-    assert np.isfinite(trained(tmp_path / "cache", tmp_path / "run", "--model", "cnn")).all()
+    cache = tmp_path / "cache"
+    assert command("warmup", tmp_path / "source", cache, "--mode", mode, "--size", 32, "--jobs", 1) == 0
+    assert np.isfinite(trained(cache, tmp_path / "run", "--model", "cnn")).all()
 
 
 def test_masks_as_relative_run_lengths_train(tmp_path: Path) -> None:
@@ -46,8 +44,8 @@ def test_masks_as_relative_run_lengths_train(tmp_path: Path) -> None:
                 tmp_path / "images" / f"{number}.png"
             )
             writer.writerow([number, "-1" if number % 2 else "100 20 12 20"])
-    columns = ["--rle-col", "EncodedPixels", "--rle-relative", "--suffix", ".png", "--root", str(tmp_path / "images")]
-    sizes = ["--size", "32", "--mode", "grey", "--jobs", "1"]
-    assert main(["warmup", str(tmp_path / "train-rle.csv"), str(tmp_path / "cache"), *columns, *sizes]) == 0
+    options = "--rle-col EncodedPixels --rle-relative --suffix .png --size 32 --mode grey --jobs 1 --root"
+    words = [*options.split(), tmp_path / "images"]
+    assert command("warmup", tmp_path / "train-rle.csv", tmp_path / "cache", *words) == 0
     losses = trained(tmp_path / "cache", tmp_path / "run", "--model", "unet", "--task", "mask", "--mask-classes", "2")
     assert np.isfinite(losses).all()

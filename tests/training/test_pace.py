@@ -146,35 +146,31 @@ def test_busy_time_is_that_of_the_device_however_early_executions_were_sent():
     assert busy.seconds == pytest.approx(5.5)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = self.waited = 0.0
-
-    def pass_(self, seconds: float, waited: float) -> None:
-        self.now, self.waited = self.now + seconds, self.waited + waited
-
-
 def test_waiting_is_told_of_the_epochs_that_built_the_cache_and_of_the_others() -> None:
-    clock = Clock()
+    clock = Counted()
+
+    def pass_time(seconds: float, waited: float) -> None:
+        clock.now, clock.waited = clock.now + seconds, clock.waited + waited
+
     shown: Any = SimpleNamespace(
         is_finished=False,
         place="kept",
         cache=SimpleNamespace(built=0.25, is_growing=True),
         manifest=SimpleNamespace(total_bytes=7),
     )
-    building = Building(shown, lambda: clock.now)
+    building = Building(shown, clock.clock)
     building.begin(lambda: clock.waited)
-    clock.pass_(10, 8)
+    pass_time(10, 8)
     assert building.text == "cache built 25%, waited 80%"
     building.begin(lambda: clock.waited)  # after the warm-up, which does not end it
     building.end()
     building.end_epoch()
-    clock.pass_(100, 0)  # an evaluation
+    pass_time(100, 0)  # an evaluation
     building.end()  # a stop in it
     shown.is_finished = True
     for _ in range(2):
         building.begin(lambda: clock.waited)
-        clock.pass_(5, 1)
+        pass_time(5, 1)
         building.end()
         building.end_epoch()
     assert building.text == ""

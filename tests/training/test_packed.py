@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
-from typing import Any
 
 import pytest
-from running import report_of
+from running import TRUST, command, report_of, rows_of
 from thorough import thorough
 
 from tpucache import Recipe, build_cache
-from tpucache.cli import main
 
 pytestmark = pytest.mark.slow
 
@@ -30,15 +27,9 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {codec: folder / codec for codec in ("raw", "dct-zstd", "yuv420")}
 
 
-def losses_of(run: Path) -> list[float]:
-    report: dict[str, Any] = report_of(run)
-    assert report["pace"]["compiles"] == 0
-    return list(report["losses"])
-
-
-def train(cache: Path, run: Path, *more: str) -> list[float]:
-    assert main(["train", str(cache), "--run", str(run), *OPTIONS, "--backend", "eager", *more]) == 0
-    return losses_of(run)
+def train(cache: Path, run: Path) -> list[float]:
+    assert command("train", cache, "--run", run, *OPTIONS, "--backend", "eager") == 0
+    return list(report_of(run)["losses"])
 
 
 @pytest.mark.parametrize("codec", [*thorough("dct-zstd"), "yuv420"])
@@ -52,9 +43,7 @@ def test_a_run_predicts_from_a_cache_of_another_codec(packed: dict[str, Path], t
     rows = {}
     for codec, cache in packed.items():
         out = tmp_path / f"{codec}.csv"
-        words = ["predict", tmp_path / "run", cache, "-o", out, "--backend", "eager", "--trust", "tiny_models:tiny"]
-        assert main([*map(str, words)]) == 0
-        with out.open() as file:
-            rows[codec] = [float(row["ant"]) for row in csv.DictReader(file)]
+        assert command("predict", tmp_path / "run", cache, "-o", out, "--backend", "eager", "--trust", TRUST[0]) == 0
+        rows[codec] = [float(row["ant"]) for row in rows_of(out)]
     assert rows["dct-zstd"] == pytest.approx(rows["raw"], abs=0.02)
     assert rows["yuv420"] == pytest.approx(rows["raw"], abs=0.02)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from running import learner_on, train_on
 from stopping import differences
-from streams import StandIn, install
+from streams import StandIn, install, open_cuda
 
 from tpucache import CachedDataset, TrainingError, UsageError
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.base import DeviceBatch
-from tpucache.training.device.torch_device import AcceleratorDevice, CudaDevice
+from tpucache.training.device.torch_device import AcceleratorDevice
 from tpucache.training.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
@@ -32,21 +32,12 @@ QUICK = RunOptions(replay=False)
 
 @pytest.fixture
 def module(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and as it was, after the test
     return install(monkeypatch, StandIn())
 
 
 @pytest.fixture
 def cuda(module):
     return open_cuda(module)
-
-
-def open_cuda(module, *, has_bf16=True):
-    """A GPU's device on the stand-in, with or without bfloat16."""
-    module.has_bf16 = has_bf16
-    device = CudaDevice(CPU, module)
-    device.pin_memory = False
-    return device
 
 
 def make_learner(cache, device, settings=HALF):
@@ -76,8 +67,9 @@ def test_the_default_is_float32_but_on_a_gpu_bf16_or_where_it_has_none_fp16(cach
         "cpu": CpuDevice(),
         "tpu": AcceleratorDevice(CPU, module),
         "new": open_cuda(module),
-        "old": open_cuda(module, has_bf16=False),
     }
+    module.has_bf16 = False
+    found["old"] = open_cuda(module)
     texts = {name: make_learner(cache, device, LINEAR).decided.precision for name, device in found.items()}
     assert texts == {
         "cpu": "float32: default on cpu",

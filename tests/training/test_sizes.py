@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from running import EndAfter, last_of, learner_on, report_of, rows_of, train_on
+from running import TRUST, EndAfter, command, last_of, learner_on, report_of, rows_of, train_on
 from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
-from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
@@ -86,7 +86,7 @@ def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(cache: Pat
 @pytest.mark.parametrize("epoch", [*thorough(1, 3), 2])
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(cache: Path, tmp_path: Path, epoch: int) -> None:
     dataset = CachedDataset(cache)
-    train_set, valid_set = dataset.select(range(100)), dataset.select(range(100, 140))
+    train_set, valid_set = dataset.select(range(48)), dataset.select(range(100, 116))
     quick = RunOptions(replay=False)
     whole = train_on(tmp_path / "whole", GROWING, train_set, valid_set)
     stopping = replace(quick, watchers=[EndAfter(epoch)], checkpoint_every=1)
@@ -125,11 +125,10 @@ def test_each_size_is_compiled_once(cache: Path, tmp_path: Path, python: Callabl
 
 def test_predictions_are_made_in_the_size_of_the_evaluation(cache: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ["--model", "tiny_models:tiny", "--epochs", "1", "--batch-size", "16", "--lr", "0.1", "--size", "32"]
-    options += ["--backend", "torch", "--valid", str(cache)]
-    assert main(["train", str(cache), "--run", str(run), *options]) == 0
-    output, trust = tmp_path / "found.csv", ["--trust", "tiny_models:tiny"]
-    assert main(["predict", str(run), str(cache), "-o", str(output), "--backend", "torch", *trust]) == 0
+    words = "--model tiny_models:tiny --epochs 1 --batch-size 16 --lr 0.1 --size 32 --backend torch --valid"
+    assert command("train", cache, "--run", run, *words.split(), cache) == 0
+    output = tmp_path / "found.csv"
+    assert command("predict", run, cache, "-o", output, "--backend", "torch", "--trust", TRUST[0]) == 0
     rows = rows_of(output)
     report = report_of(run)
     right = sum(row["label"] == row["prediction"] for row in rows) / len(rows)
@@ -148,16 +147,15 @@ def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(
 ) -> None:
     build_cache(photos, tmp_path / "raw", Recipe(size=32), jobs=1)
     for place, options, words in (
-        (cache, ["--valid-size", "64", "--grow", "32:0.3,256:0.6,64"], ["not 256x256"]),
+        (cache, "--valid-size 64 --grow 32:0.3,256:0.6,64", "not 256x256"),
         (
             tmp_path / "raw",
-            ["--size", "16"],
-            ["images of raw have one size, here 32x32 pixels", "warm up with `--codec dct-lz4`, or with `--size 16`"],
+            "--size 16",
+            "images of raw have one size, here 32x32 pixels.*warm up with `--codec dct-lz4`",
         ),
     ):
-        assert main(["train", str(place), "--run", str(tmp_path / "run"), "--backend", "torch", *options]) == 2
-        message = " ".join(capsys.readouterr().err.split())
-        assert all(each in message for each in words)
+        assert command("train", place, "--run", tmp_path / "run", "--backend", "torch", *options.split()) == 2
+        assert re.search(words, " ".join(capsys.readouterr().err.split()))
         assert not (tmp_path / "run" / "last.pt").exists()
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from running import train_on
-from streams import StandIn, install
+from streams import StandIn, install, open_cuda
 from thorough import thorough
 from torch import nn
 
@@ -33,12 +33,8 @@ def module(monkeypatch):
 
 
 @pytest.fixture
-def cuda(module, monkeypatch):
-    """A GPU's device on the stand-in, whose batches are in the loader's pool, as the CPU has no page-locked memory."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and as it was, after the test
-    device = CudaDevice(CPU, module)
-    device.pin_memory = False
-    return device
+def cuda(module):
+    return open_cuda(module)
 
 
 def test_a_batch_is_copied_on_its_own_stream_and_the_computing_waits_for_it(cuda, module):
@@ -247,6 +243,7 @@ def test_batches_are_read_into_page_locked_memory_that_is_theirs_alone(cache, pi
 @pytest.fixture
 def products():
     """torch's settings of products, which are the process's and as they were after the test."""
+    products_now()  # torch warns once
     yield products_now
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True
