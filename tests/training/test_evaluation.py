@@ -23,7 +23,7 @@ def learner_for(dataset, **settings):
 def test_metrics_and_predictions_equal_one_pass_of_plain_torch(cache, samples):
     dataset = CachedDataset(cache, indices=range(samples))
     learner = learner_for(CachedDataset(cache))
-    outputs = plain_outputs(learner.model, dataset, learner.mean, learner.std)
+    outputs = plain_outputs(learner.model.eval(), dataset, learner.mean, learner.std)
     learner.model.train()
     found = evaluate(learner, dataset)
     assert found["samples"] == samples

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import csv
+import functools
 
 import numpy as np
 import pytest
 import torch
-from running import best_of, train_on
+from running import best_of, plain_outputs, predictor_of, rows_of, train_on
 from torch import nn
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.loading.columns import fit_columns
-from tpucache.training import Predictor, RunOptions, TrainSettings
+from tpucache.training import TrainSettings
 from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
-from tpucache.training.loop import train as run_training
 from tpucache.training.prediction import predict
 from tpucache.warmup.sources.columns import TableOptions
 from tpucache.warmup.sources.table import TableSource
 
-QUICK = RunOptions(replay=False)
 SETTINGS = TrainSettings(
     model="test_inputs:age_and_image", inputs=["age,sex"], epochs=8, batch_size=16, lr=0.3, task="classes"
 )
@@ -71,33 +70,27 @@ def split(dataset):
     return dataset.select(range(40)), dataset.select(range(40, 64))
 
 
-def run_on(run, settings, dataset, options=QUICK):
-    train_set, valid_set = split(dataset)
-    return run_training(run, settings, train_set, valid_set, CpuDevice(), options)
+def run_on(run, settings, dataset, **options):
+    return train_on(run, settings, *split(dataset), **options)
 
 
 @pytest.mark.slow
 def test_a_model_learns_from_columns_and_predicts_with_the_statistics_of_its_training(dataset, tmp_path):
-    train_set, valid_set = split(dataset)
-    report = train_on(tmp_path / "run", SETTINGS, train_set, valid_set)
+    _, valid_set = split(dataset)
+    report = run_on(tmp_path / "run", SETTINGS, dataset)
     assert report.epochs[-1]["valid_accuracy"] > 0.9
     best = best_of(tmp_path / "run")
     ages = dataset.table["age"][:40].astype(np.float64)
     assert best["columns"][0]["mean"] == pytest.approx(ages.mean())
-    predict(
-        Predictor([tmp_path / "run"] * 2, CpuDevice(), trust=[SETTINGS.model]), [valid_set], tmp_path / "out.csv", 16
-    )
+    predict(predictor_of(*[tmp_path / "run"] * 2), [valid_set], tmp_path / "out.csv", 16)
     model = AgeAndImage(2, 3)
     model.load_state_dict(best["model"])
-    mean, std = (torch.tensor(best[name]).view(3, 1, 1) for name in ("mean", "std"))
-    images = (torch.stack([valid_set[row][0] for row in range(24)]).float() - mean) / std
     columns = np.zeros((24, 3), np.float32)
     columns[:, 0] = (dataset.table["age"][40:] - ages.mean()) / ages.std()
     columns[np.arange(24), [1 + "fm".index(sex) for sex in dataset.table["sex"][40:]]] = 1
-    with torch.no_grad():
-        expected = model(images, torch.from_numpy(columns)).softmax(1).numpy()
-    with (tmp_path / "out.csv").open() as file:
-        found = np.float32([row[4:] for row in list(csv.reader(file))[1:]])
+    with_columns = functools.partial(model.eval(), columns=torch.from_numpy(columns))
+    expected = plain_outputs(with_columns, valid_set, best["mean"], best["std"]).softmax(1).numpy()
+    found = np.float32([[*row.values()][4:] for row in rows_of(tmp_path / "out.csv")])
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -108,10 +101,9 @@ def test_a_run_is_resumed_with_the_same_columns_alone(dataset, photos, tmp_path)
 
     short = TrainSettings(model=SETTINGS.model, inputs=SETTINGS.inputs, epochs=1, batch_size=16)
     run_on(tmp_path / "run", short, dataset)
-    resume = RunOptions(replay=False, resume=True)
-    assert run_on(tmp_path / "run", short, dataset, resume).finished
+    assert run_on(tmp_path / "run", short, dataset, resume=True).finished
     with pytest.raises(UsageError, match="begun with other options or data"):
-        run_on(tmp_path / "run", short, make_cache(photos, tmp_path / "o", older), resume)
+        run_on(tmp_path / "run", short, make_cache(photos, tmp_path / "o", older), resume=True)
 
 
 @pytest.mark.slow
@@ -130,7 +122,7 @@ def test_what_does_not_fit_is_refused(dataset, photos, tmp_path):
 
 
 def test_validation_samples_have_the_columns_by_the_statistics_of_the_training_samples(dataset):
-    parts = dataset.select(range(40)), dataset.select(range(40, 64))
+    parts = split(dataset)
     data = prepare_data(SETTINGS, *parts, CpuDevice())
     assert data.columns == fit_columns(SETTINGS.inputs, dataset.table, np.arange(40))
     for whole, seen in zip(parts, (data.train_set, data.valid_set), strict=True):

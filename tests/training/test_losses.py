@@ -6,13 +6,11 @@ import json
 
 import pytest
 import torch
-from running import train_on
+from running import predictor_of, train_on
 from torch.nn import functional
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training.data import choose_task
-from tpucache.training.device import CpuDevice
-from tpucache.training.prediction import Predictor
 from tpucache.training.settings import TASKS, TrainSettings
 from tpucache.training.tasks.classes import Classes
 from tpucache.training.tasks.find import make_task
@@ -135,7 +133,7 @@ def test_a_run_with_a_named_loss_predicts_by_it(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=1, batch_size=32, loss="bce", smoothing=0.1)
     train_on(tmp_path / "run", settings, data, data)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["loss"] == "bce"
-    assert Predictor([tmp_path / "run"], CpuDevice()).task == choose_task(settings, data)
+    assert predictor_of(tmp_path / "run").task == choose_task(settings, data)
 
 
 STEPS = """

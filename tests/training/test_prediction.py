@@ -45,7 +45,7 @@ def plain(run, dataset, mirrored=False):
     if not len(dataset):
         return np.zeros((0, best["outputs"]), np.float32)
     images = [(image.flip(2) if mirrored else image, label) for image, label in dataset]
-    return plain_outputs(model, images, best["mean"], best["std"]).softmax(1).numpy()
+    return plain_outputs(model.eval(), images, best["mean"], best["std"]).softmax(1).numpy()
 
 
 def many(cache, count, variant=0):

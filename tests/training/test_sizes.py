@@ -151,7 +151,7 @@ def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(
         (
             tmp_path / "raw",
             "--size 16",
-            "images of raw have one size, here 32x32 pixels.*warm up with `--codec dct-lz4`",
+            "images of raw have one size, here 32x32 pixels.*warm up with `--codec dct-lz4`, or with `--size 16`",
         ),
     ):
         assert command("train", place, "--run", tmp_path / "run", "--backend", "torch", *options.split()) == 2

@@ -11,12 +11,10 @@ import zipfile
 
 import pytest
 import torch
-from running import best_of, last_of, report_of, train_on
+from running import best_of, last_of, predictor_of, report_of, train_on
 
 from tpucache import CachedDataset, TrainingError, UsageError
-from tpucache.training.device import CpuDevice
 from tpucache.training.page import report_run
-from tpucache.training.prediction import Predictor
 from tpucache.training.run.report import read_account, read_folds, read_report
 from tpucache.training.run.saved import load_last
 from tpucache.training.settings import TrainSettings
@@ -81,7 +79,7 @@ def test_weights_that_no_run_writes_do_not_predict(run, harm):
     HARMS[harm](content)
     torch.save(content, run / "best.pt")
     with pytest.raises((TrainingError, UsageError)) as raised:
-        Predictor([run], CpuDevice())
+        predictor_of(run)
     message = str(raised.value)
     assert "\n" not in message
     assert "best.pt" in message or harm == "another task"
@@ -93,7 +91,7 @@ def test_a_checkpoint_takes_no_more_memory_than_its_file(run):
             packed.writestr(member.filename, archive.read(member))
     (run / "packed").replace(run / "best.pt")
     with pytest.raises(TrainingError, match=r"best\.pt cannot be read: it has compressed members"):
-        Predictor([run], CpuDevice())
+        predictor_of(run)
 
 
 @pytest.mark.thorough
@@ -104,7 +102,7 @@ def test_a_list_that_holds_another_one_many_times_is_not_followed(run):
         inner = [inner] * 100
     torch.save({**content, "classes": inner}, run / "best.pt")
     with pytest.raises(TrainingError, match="holds more than"):
-        Predictor([run], CpuDevice())
+        predictor_of(run)
 
 
 @pytest.mark.parametrize(

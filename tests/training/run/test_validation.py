@@ -8,11 +8,11 @@ import shutil
 
 import numpy as np
 import pytest
-from running import report_of, train_on
+from running import predictor_of, report_of, train_on
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache, report_run
 from tpucache.cli import main
-from tpucache.training import Predictor, TrainSettings
+from tpucache.training import TrainSettings
 from tpucache.training.device import CpuDevice
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, lr=0.01)
@@ -32,9 +32,7 @@ def predicted(folder, dataset):
     from tpucache.training.prediction import predict_values
 
     with Progress(len(dataset), "", "") as progress:
-        return predict_values(
-            Predictor([folder], DEVICE, trust=["tiny_models:tiny", "tiny_tasks:linear"]), [dataset], 16, 1, progress
-        )
+        return predict_values(predictor_of(folder), [dataset], 16, 1, progress)
 
 
 @pytest.fixture(scope="module")
