@@ -24,6 +24,7 @@ from tpucache.store.ahead import Lateness
 from tpucache.store.growing import GrowingCache
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
+from tpucache.training.forward import IMAGENET
 from tpucache.training.loop import train
 from tpucache.warmup.growing import build_for_readers
 from tpucache.warmup.run import scheduler as growing_scheduler
@@ -125,6 +126,7 @@ def test_a_run_is_the_same_whether_its_cache_is_being_built_or_finished_and_is_c
         losses.append(train_on(run, SETTINGS, *(dataset[part] for part in sets)).losses)
         dataset.cache.wait()  # now its own mean and deviation are known
     assert losses == losses[:1] * 4
+    assert best_of(runs[0])["mean"] == [*IMAGENET[0]]
     for run in runs[1:]:
         assert differences(best_of(run), best_of(runs[0])) == []
         infos = [json.loads((each / "run.json").read_text()) for each in (runs[0], run)]

@@ -41,9 +41,7 @@ def test_a_run_learns_and_leaves_its_report_history_and_checkpoints(cache, tmp_p
     assert report.pace.ceiling_images_per_second > 0
     rows = rows_of(tmp_path / "history.csv")
     assert [int(row["step"]) for row in rows] == [4, 8, 12, 16, 20, 24]
-    best = best_of(tmp_path)
-    assert best["classes"] == ["ant", "bee", "cat", "dog"]
-    assert all(tensor.device.type == "cpu" for tensor in best["model"].values())
+    assert best_of(tmp_path)["classes"] == ["ant", "bee", "cat", "dog"]
 
 
 @pytest.mark.slow
