@@ -110,7 +110,7 @@ def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(
     options = ["--size", "8", "--variants", "1", "--jobs", "1", "--augment", "my_augmentation:turn"]
     safely = {"PYTHONSAFEPATH": "1"} if safe else {}
     environment = {**os.environ, "PYTHONPATH": str(root), **safely}
-    done = run([*program, "warmup", photos, "cache", *options], cwd=working, env=environment)
+    done = run([*program, "warmup", photos / "ant", "cache", *options], cwd=working, env=environment)
     if safe:
         assert done.returncode == 2
         assert "my_augmentation:turn" in done.stderr
@@ -123,13 +123,14 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
     named = tmp_path / "named"
     shutil.copytree(photos / "ant", named / "日本")
     shutil.copytree(photos / "bee", named / "ü")
-    commands = (["warmup", named, tmp_path / "cache", "--size", "8", "--jobs", "1"], ["inspect", tmp_path / "cache"])
-    for command in (*commands, ["train", "--help"]):
-        done = run(["-m", "tpucache", *command], env={**os.environ, "PYTHONIOENCODING": "ascii"})
-        assert done.returncode == 0, done.stderr
-        if command[0] == "inspect":
-            assert "\\u65e5\\u672c" in done.stdout
-            assert "\\xfc" in done.stdout
+    commands = (["warmup", named, "cache", "--size", "8", "--jobs", "1"], ["inspect", "cache"], ["train", "--help"])
+    words = json.dumps(commands, default=str)
+    program = f"from tpucache.cli import main\nfor words in {words}: assert main(words) == 0"
+    done = run(["-c", program], env={**os.environ, "PYTHONIOENCODING": "ascii"}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\\u65e5\\u672c" in done.stdout
+    assert "\\xfc" in done.stdout
+    assert "usage: " in done.stdout.lower()
 
 
 @pytest.mark.slow

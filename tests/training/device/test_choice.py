@@ -59,7 +59,6 @@ def test_eager_is_the_same_backend():
 @pytest.mark.parametrize(
     ("backend", "cores", "device", "message"),
     [
-        pytest.param("xla", 1, "cpu", "PJRT_DEVICE", marks=pytest.mark.xla),
         ("torch", 8, "cpu", "the torch backend runs on 1 core"),
         ("torch", 1, "gpu", "there is no device 'gpu'"),
         ("plain", 1, "auto", "use xla or torch"),
@@ -68,6 +67,15 @@ def test_eager_is_the_same_backend():
 def test_what_does_not_fit_together_is_refused(backend, cores, device, message):
     with pytest.raises(UsageError, match=message):
         open_device(backend, cores, device)
+
+
+@pytest.mark.xla
+def test_xla_takes_no_name_of_a_device(on_xla):
+    """In a process that has imported it already."""
+    on_xla(
+        "import pytest\nfrom tpucache import UsageError\nfrom tpucache.training import open_device\n"
+        "with pytest.raises(UsageError, match='PJRT_DEVICE'): open_device('xla', 1, 'cpu')"
+    )
 
 
 def test_training_from_python_takes_the_name_of_a_device(here, cache):
