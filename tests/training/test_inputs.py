@@ -122,8 +122,8 @@ def test_what_does_not_fit_is_refused(dataset, photos, tmp_path):
 
 
 def test_validation_samples_have_the_columns_by_the_statistics_of_the_training_samples(dataset):
-    parts = split(dataset)
-    data = prepare_data(SETTINGS, *parts, CpuDevice())
+    train_set, valid_set = parts = split(dataset)
+    data = prepare_data(SETTINGS, train_set, valid_set, CpuDevice())
     assert data.columns == fit_columns(SETTINGS.inputs, dataset.table, np.arange(40))
     for whole, seen in zip(parts, (data.train_set, data.valid_set), strict=True):
         expected = data.columns.encode(dataset.table, whole.positions)
