@@ -131,9 +131,6 @@ class BuildProcess:
             self._end()
             raise
 
-    def __reduce__(self) -> Any:
-        return type(None), ()  # unpickled copies are None, because only the process that started the build may use it
-
     def open(self) -> Cache:
         """Open the cache once it can be read. Raises the errors of `build_cache`."""
         native()  # compile what reading needs while the other process starts; later it would slow the workers down

@@ -212,12 +212,22 @@ class Kept:
         cache is returned once the source is listed: an error of the build is raised by this call, or in a reader that
         waits for a record. `source` and `find` are pickled.
         """
-        directory = self.folder / state
-        others: dict[str, Any] = {
-            **vars(self._choices),
-            "check": functools.partial(_check_unchanged, find, state, self.name),
-            "announce": functools.partial(_announce, self.name, directory),
-        }
+        directory, name = self.folder / state, self.name
+
+        def check() -> None:
+            if find() != state:
+                raise SourceError(
+                    f"pictures of {name} were changed while its cache was made: run this again when no other program "
+                    "writes there"
+                )
+
+        def announce(expected: Estimate) -> None:
+            note(
+                f"{name}: decoding and resizing its pictures once, into {directory}: {expected.records:,} records, "
+                f"about {size_text(expected.bytes)} ({size_text(expected.free)} are free)"
+            )
+
+        others: dict[str, Any] = {**vars(self._choices), "check": check, "announce": announce}
         with self._writing(directory):
             use, has_noted = Use(directory), False
             if grows:
@@ -282,21 +292,6 @@ class Kept:
         for other in _folders(self.folder, _ANY):
             if other.name != state:
                 self.remove(other)
-
-
-def _check_unchanged(find: Callable[[], str], state: str, name: str) -> None:
-    if find() != state:
-        raise SourceError(
-            f"pictures of {name} were changed while its cache was made: run this again when no other program writes "
-            "there"
-        )
-
-
-def _announce(name: str, directory: Path, expected: Estimate) -> None:
-    note(
-        f"{name}: decoding and resizing its pictures once, into {directory}: {expected.records:,} records, about "
-        f"{size_text(expected.bytes)} ({size_text(expected.free)} are free)"
-    )
 
 
 class Use:

@@ -64,9 +64,17 @@ class PictureDataset(Dataset[Any]):
 
         Also raises UsageError if there is a `transform`, and PIL has no images of the pictures' dtype and channels.
         """
-        self._cached = CachedDataset(kept.cache)
+        self._cached = cached = CachedDataset(kept.cache)
         self._use = kept.use
-        _check(self._cached, transform)
+        if cached.names != [IMAGE]:
+            raise UsageError(
+                f"{cached.directory} has {', '.join(cached.names)}, not only a picture: read it as a CachedDataset"
+            )
+        field = cached.manifest.fields[0]
+        if transform is not None and (field.dtype != "|u1" or field.shape[2] not in (1, 3)):
+            raise UsageError(
+                "a transform takes pictures of 8 bits, grey or RGB: leave out the transform, or mode='keep'"
+            )
         self.transform, self.target_transform = transform, target_transform
         self.classes = list(self._cached.classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
@@ -361,16 +369,6 @@ def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
             "only CachedDataset reads augmented variants: build the cache by `warmup`, or augment by a transform"
         )
     return recipe
-
-
-def _check(cached: CachedDataset, transform: Transform | None) -> None:
-    if cached.names != [IMAGE]:
-        raise UsageError(
-            f"{cached.directory} has {', '.join(cached.names)}, not only a picture: read it as a CachedDataset"
-        )
-    field = cached.manifest.fields[0]
-    if transform is not None and (field.dtype != "|u1" or field.shape[2] not in (1, 3)):
-        raise UsageError("a transform takes pictures of 8 bits, grey or RGB: leave out the transform, or mode='keep'")
 
 
 def _to_pil(pixels: Any) -> Any:

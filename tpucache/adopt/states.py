@@ -136,15 +136,14 @@ class PictureFolderSource(FolderSource):
 
     def __init__(self, root: str, folder: PictureFolder) -> None:
         super().__init__(root)
-        self._folder: PictureFolder | None = folder
+        self._folder: Any = folder
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_folder": None}  # workers only load, and the listing is large
 
     def list(self) -> Listing:
-        folder = self._folder or PictureFolder((), ())
-        samples = [Sample(number, file.path, file.label, file.bytes) for number, file in enumerate(folder.files)]
-        return Listing(samples, folder.classes)
+        classes, files = self._folder
+        return Listing([Sample(at, file.path, file.label, file.bytes) for at, file in enumerate(files)], classes)
 
 
 def hugging_face_state(dataset: Any, source: DatasetSource) -> str:

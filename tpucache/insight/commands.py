@@ -51,12 +51,11 @@ def compare(options: argparse.Namespace) -> int:
     if len(options.caches) < 2:
         raise UsageError("give two caches or more to compare")
     caches = [open_cache(each) for each in options.caches]
-    hashed = [_hashes(each) for each in caches]
     comparisons, has_copies = [], False
-    for one, two in combinations(range(len(caches)), 2):
-        found = compare_two(caches[one], caches[two], options.threshold, hashed=(hashed[one], hashed[two]))
-        comparisons.append(_comparison_dict(caches[one], caches[two], found))
-        has_copies = has_copies or found.has_copies
+    for (one, first), (two, second) in combinations([(each, _hashes(each)) for each in caches], 2):
+        found = compare_two(one, two, options.threshold, hashed=(first, second))
+        comparisons.append(_comparison_dict(one, two, found))
+        has_copies |= found.has_copies
     report = {
         "caches": [{"place": each.place, "samples": each.manifest.samples} for each in caches],
         "threshold": options.threshold,

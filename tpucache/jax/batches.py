@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -289,17 +289,20 @@ class _Epochs:
         return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
 
     def _finished(self, fields: Any, labels: Any, draws: Any) -> tuple[dict[str, Any], Any]:
-        if not isinstance(labels, _SentRows):
+        if fields is not None:
             return self._finish(fields, labels, draws)
         resident, sent = labels
         if (read := resident.receive_or_read(sent)) is not None:  # the records do not fit
             return self._finish(*self._put_batch(read), draws)
-        tables: Mapping[str, Any] = resident.tables
-        finish = self._make_finish(tuple((name, table.form) for name, table in sorted(tables.items())))
-        return finish({name: table.rows for name, table in tables.items()}, sent.slots, draws)
+        tables = sorted(resident.tables.items())
+        finish = self._make_finish(tuple((name, table.form) for name, table in tables))
+        return finish({name: table.rows for name, table in tables}, sent.slots, draws)
 
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
-        """Upload a batch, and return its fields, labels, random numbers, and which of its rows are samples."""
+        """Upload a batch, and return its fields, labels, random numbers, and which of its rows are samples.
+
+        If a Resident has the records, the result begins with None and (Resident, RecordBatch).
+        """
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
             return self._upload_rows([batch], number)[0]
         count = len(as_named(batch)[LABEL])
@@ -315,7 +318,7 @@ class _Epochs:
         are_samples = [self._put_is_sample(len(read.slots)) for _, read in batches]
         self.sent_bytes += resident.uploaded_bytes + resident.row_bytes - before
         return [
-            (None, _SentRows(resident, each), self._put_draws(number + at, len(reads[at].slots)), are_samples[at])
+            (None, (resident, each), self._put_draws(number + at, len(reads[at].slots)), are_samples[at])
             for at, each in enumerate(sent)
         ]
 
@@ -350,13 +353,6 @@ class _Epochs:
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
         uploaded: jax.Array = jax.make_array_from_process_local_data(self.sharding, array)
         return uploaded
-
-
-class _SentRows(NamedTuple):
-    """A batch whose rows are in a Resident: only the row numbers were sent."""
-
-    resident: Resident
-    sent: RecordBatch
 
 
 def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:

@@ -89,7 +89,9 @@ class Axis(NamedTuple):
             made = np.eye(self.samples)
         else:
             blocks = self.samples // BLOCK
-            made = _inverse_transform(blocks)[:, : self.frequencies * blocks]
+            # The matrix (8 * blocks, 8 * blocks) that computes the pixels of a row of blocks from its coefficients.
+            whole = np.einsum("uy,ij->iyuj", basis(), np.eye(blocks)).reshape(self.samples, -1)
+            made = whole[:, : self.frequencies * blocks]
         made = doubling(self.samples) @ made if self.step == 2 else made
         return np.asarray(made[: self.pixels])
 
@@ -297,17 +299,14 @@ def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, on
     return functions.concatenate([top, matrix[:, rows:]], 1)
 
 
-def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
-    return nibbles - 16 * library.cast(nibbles >= 8, "float32")
-
-
 def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[Parts]:
     """Return, for each plane, the low bits and the high bits of its coefficients, (batch, rows, columns) each."""
     # int8 keeps the bits of uint8 unchanged.
     bits = library.cast(library.cast(packed[:, : layout.low_bytes], "int8"), "float32")
     pairs = library.cast(packed[:, layout.low_bytes :], "float32")
     second = library.functions.floor(pairs / 16)
-    nibbles = _signed_nibbles(library, library.functions.concatenate([pairs - 16 * second, second], 1))
+    nibbles = library.functions.concatenate([pairs - 16 * second, second], 1)
+    nibbles = nibbles - 16 * library.cast(nibbles >= 8, "float32")  # with their signs
     at = filled = 0
     found = []
     for plane, (rows, columns), wide in zip(layout.planes, layout.low, layout.high, strict=True):
@@ -378,12 +377,6 @@ def to_bfloat16(matrix: Matrix) -> Matrix:
     """Return finite float32 numbers rounded to bfloat16, with ties to even, as float32."""
     bits = matrix.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-
-
-def _inverse_transform(blocks: int) -> npt.NDArray[Any]:
-    """Return the matrix (8 * blocks, 8 * blocks) that computes the pixels of a row of blocks from its coefficients."""
-    whole: npt.NDArray[Any] = np.einsum("uy,ij->iyuj", basis(), np.eye(blocks))
-    return whole.reshape(BLOCK * blocks, BLOCK * blocks)
 
 
 def _float32(matrix: npt.NDArray[Any]) -> Matrix:

@@ -146,8 +146,7 @@ class RecordSlots:
 
     def hand_out(self, chunks: Iterable[int]) -> None:
         """Note that the records of these chunks are being uploaded; a call of `confirm` for each chunk will follow."""
-        for chunk in chunks:
-            self._states[chunk] = _SENT
+        self._states[[*chunks]] = _SENT
 
     def confirm(self, chunk: int) -> None:
         self._states[chunk] = _WRITTEN
