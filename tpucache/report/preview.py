@@ -119,15 +119,16 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int) 
     if mask is not None and mask.shape == (height, width, 1) and mask.dtype == np.uint8:
         _paint_mask(image, mask[..., 0])
     draw, ratio, letters = ImageDraw.Draw(image), (size[0] / width, size[1] / height), max(_LETTERS, side // 16)
+    write = functools.partial(_write, image, size=letters, colour=_WHITE, width=size[0] - 2, stroke=letters // _LETTERS)
     for left, top, right, bottom, number in _rows(fields, BOXES, [*ratio, *ratio, 1]):
         if right > left and bottom > top:
             corners = [round(at) for at in (left, top, max(left, right - 1), max(top, bottom - 1))]
             draw.rectangle(corners, outline=PALETTE[int(number) % len(PALETTE)], width=letters // 5)
-            _write_over(image, left, top, class_name(int(number), classes), letters)
+            write(left, top, class_name(int(number), classes))
     for number, (x, y, visible) in enumerate(_rows(fields, KEYPOINTS, [*ratio, 1])):
         if visible > 0:
             draw.circle((x, y), letters // 3, PALETTE[number % len(PALETTE)], _WHITE)
-            _write_over(image, x + letters // 2, y, str(number), letters)
+            write(x + letters // 2, y, str(number))
     return image
 
 
@@ -149,12 +150,14 @@ def _paint_mask(image: Image.Image, mask: Array) -> None:
     image.paste(painted, mask=Image.fromarray(opacity.astype(np.uint8)))
 
 
-def _write_over(image: Image.Image, x: float, y: float, text: str, size: int) -> None:
-    """Write a text above y so that it can be read over any picture; it is moved if it would reach beyond the image."""
+def _write(
+    image: Image.Image, x: float, y: float, text: str, size: int, colour: str, width: float, stroke: int = 0
+) -> None:
+    """Write a text above y, without its middle if it is too wide; it is moved if it would reach beyond the image."""
     font = _font(size)
-    text = _cut(text, font, image.width - 2)
+    text = _cut(text, font, width)
     place = max(1, min(x, image.width - 1 - font.getlength(text))), max(y, size + 2)
-    ImageDraw.Draw(image).text(place, text, _WHITE, font, "ls", stroke_width=size // _LETTERS, stroke_fill=_INK)
+    ImageDraw.Draw(image).text(place, text, colour, font, "ls", stroke_width=stroke, stroke_fill=_INK)
 
 
 @calling("Pillow")
@@ -176,20 +179,15 @@ def draw_sheet(title: str, line: str, samples: Sequence[Shown], classes: Sequenc
     columns = min(len(samples), max(1, _WIDTH // across))
     size = _MARGIN + max(_MIN_WIDTH, columns * across), _TOP + -(-len(samples) // columns) * down
     sheet = Image.new("RGB", size, _PAPER)
-    _write(sheet, (_MARGIN, _MARGIN), 26, title, line, size[0] - 2 * _MARGIN)
+    _write(sheet, _MARGIN, 62, title, 26, _INK, size[0] - 2 * _MARGIN)
+    _write(sheet, _MARGIN, 80, line, _SMALL_TEXT, _DIM, size[0] - 2 * _MARGIN)
     for number, (sample, strip) in enumerate(zip(samples, strips, strict=True)):
         x, y = _MARGIN + number % columns * across, _TOP + number // columns * down
-        _write(sheet, (x, y), 15, sample.label, sample.path, across - _MARGIN)
+        _write(sheet, x, y + 15, sample.label, 15, _INK, across - _MARGIN)
+        _write(sheet, x, y + 33, sample.path, _SMALL_TEXT, _DIM, across - _MARGIN)
         for at, picture in enumerate(strip):
             sheet.paste(picture, (x + at * (width + _GAP), y + _HEADING))
     return sheet
-
-
-def _write(sheet: Image.Image, at: tuple[int, int], size: int, title: str, line: str, width: int) -> None:
-    below = size + 3 * _SMALL_TEXT // 2
-    for text, letters, down, colour in ((title, size, size, _INK), (line, _SMALL_TEXT, below, _DIM)):
-        font = _font(letters)
-        ImageDraw.Draw(sheet).text((at[0], at[1] + down), _cut(text, font, width), colour, font, "ls")
 
 
 def preview_cache(
