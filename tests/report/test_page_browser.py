@@ -69,13 +69,3 @@ def test_it_follows_the_system_or_the_switch_without_a_script(browser, pages):
     assert [each > 600 for each in brightness] == [False, True, False, False]
     assert [each < 150 for each in brightness] == [True, False, True, True]
     context.close()
-
-
-def test_a_notebook_frame_shows_it_too(browser, pages, plain, tmp_path):
-    outer = tmp_path / "notebook.html"
-    outer.write_text(f"<!DOCTYPE html><body>{report_cache(plain, 2)._repr_html_()}</body>", encoding="utf-8")
-    page = browser.new_page()
-    page.goto(outer.as_uri())
-    frame = page.frames[1]
-    assert frame.locator("h1").inner_text() == "plain"
-    assert frame.locator("img").count() == 6

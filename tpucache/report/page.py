@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import difflib
+import functools
 import html
 import itertools
 import os
@@ -27,6 +28,8 @@ from tpucache.text import printable
 from tpucache.version import __version__
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
+
     from tpucache.loading.dataset import CachedDataset
 
 SAMPLES: Final = 12
@@ -281,6 +284,12 @@ def fill(package: str, name: str, values: Mapping[str, object], escape: Callable
 
     A name in a template without a value is an error. Raises DependencyError without jinja2.
     """
+    with calling("jinja2"):
+        return _environment(package, escape).get_template(name).render(values)
+
+
+@functools.cache
+def _environment(package: str, escape: Callable[[object], str]) -> Environment:
     check_jinja()
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -288,16 +297,14 @@ def fill(package: str, name: str, values: Mapping[str, object], escape: Callable
     def escaped(value: object) -> Markup:
         return value if isinstance(value, Markup) else Markup(escape(value))  # noqa: S704  # it is escaped
 
-    with calling("jinja2"):
-        environment = Environment(
-            loader=PackageLoader(package),
-            autoescape=True,
-            finalize=escaped,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        return environment.get_template(name).render(values)
+    return Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        finalize=escaped,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def check_jinja() -> None:
