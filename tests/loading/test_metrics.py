@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import wait_for
 
-from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache
+from tpucache import CachedDataset, CachedLoader, MixedLoader
 from tpucache.loading.reading.record_reader import WaysRead
 from tpucache.loading.state import LoaderMetrics
 
-SAMPLES, BYTES = 48, 8 * 8 * 3
+SAMPLES, BYTES = 48, 16 * 16 * 3
 
 
-@pytest.fixture(scope="module")
-def cache(photos, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("metrics") / "cache"
-    from tpucache.warmup.sources import FolderSource, select_source
-
-    build_cache(select_source(FolderSource(photos), limit=SAMPLES), directory, Recipe(size=8), jobs=1)
-    return directory
+def few(cache: Path, **options: Any) -> CachedDataset:
+    return CachedDataset(cache, **options)[:SAMPLES]
 
 
 @pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize(("in_memory", "first", "second"), [(False, "file", "file"), (True, "file", "memory")])
 def test_records_and_bytes_are_counted_by_where_they_were(cache, in_memory, first, second):
-    loader = CachedLoader(CachedDataset(cache, in_memory=in_memory), 20, shuffle=True)
+    loader = CachedLoader(few(cache, in_memory=in_memory), 20, shuffle=True)
     assert loader.metrics()["batches"] == loader.metrics()["seconds"] == loader.metrics()["hits"] == 0
     assert [len(labels) for _, labels in loader] == [20, 20, 8]
     found = loader.metrics()
@@ -47,7 +44,7 @@ def test_records_and_bytes_are_counted_by_where_they_were(cache, in_memory, firs
 
 def test_mapped_records_are_hits(cache, monkeypatch):
     monkeypatch.setattr("tpucache.loading.reading.maps.cannot_shrink", lambda number: True)
-    loader = CachedLoader(CachedDataset(cache), 16)
+    loader = CachedLoader(few(cache), 16)
     for _ in loader:
         pass
     found = loader.metrics()
@@ -57,7 +54,7 @@ def test_mapped_records_are_hits(cache, monkeypatch):
 
 
 def test_a_mixture_counts_the_records_of_all_its_caches(cache):
-    dataset = CachedDataset(cache)
+    dataset = few(cache)
     loader = MixedLoader([CachedLoader(dataset, 4, shuffle=True), CachedLoader(dataset.select(range(8)), 4)], [3, 1])
     batches = [len(labels) for _, labels in loader]
     assert loader.metrics()["samples"] == sum(loader.metrics()["records"].values()) == sum(batches)
@@ -66,7 +63,7 @@ def test_a_mixture_counts_the_records_of_all_its_caches(cache):
 def test_waits_are_those_of_the_loop_and_the_queue_is_what_was_ready(cache, monkeypatch):
     read, real = [], CachedDataset.read_into
     monkeypatch.setattr(CachedDataset, "read_into", lambda self, *of: (real(self, *of), read.append(1))[0])
-    loader = CachedLoader(CachedDataset(cache), 8, threads=1, prefetch=3)
+    loader = CachedLoader(few(cache), 8, threads=1, prefetch=3)
     batches = iter(loader)
     next(batches)
     began = time.perf_counter()

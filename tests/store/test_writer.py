@@ -150,13 +150,6 @@ def test_a_shard_is_sealed_once(target: Path) -> None:
             writer.seal(target)
 
 
-def test_a_shard_larger_than_its_first_map_is_written_whole(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_MAP_STEP", 1 << 20)
-    records = {number: bytes([number]) * 50_000 for number in range(60)}
-    seal(target, records)
-    assert [value for _, value in plain_lmdb(target)] == list(records.values())
-
-
 @pytest.mark.parametrize("size", [0, 100, 2023, 2024, 4000, 4081, 50_000])
 def test_a_map_that_grows_by_single_pages_is_always_large_enough(
     target: Path, size: int, monkeypatch: pytest.MonkeyPatch

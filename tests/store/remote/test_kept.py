@@ -17,28 +17,20 @@ from patience import wait_for
 from servers import Server
 from thorough import thorough
 
-from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
+from tpucache import CachedDataset, CachedLoader
 from tpucache.errors import StoreError, TpucacheError
 from tpucache.store.remote import local
 from tpucache.store.remote.cache import MANIFEST_COPY, clear_kept, list_kept
 from tpucache.store.remote.reader import RemoteReader
-from tpucache.warmup import blocks
 
 SAMPLES, LATER = 48, 37  # how many there are, and one in the last shard
 Opened = Callable[..., CachedDataset]
 Damage = Callable[[Path], None]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise at 16x16 in three shards. Not to be written to."""
-    rng, cache = np.random.default_rng(0), tmp_path_factory.mktemp("caches") / "cache"
-    items = [(rng.integers(0, 256, (16, 16, 3), np.uint8), number % 2) for number in range(SAMPLES)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "MIN_BLOCK_SAMPLES", 16)
-        manifest = build_cache(items, cache, Recipe(size=16), jobs=1)
-    assert len(manifest.shards) == 3
-    return cache
+@pytest.fixture
+def cache(noise: Path) -> Path:
+    return noise
 
 
 def remove(path: Path) -> None:

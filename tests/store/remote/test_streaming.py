@@ -12,6 +12,7 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -197,24 +198,17 @@ def test_a_plan_that_cannot_be_followed_changes_nothing(
     assert batches(opened(), shuffle="block") == batches(CachedDataset(cache), shuffle="block")
 
 
-def test_a_shard_that_changes_while_it_is_read_is_refused(opened: Opened, cache: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in cache.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    server = Server(copy)
-    try:
-        dataset = CachedDataset(server.url, cache_dir=tmp_path / "other", in_memory=False)
-        dataset[0]
-        shard = copy / "v00-00000.lmdb"
-        shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-        with pytest.raises(StoreError, match=r"was replaced on the server while it was read.*open its URL again"):
-            batches(dataset)
-        shard.write_bytes(shard.read_bytes() + b"more")
-        with pytest.raises(StoreError, match=r"bytes on the server, the manifest says|was replaced on the server"):
-            batches(CachedDataset(server.url, cache_dir=tmp_path / "third", in_memory=False))
-    finally:
-        server.close()
+def test_a_shard_that_changes_while_it_is_read_is_refused(opened: Opened, server: Server, tmp_path: Path) -> None:
+    server.folder = Path(shutil.copytree(server.folder, tmp_path / "copy"))
+    dataset = opened()
+    dataset[0]
+    shard = server.folder / "v00-00000.lmdb"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(StoreError, match=r"was replaced on the server while it was read.*open its URL again"):
+        batches(dataset)
+    shard.write_bytes(shard.read_bytes() + b"more")
+    with pytest.raises(StoreError, match=r"bytes on the server, the manifest says|was replaced on the server"):
+        batches(opened(cache_dir=tmp_path / "other"))
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "writev"])
@@ -447,16 +441,15 @@ def test_the_programs_random_numbers_are_not_touched(opened: Opened, server: Ser
 def test_all_that_an_epoch_reads_is_counted_as_needed(photos: Path, small_pieces: None, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     build_cache(photos, cache, Recipe(size=32, codec="raw"), jobs=1)
-    server = Server(cache)
-    dataset = CachedDataset(server.url, cache_dir=tmp_path / "kept", in_memory=False)
-    records = int(dataset.cache.index.read_all()["length"].sum())
-    loader = CachedLoader(dataset, 2, shuffle="block")
-    for _ in range(3):  # once all is here, nothing is looked up, or counted, any more
-        for _ in loader:
-            time.sleep(0.01)  # so that all is here long before the epoch ends
-        assert dataset.network is not None
-        assert dataset.network.needed_bytes == records
-    server.close()
+    with contextlib.closing(Server(cache)) as server:
+        dataset = CachedDataset(server.url, cache_dir=tmp_path / "kept", in_memory=False)
+        records = int(dataset.cache.index.read_all()["length"].sum())
+        loader = CachedLoader(dataset, 2, shuffle="block")
+        for _ in range(3):  # once all is here, nothing is looked up, or counted, any more
+            for _ in loader:
+                time.sleep(0.01)  # so that all is here long before the epoch ends
+            assert dataset.network is not None
+            assert dataset.network.needed_bytes == records
 
 
 def test_a_run_from_a_url_is_that_from_a_local_copy(

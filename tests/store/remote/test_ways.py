@@ -11,29 +11,16 @@ import pytest
 from thorough import thorough
 from torch.utils.data import DataLoader
 
-from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache
+from tpucache import CachedDataset, CachedLoader, MixedLoader
 from tpucache.store.remote import fetch
-from tpucache.warmup import blocks
 
 SAMPLES, VARIANTS = 48, 3
 Opened = Callable[..., CachedDataset]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise at 16x16 in three variants, three shards each. Not to be written to."""
-    folder = tmp_path_factory.mktemp("small")
-    code = "def noise(image, generator):\n    return image ^ generator.integers(0, 9, dtype='u1')\n"
-    (folder / "noise_by_test.py").write_text(code)
-    rng = np.random.default_rng(0)
-    items = [(rng.integers(0, 256, (16, 16, 3), np.uint8), number % 2) for number in range(SAMPLES)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        patch.setattr(blocks, "MIN_BLOCK_SAMPLES", 16)
-        recipe = Recipe(size=16, variants=VARIANTS - 1, augment="noise_by_test:noise")
-        manifest = build_cache(items, folder / "cache", recipe, jobs=1)
-    assert len(manifest.shards) == 3 * VARIANTS
-    return folder / "cache"
+@pytest.fixture
+def cache(noise: Path) -> Path:
+    return noise
 
 
 def batches(dataset: CachedDataset, epochs: int = 1, **options: object) -> list[tuple[bytes, list[int]]]:
