@@ -11,15 +11,12 @@ import pytest
 from made import build_here, digests, labelled, write_photos, write_rows
 
 from tpucache.errors import SourceError, TpucacheError
-from tpucache.recipe import Recipe
 from tpucache.report.inspect import describe, describe_lines
 from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.repair import repair_cache
 from tpucache.warmup.sources import TableOptions, TableSource
 from tpucache.warmup.sources.source import Label
-
-_RECIPE = Recipe(size=8)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made import build_here, write_photos, write_rows
+from stops import Stopped, stop_after
 
 from tpucache import CachedDataset, Manifest, Recipe, repair_cache, verify_cache
 from tpucache.cli import main
@@ -17,8 +17,6 @@ from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
 from tpucache.warmup import FolderSource, TableOptions, TableSource, open_source, select_source
 
 pytestmark = pytest.mark.usefixtures("short_runs")
-
-SMALL = Recipe(size=8)
 
 
 @pytest.fixture(scope="module")
@@ -259,12 +257,8 @@ def test_an_interrupted_run_continues_only_with_the_same_choice(photos: Path, tm
     cache = tmp_path / "cache"
     part = select_source(open_source(photos), limit=30)
 
-    def stop(progress: Any) -> None:
-        if progress.samples:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_here(part, cache, on_progress=stop)
+    with pytest.raises(Stopped):
+        build_here(part, cache, on_progress=stop_after(0))
     for other in (select_source(open_source(photos), limit=31), open_source(photos)):
         with pytest.raises(SourceError, match=r"was started with --limit 30, now (31|not given): give"):
             build_here(other, cache)

@@ -21,7 +21,6 @@ from tpucache.warmup.sources.source import Listing
 
 pytestmark = pytest.mark.slow
 
-BuildProgress = dict[str, tuple[int, int]]
 
 # Blocks of 50 and 51 samples: shards of 0.84 MB that differ by a record, out of spooled chunks of 0.62 MB.
 _SAMPLES = 101

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from patience import PATIENCE
 
 from tpucache.errors import RecipeError
 from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import augment
-
-Array = npt.NDArray[Any]
 
 _SIDE = 16
 _IMAGE = np.random.default_rng(3).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)

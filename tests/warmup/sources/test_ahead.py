@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made import build_here
+from made import Made, build_here
 from patience import PATIENCE
 from thorough import thorough
 
@@ -21,23 +21,16 @@ from tpucache.store.files import read_file
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.growing import build_for_readers
 from tpucache.warmup.sources.folder import FolderSource
-from tpucache.warmup.sources.source import Item, Listing, LoadAhead, Sample
+from tpucache.warmup.sources.source import Item, LoadAhead, Sample
 
 SAMPLES = [Sample(number, f"{number:03d}.png", bytes=1000) for number in range(100)]
 
 
-class Threaded:
+class Threaded(Made):
     loads_in_threads = True
 
-    def list(self) -> Listing:
-        return Listing(SAMPLES)
 
-    def load(self, sample: Sample) -> Item:
-        return Item({"image": sample.path.encode()})
-
-
-class Plain(Threaded):
-    loads_in_threads = False
+SOURCE = Threaded(0, lambda _: Item({}))
 
 
 def late(wait: float = 0.1, work: float = 0.01) -> Lateness:
@@ -51,36 +44,13 @@ def names_of(items: list[Item]) -> list[bytes]:
     return [item.fields["image"] for item in items]
 
 
-class Counting:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.threads, self.begun = set[int](), list[int]()
-
-    def __call__(self, sample: Sample) -> Item:
-        with self.lock:
-            self.threads.add(threading.get_ident())
-            self.begun.append(sample.number)
-        return Item({"image": sample.path.encode()})
-
-
-SLOW = [Sample(number, f"{number:03d}", label=0, bytes=3 * 8 * 8) for number in range(60)]
-
-
-class Slow:
-    loads_in_threads = True
-
-    def __init__(self, broken: int = -1) -> None:
-        self.broken, self.begun = broken, list[int]()
-
-    def list(self) -> Listing:
-        return Listing(SLOW, ("one",))
-
-    def load(self, sample: Sample) -> Item:
-        self.begun.append(sample.number)
+def slow(*broken: int) -> Threaded:
+    def item(number: int) -> Item:
         time.sleep(0.03)
-        if sample.number == self.broken:
-            raise SampleError(sample.path, "is broken")
-        return Item({"image": np.full((8, 8, 3), sample.number, np.uint8)})
+        return Item({"image": np.full((8, 8, 3), number, np.uint8)})
+
+    facts = {"classes": ("one",)}
+    return Threaded(60, item, lambda _: 0, "{:03}", 3 * 8 * 8, broken, facts)
 
 
 def test_samples_come_in_their_order_whichever_is_there_first() -> None:
@@ -93,7 +63,7 @@ def test_samples_come_in_their_order_whichever_is_there_first() -> None:
             first.set()
         return Item({"image": sample.path.encode()})
 
-    with LoadAhead(load, Threaded(), SAMPLES, late()) as items:
+    with LoadAhead(load, SOURCE, SAMPLES, late()) as items:
         assert names_of([items.load(sample) for sample in SAMPLES]) == [sample.path.encode() for sample in SAMPLES]
 
 
@@ -103,7 +73,7 @@ def test_a_fault_is_raised_at_its_own_turn() -> None:
             raise SampleError(sample.path, "is broken")
         return Item({"image": sample.path.encode()})
 
-    with LoadAhead(load, Threaded(), SAMPLES, late()) as items:
+    with LoadAhead(load, SOURCE, SAMPLES, late()) as items:
         assert names_of([items.load(sample) for sample in SAMPLES[:3]]) == [b"000.png", b"001.png", b"002.png"]
         with pytest.raises(SampleError, match=r"003\.png"):
             items.load(SAMPLES[3])
@@ -115,16 +85,21 @@ def loading_threads() -> list[threading.Thread]:
 
 
 def test_samples_that_were_announced_for_the_next_task_are_not_read_twice() -> None:
-    counting = Counting()
-    with LoadAhead(counting, Threaded(), SAMPLES[:20], late()) as items:
+    begun = list[int]()
+
+    def load(sample: Sample) -> Item:
+        begun.append(sample.number)
+        return Item({"image": sample.path.encode()})
+
+    with LoadAhead(load, SOURCE, SAMPLES[:20], late()) as items:
         items.load(SAMPLES[0])
         items.follow(following := [dataclasses.replace(sample) for sample in SAMPLES[1:40]])
         found = [items.load(sample) for sample in following]
     assert names_of(found) == [sample.path.encode() for sample in SAMPLES[1:40]]
-    assert sorted(counting.begun) == list(range(40))
+    assert sorted(begun) == list(range(40))
 
 
-def followed(source: Slow, cache: Path, recipe: Recipe, jobs: int) -> None:
+def followed(source: Threaded, cache: Path, recipe: Recipe, jobs: int) -> None:
     build_for_readers(source, cache, lambda _: None, recipe=recipe, jobs=jobs)
 
 
@@ -132,17 +107,17 @@ def followed(source: Slow, cache: Path, recipe: Recipe, jobs: int) -> None:
 def test_each_sample_of_slow_storage_is_read_once_while_tasks_follow_each_other(
     tmp_path: Path, builds: Callable[..., object]
 ) -> None:
-    source = Slow()
+    source = slow()
     builds(source, tmp_path / "cache", Recipe(size=128, shard_mb=1), jobs=1)
-    tried = len(source.begun) - len(SLOW)  # the samples that were read before the build
+    tried = len(source.loaded) - source.count  # the samples that were read before the build
     assert tried < 5
-    assert {*source.begun[tried:]} == {*range(len(SLOW))}
+    assert {*source.loaded[tried:]} == {*range(source.count)}
     assert not loading_threads()
 
 
 def test_a_build_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="is broken"):
-        build_here(Slow(broken=20), tmp_path / "cache", Recipe(size=8, max_blocks=4))
+        build_here(slow(20), tmp_path / "cache", Recipe(size=8, max_blocks=4))
     assert not loading_threads()
 
 

@@ -19,8 +19,6 @@ from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import FolderSource, TableOptions, label_source, open_source
 from tpucache.warmup.sources.archives import list_zip, zip_file
 
-SMALL = Recipe(size=8)
-
 
 def _pack(folder: Path, target: Path, top: str = "") -> Path:
     """Write the files of a folder into an archive, below a folder `top` of it."""

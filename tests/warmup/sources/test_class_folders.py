@@ -13,12 +13,10 @@ import pytest
 from made import build_here, png, write
 
 from tpucache.errors import SourceError
-from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.warmup.sources import open_source, select_source
 
 KINDS = ("folder", "zip", "tar")
-SMALL = Recipe(size=8)
 
 
 def _make(tmp_path: Path, kind: str, *names: str) -> Path:

@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[2] / "store" / "remote"))  # for serv
 
 from made import build_here
 from servers import Server
+from stops import Stopped, stop_after
 
 from tpucache import Recipe, SourceError, StoreError, UsageError, build_cache
 from tpucache.cli import main
@@ -91,11 +92,8 @@ def test_a_connection_that_breaks_is_tried_again_and_a_network_that_is_gone_is_n
 
 
 def test_a_build_that_is_continued_does_not_list_again(bucket: str, photos: Path, tmp_path: Path) -> None:
-    def stop(progress: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_here(bucket, tmp_path / "cache", _RECIPE, on_progress=stop)
+    with pytest.raises(Stopped):
+        build_here(bucket, tmp_path / "cache", _RECIPE, on_progress=stop_after(-1))
     before = len(open_source(bucket).list().samples)
     first = open_source(bucket).list().samples[0].path
     files = fsspec.filesystem("memory")

@@ -21,7 +21,6 @@ from tpucache.warmup.sources import TableOptions, TableSource, label_source, ope
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
-SMALL = Recipe(size=8)
 NAN = float("nan")
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from made import build_here, png
+from stops import Stopped, stop_after
 from torch.utils.data import IterableDataset
 
 from tpucache import CachedDataset, Recipe, build_cache
@@ -40,10 +41,6 @@ class Stream:
             if isinstance(item, Exception):
                 raise item
             yield item
-
-
-def stop(_progress: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def items(count: int = 20) -> list[Any]:
@@ -79,8 +76,8 @@ def test_streams_of_torch_and_generators_are_sources(tmp_path: Path, source: Any
 
 def test_a_build_that_is_continued_asks_the_stream_for_nothing(tmp_path: Path, copies: Path) -> None:
     stream, recipe = Stream(items(40)), Recipe(size=8, variants=1)
-    with pytest.raises(KeyboardInterrupt):
-        build_here(stream, tmp_path / "a", recipe, on_progress=stop)
+    with pytest.raises(Stopped):
+        build_here(stream, tmp_path / "a", recipe, on_progress=stop_after(-1))
     assert len([*copies.iterdir()]) == 1
     found = build_here(stream, tmp_path / "a", recipe)
     assert stream.times == 1
@@ -92,8 +89,8 @@ def test_a_build_that_is_continued_asks_the_stream_for_nothing(tmp_path: Path, c
 @pytest.mark.parametrize("place", [b"IHDR", b'"weight": '])
 def test_a_copy_that_was_changed_between_two_runs_is_made_again(tmp_path: Path, copies: Path, place: bytes) -> None:
     stream, recipe = Stream(items()), Recipe(size=8, shard_mb=1, variants=1)
-    with pytest.raises(KeyboardInterrupt):
-        build_here(stream, tmp_path / "a", recipe, on_progress=stop)
+    with pytest.raises(Stopped):
+        build_here(stream, tmp_path / "a", recipe, on_progress=stop_after(-1))
     (path,) = copies.rglob("items")
     data = bytearray(path.read_bytes())
     data[data.rindex(place) + len(place)] ^= 1
