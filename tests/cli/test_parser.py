@@ -18,12 +18,8 @@ from tpucache import Manifest, UsageError, plugins
 from tpucache.cli import main, make_parser
 from tpucache.cli.parser import augmentation, from_options
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.options import options_of
-from tpucache.publish.rules import PublishOptions
 from tpucache.recipe import Recipe
-from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
-from tpucache.warmup.build_options import BuildOptions, WorkerOptions
 from tpucache.warmup.sources import TableOptions
 
 PARSER = make_parser()
@@ -265,33 +261,6 @@ def test_a_folder_that_keeps_no_settings_is_refused(words, said, tmp_path, capsy
     status, _, err = printed([*words, "--config", str(tmp_path)], capsys)
     assert status == 2
     assert said in err
-
-
-DECLARED = [
-    ("warmup", Recipe),
-    ("warmup", WorkerOptions),
-    ("warmup", BuildOptions),
-    ("warmup", TableOptions),
-    ("train", TrainSettings),
-    ("train", AugmentSettings),
-    ("train", RunOptions),
-    ("publish", PublishOptions),
-]
-
-
-@pytest.mark.parametrize(("command", "kind"), DECLARED)
-def test_an_option_has_the_help_default_and_choices_of_its_field(command, kind):
-    lines = {"publish": ["cache", "--id", "ann/noise-at-16", "--title", "Noise at 16"], "train": TRAIN[1:]}
-    given = PARSER.parse_args([command, *lines.get(command, WARMUP[1:])])
-    assert from_options(kind, given) == kind()
-    known = {}
-    for action in PARSER.commands[command].actions:
-        known.setdefault(action.dest, action)  # --no-NAME comes after --NAME
-    assert len(options_of(kind)) >= 3
-    for name in {*options_of(kind)} & {*known}:
-        option = options_of(kind)[name]
-        assert known[name].help.removesuffix(" (default: %(default)s)") == option.help
-        assert tuple(known[name].choices or ()) == tuple(option.choices)
 
 
 #: The options of a command whose values can name code: after parsing, these are in the attributes of their names.
