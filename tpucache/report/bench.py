@@ -71,9 +71,8 @@ def run_bench(
     empty. Raises UsageError when the cache is smaller than a batch.
     """
     _check_size(dataset, batch_size)
-    # Each round has a turn for reading, copying, and the simulated device. One more turn warms up.
-    turns = rounds * (2 + (device_rate is not None)) + 1
-    on_progress(f"measuring for about {turns * seconds:.0f} s")
+    # Each round has a turn for reading, copying, and the simulated device, if there is one. One more turn warms up.
+    on_progress(f"measuring for about {(3 * rounds + 1) * seconds:.0f} s at most")
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     batch_bytes = sum(field.nbytes for field in loader.dataset.record_fields)
     # np.zeros would map one page of zeros many times, so that reads would come from the CPU's cache
