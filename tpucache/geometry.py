@@ -46,11 +46,13 @@ def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
         )
         return Placement(box, size)
     kept = min(width / target[0], height / target[1])
-    crop = (kept * target[0], kept * target[1])
-    # Clamped, because kept * target may be rounded to slightly more than the side.
-    left, top = max(box[0], box[0] + (width - crop[0]) / 2), max(box[1], box[1] + (height - crop[1]) / 2)
-    right, bottom = min(box[2], left + crop[0]), min(box[3], top + crop[1])
+    (left, right), (top, bottom) = (_middle(box[axis], box[axis + 2], kept * target[axis]) for axis in (0, 1))
     return Placement((left, top, right, bottom), target)
+
+
+def _middle(start: float, stop: float, length: float) -> tuple[float, float]:
+    first = max(start, start + (stop - start - length) / 2)  # the length may be rounded to slightly more than the side
+    return first, min(stop, first + length)
 
 
 def margins(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import functools
+import itertools
 import json
 import re
 from collections import Counter
@@ -221,14 +222,14 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
         content = parse_json(text)
     except ValueError as error:
         raise FormatError(f"not JSON: {error}") from error
-    level = [content]
-    for _ in range(_MAX_NESTING):
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
-        level = [value for items in inner for value in items if isinstance(value, (dict, list))]
-    if level:
-        raise FormatError(f"not JSON that tpucache writes: it has more than {_MAX_NESTING} levels of objects and lists")
     if not isinstance(content, dict):
         raise FormatError(f"{where} is not an object")
+    level: list[Any] = [content]
+    for _ in range(_MAX_NESTING):
+        inner = itertools.chain(*(each.values() if isinstance(each, dict) else each for each in level))
+        level = [value for value in inner if isinstance(value, (dict, list))]
+    if level:
+        raise FormatError(f"not JSON that tpucache writes: it has more than {_MAX_NESTING} levels of objects and lists")
     return content
 
 
