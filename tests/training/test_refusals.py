@@ -89,7 +89,7 @@ def train_with(cache, run, valid=True, **settings):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"batch_size": 200}, "150"),
+        ({"batch_size": 200}, "150 training samples do not make one execution of 1 x 200"),
         ({"task": "mask"}, "no masks"),
         ({"precision": "fp16"}, "'cpu' does not train in fp16: give --precision float32 or bf16"),
         ({"epochs": "auto"}, "give --time-limit, too"),
