@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from augmenting import rounded_products
+from augmenting import dataset_of, rounded_products, scene
 from PIL import Image
 
 from tpucache.errors import UsageError
@@ -28,13 +27,6 @@ FIELDS = [
     Field("image", "raw", "|u1", (64, 64, 3)),
     Field("image", "jpeg", "|u1", (50, 64, 1)),
 ]
-
-
-def scene(height: int, width: int, channels: int) -> Array:
-    """Return waves of several lengths: uint8 (height, width, channels)."""
-    rows, columns = np.mgrid[:height, :width]
-    waves = [np.sin(rows / (4 + 3 * c) + c) + np.sin(columns / (5 + 2 * c)) for c in range(channels)]
-    return np.asarray(127 + 60 * np.stack(waves, -1)).astype(np.uint8)
 
 
 def pictures(field: Field, count: int) -> tuple[torch.Tensor, list[Array]]:
@@ -65,7 +57,7 @@ def cropped(image: Array, draws: Array, size: tuple[int, int]) -> Array:
 
 
 def module_of(field: Field, size: Any) -> torch.nn.Module:
-    return decoder(SimpleNamespace(manifest=SimpleNamespace(fields=[field])), size, crop=True)
+    return decoder(dataset_of(field), size, crop=True)
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"{field.codec} {field.shape}")

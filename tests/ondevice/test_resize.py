@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from augmenting import rounded_products
+from augmenting import dataset_of, rounded_products, scene
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -25,19 +24,6 @@ from tpucache.store.codecs.coefficients import CoefficientLayout, layout_of, rep
 from tpucache.store.fields import Field
 
 Array = np.ndarray[Any, Any]
-
-
-def scene(height: int, width: int, channels: int) -> Array:
-    """Return a picture of shapes with soft edges, as photographs have them: uint8 (height, width, channels)."""
-    random = np.random.default_rng(height * width)
-    rows, columns = np.mgrid[:height, :width] / max(height, width)
-    picture = np.zeros((height, width, channels))
-    for _ in range(12):
-        y, x, radius = random.random(3) * (1, 1, 0.4)
-        distance = np.hypot(rows - y, columns - x) - radius
-        share = 1 / (1 + np.exp(np.clip(distance * max(height, width) / 3, -30, 30)))[..., None]
-        picture += share * (random.random(channels) * 255 - picture)
-    return picture.round().astype(np.uint8)
 
 
 def resized(image: Array, resize: Resize) -> Array:
@@ -146,7 +132,7 @@ def test_low_frequencies_alone_are_packed_as_those_of_the_whole(layout: Coeffici
 def test_sizes_that_cannot_be_made_are_refused(size: Any, fit: Any, said: str) -> None:
     field = Field("image", "raw", "|u1", (64, 64, 3))
     with pytest.raises(UsageError, match=said):
-        decoder(SimpleNamespace(manifest=SimpleNamespace(fields=[field])), size, fit=fit)
+        decoder(dataset_of(field), size, fit=fit)
 
 
 @given(st.integers(1, 60), st.floats(0, 0.4), st.floats(0.6, 1), st.integers(1, 70))
