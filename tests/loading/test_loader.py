@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thorough import examples
 from torch.utils.data import Sampler
 
 from tpucache import CachedDataset, CachedLoader, DamageError, UsageError
@@ -22,7 +23,7 @@ from tpucache.loading.ahead import ReadingThreads
 from tpucache.store.reader import ShardReader
 
 ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
-few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def seen(dataset: CachedDataset, batches: list) -> list[bytes]:

@@ -71,7 +71,7 @@ def meets(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> threading.
     def calling(*arguments: object, **options: object) -> object:
         if not met.is_set() and not calls.acquire(blocking=False):
             calls.release()
-            met.wait(0.5)
+            met.wait(0.2)
         elif threading.current_thread().name.startswith("tpucache-load"):
             met.set()
         return real(*arguments, **options)

@@ -30,7 +30,7 @@ from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, St
 
 Path_ = tuple[Any, ...]
 
-QUICK = settings(max_examples=30)
+QUICK = settings(max_examples=examples(60))
 SHA = "0123456789abcdef" * 4
 TABLE_NAMES = ("index.npy", "samples.npz")
 ARABIC_NAME = "v\u0660\u0660-\u0660\u0660\u0660\u0660\u0660.lmdb"

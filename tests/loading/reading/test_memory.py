@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thorough import examples
 from torch.utils.data import Subset
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
@@ -23,7 +24,7 @@ from tpucache.loading.reading.memory import MemoryBudget, RecordMemory
 from tpucache.store.reader import ShardReader
 
 RECORD_BYTES = 16 * 16 * 3
-few = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
 
 

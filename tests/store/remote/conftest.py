@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,13 +26,6 @@ __all__ = ["disk"]
 def cache(published: Path) -> Path:
     """The photographs at 16x16 with three augmented variants, several shards each. Not to be written to."""
     return published
-
-
-@pytest.fixture(scope="session")
-def forkserver() -> str:
-    """The method by which a DataLoader starts workers, from a process that imports what they need once for all."""
-    multiprocessing.set_forkserver_preload(["torch", "tpucache.loading.dataset", "tpucache.store.remote.cache"])
-    return "forkserver"
 
 
 @pytest.fixture
