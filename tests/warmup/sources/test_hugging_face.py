@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from made import build_here, png
 
-from tpucache import CachedDataset, CachedLoader, Recipe
+from tpucache import CachedDataset, Recipe
 
 NAMES = ["ant", "bee"]
 COUNT = 10
@@ -47,17 +46,12 @@ KINDS = [pytest.param(_dataset, marks=needs_datasets, id="datasets.Dataset"), py
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_become_a_cache_that_trains_a_step(kind: Callable[..., Any], tmp_path: Path) -> None:
+def test_rows_become_a_cache(kind: Callable[..., Any], tmp_path: Path) -> None:
     manifest = build_here(kind(_rows()), tmp_path)
     assert manifest.statistics.class_counts == (5, 5)
     data = CachedDataset(tmp_path)
     assert [int(data[number][0][0, 0, 0]) for number in range(COUNT)] == [number * 9 for number in range(COUNT)]
     assert np.asarray(data.table["age"]).tolist() == [number / 2 for number in range(COUNT)]
-    model = torch.nn.Linear(3 * 8 * 8, 2)
-    images, labels = next(iter(CachedLoader(data, COUNT)))
-    torch.nn.functional.cross_entropy(model(images.flatten(1) / 255), labels).backward()
-    assert model.weight.grad is not None
-    assert model.weight.grad.abs().sum() > 0
 
 
 @needs_datasets
