@@ -47,7 +47,6 @@ def test_report_writes_a_page(cache, tmp_path, capsys):
         (["warmup", ".", "new", "--size", "0"], 1, "size is one or two whole numbers"),
         (["warmup", ".", "new", "--size", "1x2x3"], 1, "size is one or two whole numbers"),
         (["warmup", ".", "new", "--jobs", "0"], 2, "at least 1"),
-        (["train"], 2, "required: CACHE, --run"),
         (["report", "nowhere"], 1, "nowhere does not exist"),
         (["preview", "CACHE", "-o", "sheet.txt"], 2, "use .png"),
         (["preview", "CACHE", "-o", "none/sheet.png"], 1, "cannot be written"),

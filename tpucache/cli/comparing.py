@@ -74,7 +74,8 @@ def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen:
         )
         best = recommended(rows)
         words = [word for word in options.arguments if word not in ("--dry-run", "--json")]
-        command = None if best is None else shlex.join([PROG, *words, *([] if is_chosen else ["--codec", best.codec])])
+        words += [] if is_chosen or best is None else ["--codec", best.codec]
+        command = None if best is None else f"{PROG} {shlex.join(words)}"
         report["codecs"] = [{**row._asdict(), "recommended": row is best} for row in rows]
         report |= {"left_out_codecs": left_out, "command": command}
         lines += [*_table(rows, best), *(f"left out  {codec}: {reason}" for codec, reason in left_out.items())]
