@@ -38,8 +38,8 @@ TRAIN = "train {cache} --run new --backend torch --model cnn --batch-size 8 --ep
 
 #: The status of a command, how it begins, and how it ends: an option out of range, which the message names.
 OPTIONS = [
-    (1, WARMUP, "--size=0 --size=-5 --size=99999 --variants=-1 --variants=9999 --seed=-1 --quality=0 --shard-mb=0"),
-    (2, WARMUP, "--size=4x --size=1x2x3 --jobs=0 --max-boxes=0 --white-level=0 --target=s3"),
+    (1, WARMUP, "--size=0 --size=99999 --size=1x2x3 --variants=-1 --variants=9999 --seed=-1 --quality=0 --shard-mb=0"),
+    (2, WARMUP, "--size=4x --jobs=0 --max-boxes=0 --white-level=0 --target=s3"),
     (2, TRAIN, "--lr=nan --lr=-1 --lr=0 --epochs=0 --batch-size=0 --smoothing=2 --smoothing=nan --ema=1"),
     (2, TRAIN, "--clip=-1 --clip=nan --mixup=-1 --mixup=nan --weight-decay=nan --weight-decay=-1 --seed=-1"),
     (2, TRAIN, "--accumulate=3 --threads=0 --checkpoint-every=0 --cores=0"),
