@@ -241,9 +241,9 @@ class Limit(NamedTuple):
 
 
 def between(low: float, high: float) -> Limit:
-    """Limit a field to the numbers from `low` to `high`, both included. NaN and None do not fit."""
+    """Limit a field to numbers from `low` to `high`, of the type of `low`. NaN does not fit."""
     kind = "a number" if isinstance(low, float) else "a whole number"
-    return Limit(lambda value: value is not None and low <= value <= high, f"{kind} from {low} to {high}")
+    return Limit(lambda value: type(value) is type(low) and low <= value <= high, f"{kind} from {low} to {high}")
 
 
 def matching(pattern: str, what: str) -> Limit:
@@ -302,12 +302,10 @@ def _reader(hint: Any, makes: bool) -> _Reader:
     """Return the function that checks a value, and with `makes` returns a dataclass's instance for an object."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        # Limits replace the usual limit of integers.
-        is_whole = parts[0] is int
-        read = _checking(lambda value: type(value) is int, "a whole number") if is_whole else _reader(parts[0], makes)
-        for limit in hint.__metadata__:
-            read = _limited(read, *limit) if isinstance(limit, Limit) else read
-        return read
+        limits = [each for each in hint.__metadata__ if isinstance(each, Limit)]
+        # The first limit of an integer replaces the usual one.
+        read = _checking(*limits.pop(0)) if parts[0] is int and limits else _reader(parts[0], makes)
+        return functools.reduce(_limited, limits, read)
     if dataclasses.is_dataclass(hint):
         return _object_reader(hint, makes)
     if origin is None:
@@ -328,10 +326,17 @@ def _generic_reader(origin: Any, parts: Sequence[Any], shown: str, makes: bool) 
 
 
 def _checking(fits: Callable[[Any], object], what: str) -> _Reader:
-    return _limited(lambda value: value, fits, what)
+    def read(value: Any) -> Any:
+        if fits(value):
+            return value
+        raise _MisfitError(f"is {_described(value)}, not {what}")
+
+    return read
 
 
-def _limited(inner: _Reader, fits: Callable[[Any], object], what: str) -> _Reader:
+def _limited(inner: _Reader, limit: Limit) -> _Reader:
+    fits, what = limit
+
     def read(value: Any) -> Any:
         if fits(found := inner(value)):
             return found
@@ -359,8 +364,9 @@ def _list_reader(inner: _Reader, make: Callable[[list[Any]], Any]) -> _Reader:
 
     def read(value: Any) -> Any:
         found: list[Any] = []
+        items = check(value)
         try:
-            for item in check(value):
+            for item in items:
                 found.append(inner(item))
         except _MisfitError as error:
             raise error.within(f"[{len(found)}]") from None
