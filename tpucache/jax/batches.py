@@ -33,7 +33,6 @@ from tpucache.store.fields import IMAGE, LABEL, Field
 #: The number of batches at the start of an epoch for which waiting is not counted: reading begins then, and the first
 #: steps compile.
 _UNCOUNTED: Final = 2
-_AXIS: Final = "data"
 
 _Dtype = Literal["float32", "bfloat16"]
 Batch = Any  # (images, labels), or a dict of arrays where an image is not the only field of a record
@@ -94,18 +93,22 @@ def feed(
     """
     if dtype not in get_args(_Dtype):
         raise UsageError(f"dtype is one of {', '.join(get_args(_Dtype))}, not {dtype!r}")
-    if dtype != "float32" and augment is None and not normalise:
+    settings = AugmentSettings() if augment is None and normalise else augment
+    if dtype != "float32" and settings is None:
         raise UsageError(f"images that are not normalised keep their dtype: add normalise=True for {dtype}")
     if not isinstance(resident, Resident) and resident not in get_args(ResidentChoice):
         raise UsageError(f'resident is "auto", "yes", "no" or a Resident, not {resident!r}')
-    sharding = of_first_axis(sharding or _all_devices())
+    sharding = of_first_axis(sharding)
     _check(loader, sharding, pad_last)
     if pad_last and loader.order.name == "local":
         raise UsageError('pad_last is for evaluation, and shuffle="local" for training: leave one of them out')
-    settings = AugmentSettings() if augment is None and normalise else augment
-    if pad_last and settings is not None and settings.mixes:
-        raise UsageError("mixup and cutmix would mix samples with the padding of pad_last: leave them or pad_last out")
-    _check_labels(loader, settings)
+    if settings is not None and settings.mixes:
+        if pad_last:
+            raise UsageError(
+                "mixup and cutmix would mix samples with the padding of pad_last: leave them or pad_last out"
+            )
+        named = without_records(loader.dataset, len(loader.dataset))
+        check_labels(np.asarray(named[LABEL]), settings, named)
     kept = KeptRecords(loader, sharding, resident)
     return Feed(_Epochs(loader, sharding, settings, seed, depth, pad_last, dtype, kept))
 
@@ -120,7 +123,7 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
     Raises UsageError if a process needs samples that are not consecutive in the batch, if the samples of two processes
     overlap only in part, or differ in number. It also raises UsageError if the sharding has no device of this process.
     """
-    sharding = of_first_axis(sharding or _all_devices())
+    sharding = of_first_axis(sharding)
     count = len(sharding.device_set)
     rows: dict[int, set[int]] = {}
     for device, (index,) in sharding.devices_indices_map((count,)).items():
@@ -242,14 +245,14 @@ class _Epochs:
 
     def __post_init__(self) -> None:
         dataset = self.loader.dataset
-        manifest, records = dataset.manifest, {field.name: field for field in dataset.record_fields}
-        check_fields(self.augment, records)
-        image = next((field for field in manifest.fields if field.name == IMAGE), None)
+        manifest = dataset.manifest
+        check_fields(self.augment, dataset.names)
+        image = {field.name: field for field in manifest.fields}.get(IMAGE)
         #: `make_finish` with all arguments but the last.
         self._make_finish = functools.partial(
             make_finish,
             image,
-            image is not None and len(records[IMAGE].shape) == 1,
+            any(field.name == IMAGE and len(field.shape) == 1 for field in dataset.record_fields),
             self.augment,
             tuple(manifest.statistics.mean),
             tuple(manifest.statistics.std),
@@ -315,11 +318,10 @@ class _Epochs:
         reads = [self._padded_rows(resident, read) for _, read in batches]
         before = resident.uploaded_bytes + resident.row_bytes
         sent = resident.put(reads)
-        are_samples = [self._put_is_sample(len(read.slots)) for _, read in batches]
         self.sent_bytes += resident.uploaded_bytes + resident.row_bytes - before
         return [
-            (None, (resident, each), self._put_draws(number + at, len(reads[at].slots)), are_samples[at])
-            for at, each in enumerate(sent)
+            (None, (resident, each), self._put_draws(at, len(each.slots)), self._put_is_sample(len(read.slots)))
+            for at, (each, (_, read)) in enumerate(zip(sent, batches, strict=True), number)
         ]
 
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
@@ -334,7 +336,9 @@ class _Epochs:
         for name, value in as_named(batch).items():
             # Channels are last in memory: this view is contiguous, and the host transposes nothing.
             array = to_jax_dtype(name, channels_last(name, np.asarray(value)))
-            sent[name] = self._put(_pad(array, self.loader.batch_size) if self.pads else array)
+            if self.pads and (missing := self.loader.batch_size - len(array)):
+                array = np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
+            sent[name] = self._put(array)
         return sent, sent.pop(LABEL)
 
     def _put_is_sample(self, count: int) -> jax.Array | None:
@@ -358,20 +362,6 @@ class _Epochs:
 def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:
     batch = {**fields, LABEL: labels} | ({} if is_sample is None else {IS_SAMPLE: is_sample})
     return tuple(batch.values()) if fields.keys() == {IMAGE} else batch
-
-
-def _pad(array: Array, rows: int) -> Array:
-    if len(array) == rows:
-        return array
-    padded = np.zeros((rows, *array.shape[1:]), array.dtype)
-    padded[: len(array)] = array
-    return padded
-
-
-def _all_devices() -> jax.sharding.Sharding:
-    # The axes of a Mesh are automatic. With the explicit axes of jax.make_mesh, gathers in a loss raise.
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), (_AXIS,))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
 
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
@@ -403,12 +393,6 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
                 f"a batch of {size} samples cannot be divided evenly over {len(sharding.device_set)} devices: "
                 "choose another batch_size, drop_last=True to train, or feed(..., pad_last=True) to evaluate"
             ) from error
-
-
-def _check_labels(loader: CachedLoader, settings: AugmentSettings | None) -> None:
-    if settings is not None and settings.mixes:
-        named = without_records(loader.dataset, len(loader.dataset))
-        check_labels(np.asarray(named[LABEL]), settings, named)
 
 
 @functools.lru_cache(maxsize=16)

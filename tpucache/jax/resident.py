@@ -38,15 +38,10 @@ class JaxMemory:
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
         """Store `sharding`, which divides the first axis of a batch over devices of this process."""
         self.sharding = of_first_axis(sharding)
+        if problem := _problem(self.sharding):
+            raise UsageError(f'{problem}: give another sharding than {sharding}, or use resident="no"')
         count = len(self.sharding.device_set)
         self.cores = len({*map(str, self.sharding.devices_indices_map((count,)).values())})
-        if self.cores > 1 and not isinstance(self.sharding, NamedSharding):
-            raise UsageError(f"resident records are divided along axes of a mesh: give a NamedSharding, not {sharding}")
-        if not self.sharding.is_fully_addressable:
-            raise UsageError(
-                "resident records lie on the devices of one process, and this sharding has devices of several "
-                'processes: use resident="no"'
-            )
 
     def put(self, array: Any, name: str = "rows") -> jax.Array:
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
@@ -58,7 +53,7 @@ class JaxMemory:
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
         layout = self.sharding, self.cores, slots.rows_a_core, slots.is_local
-        return JaxTable(TableForm(*layout, chunk.shape[1:], chunk.dtype), len(chunk))
+        return JaxTable(TableForm(*layout, chunk.shape[1:], chunk.dtype))
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
@@ -77,9 +72,9 @@ class JaxMemory:
 class JaxTable:
     """A table on the devices with one row for each record. The bits of a row are stored as unsigned integers."""
 
-    def __init__(self, form: TableForm, chunk: int) -> None:
-        """Reserve memory for the rows of a table with the layout `form`. `chunk` is the number of rows in a chunk."""
-        self.form, self._each = form, chunk // form.cores
+    def __init__(self, form: TableForm) -> None:
+        """Reserve memory for the rows of a table with the layout `form`."""
+        self.form = form
         try:
             self.rows: jax.Array = jax.jit(form.zeros, out_shardings=form.sharding)()
             self.rows.block_until_ready()
@@ -90,7 +85,7 @@ class JaxTable:
             ) from error
 
     def write(self, number: jax.Array, chunk: jax.Array) -> None:
-        self.rows = self.form.written(self.rows, number, chunk, self._each)
+        self.rows = self.form.written(self.rows, number, chunk)
 
     def take(self, slots: jax.Array) -> jax.Array:
         return self.form.taken(self.rows, slots)
@@ -130,17 +125,15 @@ class TableForm:
     def zeros(self) -> jax.Array:
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
-    @functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1)
-    def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array) -> jax.Array:
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
-        if self._row:
-            bits = bits.reshape(len(chunk), self._values)
-            bits = jnp.pad(bits, ((0, 0), (0, self._row[0] - self._values)))
-        else:
-            bits = bits.reshape(len(chunk))
+        bits = bits.reshape(len(chunk), self._values)
+        padding = XLA_TILE.padded(self._values) - self._values
+        bits = jnp.pad(bits, ((0, 0), (0, padding))).reshape(len(chunk), *self._row)
 
         def write(own: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(own, new, at[0] * each, 0)
+            return jax.lax.dynamic_update_slice_in_dim(own, new, at[0] * len(new), 0)
 
         return jax.lax.with_sharding_constraint(self._on_each(write)(rows, number, bits), self.sharding)
 
@@ -157,11 +150,11 @@ class TableForm:
 
         def take_any(own: jax.Array, wanted: jax.Array) -> jax.Array:
             """Return the rows that this core needs, as sums over all cores: a core without the row adds 0."""
-            axes = _axes(self.sharding)
+            axes = self.sharding.spec[0]
             everybodys = jax.lax.all_gather(wanted, axes, tiled=True)
-            found = take_own(own, everybodys)
             is_own = everybodys // self.rows_a_core == jax.lax.axis_index(axes)
-            found = jnp.where(is_own.reshape(-1, *[1] * len(self._row)), found, 0)
+            places = jnp.where(is_own, everybodys % self.rows_a_core, self.rows_a_core)
+            found = own.at[places].get(mode="fill", fill_value=0)
             return jax.lax.psum_scatter(found, axes, scatter_dimension=0, tiled=True)
 
         is_own = self.is_local or self.cores == 1
@@ -171,9 +164,9 @@ class TableForm:
         return jax.lax.with_sharding_constraint(found, self.sharding)
 
     def _on_each(self, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        if self.cores == 1 or not isinstance(self.sharding, NamedSharding):
+        if self.cores == 1:
             return function
-        spec = PartitionSpec(_axes(self.sharding))
+        spec = self.sharding.spec
         layout: Any = {"mesh": self.sharding.mesh, "in_specs": spec, "out_specs": spec}
         mapped: Callable[..., jax.Array]
         if hasattr(jax, "shard_map"):
@@ -185,13 +178,13 @@ class TableForm:
         return mapped
 
 
-def _axes(sharding: NamedSharding) -> Sequence[str]:
-    names = sharding.spec[0]
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """Return a sharding for arrays of any rank, which divides the first axis as `sharding` does."""
+def of_first_axis(sharding: jax.sharding.Sharding | None) -> jax.sharding.Sharding:
+    """Return a sharding for arrays of any rank, which divides the first axis as `sharding` does; None: over all
+    devices.
+    """
+    if sharding is None:
+        # The axes of a Mesh are automatic. With the explicit axes of jax.make_mesh, gathers in a loss raise.
+        return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     if not isinstance(sharding, NamedSharding):
         return sharding
     if any(axis is not None for axis in sharding.spec[1:]):
@@ -224,8 +217,9 @@ class KeptRecords(Residence):
     ) -> None:
         self._loader, self._given = loader, resident if isinstance(resident, Resident) else None
         choice: ResidentChoice = "no" if isinstance(resident, Resident) else resident
-        never = "" if choice == "no" else _problem(loader, sharding)
-        memory = None if never or choice == "no" else JaxMemory(sharding)
+        is_built = getattr(loader.dataset, "is_finished", True)
+        never = _problem(sharding) if is_built else "the cache is not built yet"
+        memory = None if never else JaxMemory(sharding)
         planned = 0 if memory is None else table_bytes(loader.dataset, memory, loader.batch_size)
         super().__init__(choice, memory, planned, never, _problem_of_auto(memory))
 
@@ -242,12 +236,10 @@ class KeptRecords(Residence):
         return resident.pairs(self._loader)
 
 
-def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
-    if not getattr(loader.dataset, "is_finished", True):
-        return "the cache is not built yet"
+def _problem(sharding: jax.sharding.Sharding) -> str:
     if not sharding.is_fully_addressable:
         return "records cannot stay on the devices of several processes"
-    if not isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.device_set) > 1:
+    if not isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
         return "records that stay on several devices need a NamedSharding"
     return ""
 
