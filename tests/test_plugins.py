@@ -156,7 +156,7 @@ def test_a_cache_without_its_codec_says_which_is_missing(install, tmp_path):
 
 MISTAKES = [
     ("return array[::-1].tobytes()", "return None", DependencyError, "encodes an array as a NoneType"),
-    ("out[...] =", "out[3:] =", DependencyError, "the codec 'upside' of the package parts 1.5 cannot be used"),
+    ("out[...] =", "out[3:] =", DependencyError, "the codec 'upside' of the package parts 1.5 raised ValueError"),
     ('str(text) == "six.grey"', "text.shape", DependencyError, "the source 'grey' of the package parts 1.5 .*shape"),
     ('{"image":', '{}["image"] or {"image":', SourceError, r"0: parts.Grey.load raised KeyError\('image'\)"),
     ("return Item(", "return dict(", SourceError, "0: parts.Grey.load returned a dict, not Item"),
@@ -219,7 +219,7 @@ def test_one_name_in_two_packages_is_refused_by_both_names(install):
 )
 def test_a_part_that_is_wrong_is_named_with_its_package(install, module, said):
     install("parts", module, codecs_upside="parts:Upside")
-    with pytest.raises(DependencyError, match=f"the codec 'upside' of the package parts 1.5 cannot be used: {said}"):
+    with pytest.raises(DependencyError, match=f"the codec 'upside' of the package parts 1.5 raised {said}"):
         CODECS["upside"]
 
 

@@ -72,16 +72,6 @@ def is_read_only(number: int) -> bool:
     return bool(os.statvfs(number).f_flag & os.ST_RDONLY)
 
 
-def open_memory_file() -> int:
-    """Open a file without a name, in memory if the system has such files."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("tpucache", os.MFD_CLOEXEC)
-    import tempfile
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

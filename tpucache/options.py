@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -34,7 +34,7 @@ class Option:
     metavar: str | None
     minimum: int | None
     types: tuple[type, ...]
-    choices: Collection[Any]
+    choices: Iterable[Any]
     code: str | None
 
     def check(self, value: object) -> None:
@@ -52,7 +52,7 @@ def option(
     *,
     metavar: str | None = None,
     minimum: int | None = None,
-    choices: Collection[str] = (),
+    choices: Iterable[str] = (),
     flag: str | None = None,
     code: str | None = None,
 ) -> Any:

@@ -6,11 +6,12 @@ import ast
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from tpucache.errors import DependencyError, TpucacheError, UsageError
+from tpucache.errors import DependencyError, UsageError, calling
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -112,8 +113,6 @@ class PartTable(Mapping[str, Part]):
     ) -> None:
         """`own` may have texts `module:name`. `check` returns the part of an entry point, or raises TypeError."""
         self.own: Final = tuple(own)
-        #: The modules of tpucache's own parts that are imported when they are looked up.
-        self.modules: Final = tuple(part.partition(":")[0] for part in own.values() if isinstance(part, str))
         self._group, self._check, self._parts = group, check, dict(own)
 
     def __getitem__(self, name: str) -> Part:
@@ -127,26 +126,23 @@ class PartTable(Mapping[str, Part]):
         return part
 
     def __contains__(self, name: object) -> bool:
-        return name in self.own or name in installed(self._group)
+        return name in [*self]  # the names alone: no part is imported
 
     def __iter__(self) -> Iterator[str]:
         yield from self.own
-        yield from (name for name in installed(self._group) if name not in self.own)
+        yield from self.others()
 
     def __len__(self) -> int:
         return sum(1 for _ in self)  # list() would call this method again
 
+    def others(self) -> Iterator[str]:
+        """Yield the names of other packages' parts."""
+        return (name for name in installed(self._group) if name not in self.own)
+
     def use(self, name: str, work: Callable[[Part], Result]) -> Result:
-        """Return `work(part)`; errors of another package's part become DependencyErrors."""
-        part = self[name]
-        if name in self.own:
-            return work(part)
-        try:
-            return work(part)
-        except TpucacheError:
-            raise
-        except Exception as error:
-            raise self._unusable(installed(self._group)[name].entries[0], error) from error
+        """Return `work(part)` of another package's part; its errors become DependencyErrors."""
+        with self._calling(installed(self._group)[name].entries[0]):
+            return work(self[name])
 
     def names(self, *first: str, where: Callable[[Part], bool] | None = None) -> Names:
         return Names(self, first, where)
@@ -155,42 +151,29 @@ class PartTable(Mapping[str, Part]):
         if others:
             packages, kind = " and ".join(sorted(map(_package_of_entry, (entry, *others)))), GROUPS[self._group]
             raise DependencyError(f"{packages} both have the {kind} {entry.name!r}: uninstall one of them")
-        try:
+        with self._calling(entry):
             return self._check(entry.name, entry.load())
-        except Exception as error:  # importing another package may raise any error
-            raise self._unusable(entry, error) from error
 
-    def _unusable(self, entry: EntryPoint, error: Exception) -> DependencyError:
-        return DependencyError(
-            f"the {GROUPS[self._group]} {entry.name!r} of the package {_package_of_entry(entry)} cannot be used: "
-            f"{type(error).__name__}: {error}. Install another version of the package, or uninstall it"
-        )
+    def _calling(self, entry: EntryPoint) -> AbstractContextManager[None]:
+        part = f"the {GROUPS[self._group]} {entry.name!r} of the package {_package_of_entry(entry)}"
+        return calling(part, advice="Install another version of the package, or uninstall it")
 
 
-class Names(Collection[str]):
-    """The names of parts to choose from; `own` are tpucache's, and iterating also yields those of other packages."""
+class Names(Iterable[str]):
+    """The names of parts to choose from, first `own`, tpucache's. A condition imports the parts of other packages."""
 
     def __init__(self, table: PartTable[Part], first: tuple[str, ...], where: Callable[[Part], bool] | None) -> None:
-        self._table, self._first = table, first
-        self._where: Callable[[str], bool] = lambda name: where is None or where(table[name])
-        self.own: Final = (*first, *(name for name in table.own if self._where(name)))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.own or (isinstance(name, str) and name in self._table and self._is_right(name))
+        self._is_chosen: Callable[[str], bool] = lambda name: where is None or where(table[name])
+        self._others = table.others
+        self.own: Final = (*first, *filter(self._is_right, table.own))
 
     def __iter__(self) -> Iterator[str]:
         yield from self.own
-        yield from (name for name in self._table if name not in self._table.own and self._is_right(name))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)  # list() would call this method again
-
-    def __bool__(self) -> bool:
-        return True
+        yield from filter(self._is_right, self._others())
 
     def _is_right(self, name: str) -> bool:
         try:
-            return self._where(name)
+            return self._is_chosen(name)
         except DependencyError:  # raised again when the part is used
             return True
 

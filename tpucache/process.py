@@ -6,7 +6,6 @@ It imports only Python's standard library and two files of tpucache, so it works
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import mmap
@@ -222,7 +221,7 @@ def forget_output(file: Any) -> None:
 
 def prepare_memory() -> None:
     """Raise MemoryError if too little address space is allowed. OpenBLAS would end the process for want of memory."""
-    if _limit() is None:
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         return
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
@@ -234,26 +233,13 @@ def prepare_memory() -> None:
 def shortage(error: BaseException) -> str | None:
     """Return a message that says what to do, if an error is due to a lack of memory; None for any other error."""
     seen: BaseException | None = error
-    while seen is not None and not _is_shortage(seen):
+    while seen is not None:
+        text, may_be_short = str(seen), isinstance(seen, (RuntimeError, ImportError, OSError))
+        if isinstance(seen, MemoryError) or (may_be_short and _NO_MEMORY.search(text)):
+            return (
+                f"memory is short ({text or 'none is left':.200}): end other programs, raise a limit of this process "
+                "(`ulimit -v unlimited`), or ask for less, such as --jobs 1 or a smaller --batch-size; torch alone "
+                "takes several GB of address space"
+            )
         seen = seen.__cause__ or seen.__context__
-    if seen is None:
-        return None
-    limit = _limit()
-    limited = "" if limit is None else f"this process may use {limit / 1e6:,.0f} MB of address space: "
-    raised = "end other programs" if limit is None else "raise the limit (`ulimit -v unlimited`)"
-    reason = " ".join(str(seen).split()) or "none is left"
-    return (
-        f"memory is short ({reason:.200}): {limited}{raised}, or ask for less, such as --jobs 1 or a smaller "
-        "--batch-size; torch alone takes several GB of address space"
-    )
-
-
-def _is_shortage(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-        return True
-    return isinstance(error, (RuntimeError, ImportError, OSError)) and bool(_NO_MEMORY.search(str(error)))
-
-
-def _limit() -> int | None:
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
+    return None

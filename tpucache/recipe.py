@@ -25,7 +25,6 @@ MaskValues = Literal["keep", "scale"]
 
 MAX_SIDE: Final = 16384
 MAX_VARIANTS: Final = 1000
-DEFAULT_SHARD_MB: Final = 128
 
 #: Settings that say how many records are built, and in how many files. They do not change the records themselves, so
 #: changing them rebuilds nothing.
@@ -112,9 +111,7 @@ class Recipe:
         "444 is full, for drawings and text",
         choices=CHROMA,
     )
-    shard_mb: Annotated[int, between(1, 1 << 16)] = option(
-        DEFAULT_SHARD_MB, "target size of a shard, in MiB", metavar="N"
-    )
+    shard_mb: Annotated[int, between(1, 1 << 16)] = option(128, "target size of a shard, in MiB", metavar="N")
     exact: bool = option(False, "decode whole images, never at a reduced scale")
     max_boxes: Annotated[int, between(1, 1 << 16)] = option(
         100, "boxes that a record has room for", metavar="N", minimum=1

@@ -13,7 +13,7 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -92,7 +92,6 @@ class Parser(argparse.ArgumentParser):
             return
         try:
             say(message.rstrip("\n"))  # argparse's own function would ignore a failed write
-            flush()
         except BrokenPipeError:  # somebody has read enough of it
             process.forget_output(sys.stdout)
 
@@ -465,7 +464,6 @@ def show(options: argparse.Namespace, report: dict[str, Any], lines: Iterable[st
     # json.dumps escapes all unprintable characters except DEL.
     for line in [json.dumps(report, indent=1).replace("\x7f", "\\u007f")] if options.json else lines:
         say(line)
-    flush()
     return 0
 
 
@@ -483,15 +481,16 @@ def _escape_record(record: logging.LogRecord) -> bool:
 
 def say(line: str) -> None:
     """Print a line, escaped. Raises TpucacheError if that fails, BrokenPipeError for a closed pipe."""
-    with _reported():
-        print(printable_lines(line))
-
-
-def flush() -> None:
-    """A full disk often causes an error only here."""
-    if sys.stdout is not None:
-        with _reported():
-            sys.stdout.flush()
+    try:
+        print(printable_lines(line), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        process.forget_output(sys.stdout)
+        raise TpucacheError(
+            f"standard output takes no more ({error.strerror}): the result of the command is kept, but its report "
+            "is not written in full. Make room on the disk, or redirect the output"
+        ) from error
 
 
 def say_now(line: str) -> None:
@@ -502,17 +501,3 @@ def say_now(line: str) -> None:
 
 def note(line: str) -> None:
     process.tell(f"{PROG}: {line}")
-
-
-@contextlib.contextmanager
-def _reported() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        process.forget_output(sys.stdout)
-        raise TpucacheError(
-            f"standard output takes no more ({error.strerror}): the result of the command is kept, but its report "
-            "is not written in full. Make room on the disk, or redirect the output"
-        ) from error

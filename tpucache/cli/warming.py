@@ -399,18 +399,11 @@ def delete(options: argparse.Namespace) -> Report:
 def compact(options: argparse.Namespace) -> Report:
     """Write a cache anew, without deleted samples and earlier versions."""
     from tpucache.report.inspect import describe
-    from tpucache.store.history import refuse_version, version_files
-    from tpucache.store.manifest import Manifest
     from tpucache.warmup.versions import compact_cache
 
-    refuse_version(options.cache)
-    before = sum(entry.bytes for entry in version_files(options.cache, Manifest.load(options.cache)))
     manifest = compact_cache(options.cache)
-    line = (
-        f"{options.cache}: {manifest.samples:,} samples in one version, {size_text(manifest.total_bytes)}, "
-        f"{size_text(before)} before"
-    )
-    return {**describe(manifest), "bytes_before": before}, [line]
+    line = f"{options.cache}: {manifest.samples:,} samples in one version, {size_text(manifest.total_bytes)}"
+    return describe(manifest), [line]
 
 
 @command(

@@ -124,7 +124,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
     if path.is_file() and (advice := _LISTS.get(path.suffix.lower())):
         advice = advice.format(path=shlex.quote(str(source)))
         raise SourceError(f"{path} is not a .csv, as tables must be: {advice}")
-    added = [kind.description for name, kind in _KINDS.items() if name not in _KINDS.own]
+    added = [_KINDS[name].description for name in _KINDS.others()]
     more = _MORE_KINDS + (f", and installed packages add {', '.join(added)}" if added else "")
     if path.exists():
         raise SourceError(f"{path} is a file of an unknown kind: give a folder of images or a .csv; {more}")
@@ -148,7 +148,7 @@ def _find_kind(source: str | Path) -> SourceKind | None:
     if found := next((kind for kind in own if kind is not datasets.KIND and kind.matches(source)), None):
         return found
     failures: list[DependencyError] = []
-    for name in (name for name in _KINDS if name not in _KINDS.own):
+    for name in _KINDS.others():
         try:
             if _KINDS.use(name, lambda kind: kind.matches(source)):
                 return _KINDS[name]
