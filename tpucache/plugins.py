@@ -8,7 +8,6 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tpucache.errors import DependencyError, UsageError, calling
@@ -178,12 +177,12 @@ class Names(Iterable[str]):
             return True
 
 
-@dataclass
 class Installed:
     """The entry points of one name, of one or several packages, and the part once it is loaded."""
 
-    entries: list[EntryPoint]
-    part: Any = None
+    def __init__(self) -> None:
+        self.entries: list[EntryPoint] = []
+        self.part: Any = None
 
 
 @functools.cache
@@ -193,7 +192,7 @@ def installed(group: str) -> dict[str, Installed]:
 
     found: dict[str, Installed] = {}
     for entry in sorted(entry_points(group=group), key=lambda each: each.name):
-        found.setdefault(entry.name, Installed([])).entries.append(entry)
+        found.setdefault(entry.name, Installed()).entries.append(entry)
     return found
 
 

@@ -132,7 +132,7 @@ class Scheduler:
             if self._context.is_followed:
                 self._correct_log()
                 return
-            used = {int(number) for made in self._kept for number in np.unique(made.rows["file"])}
+            used = {number for made in self._kept for number in made.rows["file"].tolist()}
             for path in {*work.glob(spool_name(0).replace("0" * 8, "*"))} - {work / spool_name(each) for each in used}:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -310,7 +310,7 @@ class Scheduler:
             self._is_made[each.part] = self._is_given[each.part] = True
             self._skipped += len(each.shards[each.block.variants[0]].info.skipped)
         if not self._context.is_followed:
-            for number in np.unique(each.rows["file"][each.rows["length"] > 0]).tolist():
+            for number in {*each.rows["file"][each.rows["length"] > 0].tolist()}:
                 (self._context.work / spool_name(number)).unlink(missing_ok=True)
         each.rows = each.rows[:0].copy()
 

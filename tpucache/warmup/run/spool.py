@@ -373,7 +373,7 @@ def are_right(work: Path, rows: Array) -> npt.NDArray[np.bool_]:
     """Return for each row whether its record is in a spool file and has the right checksum."""
     is_right = np.zeros(len(rows), np.bool_)
     is_spooled = (rows["file"] >= SPOOL_BIT) & (rows["length"] > 0)
-    for number in np.unique(rows["file"][is_spooled]).tolist():
+    for number in {*rows["file"][is_spooled].tolist()}:  # np.unique would import numpy.ma
         try:
             file = OpenFile(work / spool_name(number))
         except FileNotFoundError:

@@ -9,17 +9,18 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from tpucache.errors import BuildError, UnfinishedError
 from tpucache.store.cache import Cache
 from tpucache.store.files import as_url, is_kaggle
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
-from tpucache.store.remote.cache import cache_directory, check_own
 from tpucache.warmup.run.folder import finished_cache, remove_folder
-from tpucache.warmup.run.places import KagglePlace, Place, UrlPlace
 from tpucache.warmup.run.spool import BuiltShard
+
+if TYPE_CHECKING:  # most builds send nothing
+    from tpucache.warmup.run.places import Place
 
 #: A function that returns further files, by their names, to send to Kaggle with a cache, such as the dataset's card.
 Companions = Callable[[Manifest], Mapping[str, bytes]]
@@ -31,6 +32,8 @@ _POLL_SECONDS: Final = 0.5
 
 def local_folder(url: str) -> Path:
     """Return the default local folder in which a cache for a URL is built."""
+    from tpucache.store.remote.cache import cache_directory, check_own
+
     below = cache_directory()
     if os.path.lexists(below / _BUILDS):
         check_own(below / _BUILDS, below)
@@ -39,6 +42,8 @@ def local_folder(url: str) -> Path:
 
 def open_place(url: str, folder: Path, companions: Companions | None = None) -> Place:
     """Return the Place at `url`, a URL or kaggle:owner/slug, for the cache that is built in `folder`."""
+    from tpucache.warmup.run.places import KagglePlace, UrlPlace
+
     if is_kaggle(url):
         return KagglePlace(url, folder, companions)
     return UrlPlace(as_url(url), folder)
