@@ -132,7 +132,7 @@ class Scheduler:
             if self._context.is_followed:
                 self._correct_log()
                 return
-            used = {number for made in self._kept for number in made.rows["file"].tolist()}
+            used = {number for made in self._kept for number in made.rows["file"].flat}
             for path in {*work.glob(spool_name(0).replace("0" * 8, "*"))} - {work / spool_name(each) for each in used}:
                 path.unlink(missing_ok=True)
         except OSError as error:
