@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from patience import PATIENCE
+from patience import PATIENCE, wait_for
 
 from tpucache import CachedDataset, CachedLoader, verify_cache
-from tpucache.loading.ahead import ReadingThreads
-from tpucache.store.ahead import say_no_thread
+from tpucache.loading.ahead import Ahead, ReadingThreads
+from tpucache.store.ahead import map_ahead, say_no_thread
 
 
 @pytest.mark.parametrize(("threads", "ahead"), [(1, 1), (2, 3), (4, 3), (16, 3), (16, 1), (3, 1)])
@@ -162,3 +166,42 @@ def test_an_epoch_is_not_continued_in_a_forked_process_which_begins_its_own(kind
     said, own, others = done.stdout.splitlines()
     assert "begin a new iteration here" in said
     assert (own, others) == ("10 5", "9 0")
+
+
+@pytest.mark.parametrize("kind", ["read", "ask", "feed"])
+def test_a_thread_that_collects_its_own_iteration_as_garbage_does_not_wait_for_itself(kind: str) -> None:
+    abandoned, left, ends = threading.Event(), threading.Event(), list[BaseException]()
+
+    def collect(*_: object) -> None:
+        abandoned.wait(PATIENCE)
+        wait_for(lambda: gc.collect() < 0 or ends)  # no two threads collect at once
+
+    def ask(number: int) -> None:
+        time.sleep(0.01)  # late, so that threads ask for the next ones
+        if number > 1:
+            collect()
+
+    def iteration() -> Iterator[None]:
+        try:
+            if kind == "ask":
+                yield from map_ahead(ask, range(9))
+            elif kind == "read":
+                with ReadingThreads(2, 1) as threads:
+                    threads.submit(collect)
+                    yield
+            else:
+                with Ahead([1], collect, at_end=left.set):
+                    yield
+        except BaseException as error:
+            ends.append(error)
+            raise
+
+    cycle: list[Any] = [iteration()]
+    cycle.append(cycle)
+    for _ in range(1 + (kind == "ask")):
+        next(cycle[0])
+    del cycle
+    abandoned.set()
+    wait_for(lambda: ends)
+    assert isinstance(ends[0], GeneratorExit)
+    assert kind != "feed" or left.wait(PATIENCE)

@@ -6,7 +6,6 @@ augments each batch on the device.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -265,10 +264,9 @@ class _Epochs:
         self._views = 1 if self._draws is None else self._draws.views
 
     def run(self) -> Generator[Batch, None, None]:
-        with contextlib.ExitStack() as stack:
-            batches = self.kept.begin(stack)
-            first = self._next_step() if self._draws else 0
-            ahead = stack.enter_context(Ahead(batches, self._upload, self.depth, first, self._upload_rows))
+        batches, end = self.kept.begin()
+        first = self._next_step() if self._draws else 0
+        with Ahead(batches, self._upload, self.depth, first, self._upload_rows, end) as ahead:
             counted: tuple[float, float] | None = None  # when counting began, and the seconds waited before
             try:
                 for number, uploaded in enumerate(ahead):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -226,14 +225,13 @@ class KeptRecords(Residence):
     def describe(self) -> str:
         return "yes, in the Resident given" if self._given is not None else super().describe()
 
-    def begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:
-        """Begin an iteration of the loader, and return its batches. The iteration ends when the stack is closed."""
+    def begin(self) -> tuple[Iterator[Any], Callable[[], None] | None]:
+        """Begin an iteration of the loader. Return its batches, and what ends it, if anything does."""
         resident = self.resident_of(self._loader) if self.is_resident else self._given
         if resident is None:
-            return self._loader.iterate_ahead()
+            return self._loader.iterate_ahead(), None
         resident.begin()
-        stack.callback(resident.end)
-        return resident.pairs(self._loader)
+        return resident.pairs(self._loader), resident.end
 
 
 def _problem(sharding: jax.sharding.Sharding) -> str:

@@ -79,12 +79,13 @@ class ReadingThreads:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_ending():  # the exiting interpreter has ended the threads already
+    def __exit__(self, *_: object) -> None:
+        if sys.is_finalizing():  # the exiting interpreter has ended the threads already
             return
         self._stop.set()
-        self._hints.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
+        is_waiting = not process.is_collecting()
+        self._hints.shutdown(is_waiting, cancel_futures=True)
+        self._readers.shutdown(is_waiting, cancel_futures=True)
 
     def hint(self, work: Callable[[], None]) -> None:
         """Call `work`, which gives the kernel a hint, in another thread: a slow or busy disk may block the hint."""
@@ -148,14 +149,22 @@ class Ahead(Generic[Prepared]):
         depth: int = 2,
         first: int = 0,
         together: Callable[[Sequence[Any], int], Sequence[Prepared]] | None = None,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
-        """Store the batches. The first has the number `first`. The thread starts when the context is entered."""
+        """Store the batches. The first has the number `first`. The thread starts when the context is entered.
+
+        `at_end` is called when the context is left and the thread has ended.
+        """
         self.waited_seconds = 0.0
         self.cpu_seconds = 0.0
         self._batches, self._prepare, self._together, self._first = batches, prepare, together, first
+        self._at_end, self._is_left = [] if at_end is None else [at_end], False
         self._iterator: Iterator[Any] = iter(())  # over the batches, once the context is entered
-        self._ready: queue.Queue[Any] = queue.Queue(depth)
-        self._stop = threading.Event()
+        self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each batch that may become ready
+        for _ in range(depth):
+            self._room.put(None)
+        self._stop, self._has_ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="tpucache-feed", daemon=True)
 
     @property
@@ -166,7 +175,7 @@ class Ahead(Generic[Prepared]):
         self._process, self._iterator = os.getpid(), self._begin()
         self._thread.start()
         # Also at exit: the interpreter would stop the thread inside compiled code, which aborts the process.
-        self._end = weakref.finalize(self, _end, self._stop, self._ready, self._thread)
+        self._end = weakref.finalize(self, _end, self._stop, self._room, self._has_ended, self._thread)
         return self
 
     def _begin(self) -> Iterator[Any]:
@@ -180,7 +189,14 @@ class Ahead(Generic[Prepared]):
         )
 
     def __exit__(self, *_: object) -> None:
+        self._is_left = True
         self._end()
+        if not process.is_collecting():
+            self._thread.join()
+            self._call_at_end()
+        elif self._has_ended.is_set():
+            self._call_at_end()
+        self._ready = queue.SimpleQueue()  # otherwise its batches stay in use
 
     def __iter__(self) -> Iterator[Prepared]:
         while True:
@@ -192,6 +208,7 @@ class Ahead(Generic[Prepared]):
                 return
             if isinstance(item, _Failure):
                 raise item.error
+            self._room.put(None)
             for prepared, confirm in item:
                 if confirm is not None:
                     confirm()
@@ -204,6 +221,9 @@ class Ahead(Generic[Prepared]):
         try:
             for group in self._grouped(batches):
                 prepared = self._prepared([batch for batch, _ in group], number)
+                self._room.get()
+                if self._stop.is_set():
+                    return
                 self._ready.put([(each, confirm) for each, (_, confirm) in zip(prepared, group, strict=True)])
                 self.cpu_seconds = time.thread_time()
                 number += len(group)
@@ -215,6 +235,16 @@ class Ahead(Generic[Prepared]):
             # A generator must be closed in the thread that ran it, before the context ends.
             if isinstance(batches, Generator):
                 batches.close()
+            self._has_ended.set()
+            if self._is_left:
+                self._call_at_end()
+
+    def _call_at_end(self) -> None:
+        try:
+            at_end = self._at_end.pop()
+        except IndexError:  # the other thread calls it
+            return
+        at_end()
 
     def _prepared(self, batches: Sequence[Any], number: int) -> Sequence[Prepared]:
         if len(batches) > 1 and self._together is not None:
@@ -254,10 +284,11 @@ def _shared(batch: Any) -> Hashable:
     return None
 
 
-def _end(stop: threading.Event, ready: queue.Queue[Any], thread: threading.Thread) -> None:
+def _end(
+    stop: threading.Event, room: queue.SimpleQueue[None], has_ended: threading.Event, thread: threading.Thread
+) -> None:
     stop.set()
-    while thread.is_alive():
-        try:
-            ready.get(timeout=0.05)
-        except queue.Empty:
-            continue
+    room.put(None)
+    # A forked process has no such thread.
+    while not (process.is_collecting() or has_ended.wait(0.05)) and thread.is_alive():
+        continue

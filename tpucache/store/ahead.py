@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
-from tpucache import machine
+from tpucache import machine, process
 from tpucache.store.files import CHUNK, OpenFile, ThreadLock, ask_for, is_late, open_regular
 
 Asked = ParamSpec("Asked")
@@ -120,6 +120,9 @@ class Threads(ThreadPoolExecutor):
         except Exception as error:  # noqa: BLE001  # it is raised where the result is asked for
             done.set_exception(error)
         return done
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown(wait=not process.is_collecting())
 
 
 class Lateness:

@@ -224,7 +224,7 @@ class Feeder(Ahead[DeviceBatch]):
                 for each, own in zip(sent, draws, strict=True)
             ]
 
-        super().__init__(batches, prepare, depth, first, prepare_rows)
+        super().__init__(batches, prepare, depth, first, prepare_rows, None if resident is None else resident.end)
         self._device, self._resident = device, resident
         #: The bytes of the batches that were yielded.
         self.sent_bytes = 0
@@ -233,11 +233,6 @@ class Feeder(Ahead[DeviceBatch]):
         if self._resident is not None:
             self._resident.begin()
         return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        if self._resident is not None:
-            self._resident.end()
 
     def _begin(self) -> Iterator[Any]:
         if isinstance(self._resident, Resident) and isinstance(self._batches, BatchLoader):
