@@ -380,7 +380,7 @@ class Fetcher:
             self._is_closed = True
             self._idle.notify_all()
         until = time.monotonic() + patience
-        for thread in self._threads:
+        for thread in () if process.is_collecting() else self._threads:
             if thread is not threading.current_thread():  # a fetcher's own thread may hold the last reference to it
                 thread.join(max(0.0, until - time.monotonic()))
         self._link.close()
