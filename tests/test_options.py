@@ -52,6 +52,7 @@ def test_options_are_the_fields_with_help_and_know_their_types_and_choices():
         ({"size": None}, "size is at least 1, not None"),
         ({"size": float("nan")}, "size is at least 1, not nan"),
         ({"limit": -1.0}, "limit is at least 0, not -1.0"),
+        ({"limit": float("inf")}, "limit is a finite number, not inf"),
         ({"kind": "new"}, "kind is one of auto, soft, hard, not 'new'"),
         ({"name": "c"}, "name is one of a, b, not 'c'"),
     ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -44,6 +45,8 @@ class Option:
             raise UsageError(f"{self.name} is one of {', '.join(map(str, self.choices))}, not {value!r}")
         if self.minimum is not None and not (isinstance(value, (int, float)) and value >= self.minimum):
             raise UsageError(f"{self.name} is at least {self.minimum}, not {value}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{self.name} is a finite number, not {value}")
 
 
 def option(
