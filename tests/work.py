@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -62,6 +63,8 @@ def package_lines() -> Iterator[list[str]]:
         return trace_line if frame.f_code.co_filename.startswith(PACKAGE) else None
 
     before = sys.gettrace(), threading.gettrace()  # coverage's, where that is measured
+    gc.collect()
+    gc.disable()  # it comes at any time, and finalizers have lines
     threading.settrace(trace)
     sys.settrace(trace)
     try:
@@ -69,6 +72,7 @@ def package_lines() -> Iterator[list[str]]:
     finally:
         sys.settrace(before[0])
         threading.settrace(before[1])  # type: ignore[arg-type]  # None is allowed
+        gc.enable()
 
 
 _counted: list[str] | None = None

@@ -6,7 +6,6 @@ It imports only Python's standard library and two files of tpucache, so it works
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import json
 import mmap
@@ -55,7 +54,7 @@ _NO_MEMORY: Final = re.compile(
     re.IGNORECASE,
 )
 
-_state: Final = SimpleNamespace(request=None, is_interrupted=False, is_leaving=False, is_waiting=False, collecting=None)
+_state: Final = SimpleNamespace(request=None, is_interrupted=False, is_leaving=False, is_waiting=False)
 
 
 def handle_signals() -> dict[int, Any]:
@@ -138,18 +137,6 @@ def wait_for(function: Callable[[], Result]) -> Result:
 
 def is_waiting() -> bool:
     return bool(_state.is_waiting)
-
-
-def is_collecting() -> bool:
-    """Return whether this thread collects garbage: it must not wait, as it may hold a lock or be what it waits for."""
-    return bool(_state.collecting == threading.get_ident())
-
-
-def _note_collection(phase: str, _: object) -> None:
-    _state.collecting = threading.get_ident() if phase == "start" else None
-
-
-gc.callbacks.append(_note_collection)
 
 
 def start_processes(function: Callable[[], Result]) -> Result:

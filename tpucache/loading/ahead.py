@@ -19,7 +19,7 @@ from tpucache.errors import UsageError
 from tpucache.machine import usable_cores
 from tpucache.ondevice.resident import RecordBatch
 from tpucache.options import option
-from tpucache.store.ahead import Threads
+from tpucache.store.ahead import Threads, is_collecting
 
 #: The default number of reading threads: half of the cores, from two to eight. Eight threads copy faster than any
 #: accelerator needs; the other cores are left for uploads and the training loop.
@@ -71,8 +71,7 @@ class ReadingThreads:
         self._stop = stop = threading.Event()
         outer = process.is_given_up()
         # Also where this thread's own work is given up, as that of a thread that prepares batches.
-        given_up = process.give_up_when, (lambda: stop.is_set() or outer(),)
-        self._readers = Threads(threads, "tpucache-read", *given_up)
+        self._readers = Threads(threads, "tpucache-read", process.give_up_when, (lambda: stop.is_set() or outer(),))
         self.submit = self._readers.submit
         self._hints = Threads(threads, "tpucache-hint")
 
@@ -83,7 +82,7 @@ class ReadingThreads:
         if sys.is_finalizing():  # the exiting interpreter has ended the threads already
             return
         self._stop.set()
-        is_waiting = not process.is_collecting()
+        is_waiting = not is_collecting()
         self._hints.shutdown(is_waiting, cancel_futures=True)
         self._readers.shutdown(is_waiting, cancel_futures=True)
 
@@ -191,7 +190,7 @@ class Ahead(Generic[Prepared]):
     def __exit__(self, *_: object) -> None:
         self._is_left = True
         self._end()
-        if not process.is_collecting():
+        if not is_collecting():
             self._thread.join()
             self._call_at_end()
         elif self._has_ended.is_set():
@@ -290,5 +289,5 @@ def _end(
     stop.set()
     room.put(None)
     # A forked process has no such thread.
-    while not (process.is_collecting() or has_ended.wait(0.05)) and thread.is_alive():
+    while not (is_collecting() or has_ended.wait(0.05)) and thread.is_alive():
         continue

@@ -385,8 +385,7 @@ class _Iteration:
         if slots is None or not slots.is_full:
             self._dataset.expect(loader, self.expected)
             hinted, windows, begun = self._start, self._parts_ahead(self._start), 0 if self.epoch else loader._begun
-            loader._begun = 0
-            reach, rest = loader._reach, loader.samples
+            reach, rest, loader._begun = loader._reach, loader.samples, 0
             with ReadingThreads(options.threads, options.prefetch + 1) as threads:
                 for batch in self._global_batches(self._start):
                     if slots is not None and slots.is_full:  # nothing needs to be read from here on

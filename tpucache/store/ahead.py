@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import itertools
 import logging
@@ -17,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
-from tpucache import machine, process
+from tpucache import machine
 from tpucache.store.files import CHUNK, OpenFile, ThreadLock, ask_for, is_late, open_regular
 
 Asked = ParamSpec("Asked")
@@ -104,6 +105,22 @@ def say_no_thread() -> None:
     )
 
 
+#: The number of the thread that collects garbage, if any does.
+_collecting: list[int] = []
+
+
+def is_collecting() -> bool:
+    """Return whether this thread collects garbage: it must not wait, as it may hold a lock or be what it waits for."""
+    return threading.get_ident() in _collecting
+
+
+def _note_collection(phase: str, _: object) -> None:
+    _collecting[:] = [threading.get_ident()] if phase == "start" else []
+
+
+gc.callbacks.append(_note_collection)
+
+
 class Threads(ThreadPoolExecutor):
     """A pool of threads. If no thread can start, the caller does the work itself, which another may do once more."""
 
@@ -122,7 +139,7 @@ class Threads(ThreadPoolExecutor):
         return done
 
     def __exit__(self, *_: object) -> None:
-        self.shutdown(wait=not process.is_collecting())
+        self.shutdown(wait=not is_collecting())
 
 
 class Lateness:

@@ -30,7 +30,7 @@ import numpy as np
 from tpucache import process
 from tpucache.errors import DamageError, StoreError
 from tpucache.machine import available_memory
-from tpucache.store.ahead import say_no_thread
+from tpucache.store.ahead import is_collecting, say_no_thread
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import NetworkUse
 from tpucache.store.remote.http import ChangedError
@@ -380,7 +380,7 @@ class Fetcher:
             self._is_closed = True
             self._idle.notify_all()
         until = time.monotonic() + patience
-        for thread in () if process.is_collecting() else self._threads:
+        for thread in () if is_collecting() else self._threads:
             if thread is not threading.current_thread():  # a fetcher's own thread may hold the last reference to it
                 thread.join(max(0.0, until - time.monotonic()))
         self._link.close()
