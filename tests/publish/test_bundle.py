@@ -118,7 +118,7 @@ def test_a_folder_that_holds_anything_else_is_left_alone(stored, tmp_path, forei
     path.parent.mkdir(parents=True)
     path.write_text("mine")
     (tmp_path / "out" / "v00-99999.lmdb").write_bytes(b"mine")
-    with pytest.raises(UsageError, match=f"{foreign.split('/')[0]}, which would be uploaded"):
+    with pytest.raises(UsageError, match=f"holds {foreign.split('/')[0]}, v00-99999.lmdb, which"):
         make_bundle(stored, METADATA, tmp_path / "out")
     assert path.read_text() == "mine"
     assert (tmp_path / "out" / "v00-99999.lmdb").exists()
@@ -141,7 +141,7 @@ def test_a_cache_without_images_or_classes_has_a_card_without_a_sheet(tmp_path, 
     assert "sheet.png" not in made.files
     assert "variant=0" in card
     assert "## Classes" not in card
-    assert "Mean" not in card
+    assert "mean, std" not in card
     assert broken_rules(made.folder) == []
 
 

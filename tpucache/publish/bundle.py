@@ -16,13 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from tpucache.errors import PublishError, StoreError, UsageError
+from tpucache.errors import FormatError, PublishError, StoreError, UsageError
 from tpucache.kaggle import MAX_BYTES, MAX_FILES, MAX_SHARDS
 from tpucache.plugins import call
 from tpucache.publish.rules import METADATA_NAME, Metadata
-from tpucache.report.inspect import describe_versions, recipe_texts, version_texts
+from tpucache.report.inspect import describe_versions, facts_of
 from tpucache.report.page import fill
 from tpucache.report.preview import contact_sheet
 from tpucache.store.cache import Cache
@@ -39,12 +37,12 @@ from tpucache.store.copying import (
     remove_claim,
 )
 from tpucache.store.files import check_apart, read_file, sha256_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, is_cache_file, name_behind
+from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, name_behind
 from tpucache.store.hashes import hashes_file
 from tpucache.store.history import version_files
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.kaggle import Content, in_memory, of_file
-from tpucache.text import named, parse_json
+from tpucache.text import named, parse_object
 
 _log: Final = logging.getLogger("tpucache")
 _COMMAND: Final = "publish"
@@ -52,7 +50,6 @@ _KEY: Final = "tpucache"
 
 CARD_NAME: Final = "README.md"
 SHEET_NAME: Final = "sheet.png"
-_UPLOADED: Final = (CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_NAME)
 _CLASSES: Final = 200
 _SKIPPED: Final = 20
 _ESCAPES: Final = {
@@ -176,25 +173,21 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
     Raises UsageError unless the folder is empty, or `publish` made it, completely or in part, from this cache or an
     earlier version of it, and no file was changed since. `claim` lists the files that this call will write.
     """
-    entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
-    foreign = {
+    entries = {path.name: path for path in folder.iterdir()}
+    claims = _read_claims(folder)
+    ours = {CLAIM_NAME, METADATA_NAME}.union(*(each.files for each in claims)) if claims else set()
+    foreign = [
         name
         for name, path in entries.items()
-        if not path.is_file() or not (is_cache_file(name) or name_behind(name) in _UPLOADED)
-    }
+        if not path.is_file() or not (name_behind(name) in ours or is_claim_aside(name))
+    ]
     if foreign:
-        raise UsageError(f"{folder} holds {named(sorted(foreign))}, which would be uploaded: give another --out")
-    claims = _read_claims(folder)
-    written = {CLAIM_NAME, METADATA_NAME} if claims else set()
-    written |= {name for name in entries for each in claims if name in each.files or each.wrote_aside(name)}
-    unknown = entries.keys() - written
-    if unknown:
-        raise UsageError(f"{folder} holds {named(sorted(unknown))}, which publish did not write: give another --out")
+        raise UsageError(f"{folder} holds {named(sorted(foreign))}, which publish did not write: give another --out")
     if not all(each.precedes(claim) for each in claims):
         raise UsageError(
             f"{folder} was made of another cache: remove this folder if you do not need it, or give another --out"
         )
-    changed = {name for name, path in entries.items() if not _is_as_written(path, cache.directory, [*claims, claim])}
+    changed = [name for name, path in entries.items() if not _is_as_written(path, cache.directory, [*claims, claim])]
     if changed:
         raise UsageError(f"{folder} holds {named(sorted(changed))}, changed since publish wrote it: give another --out")
     return list(entries.values())
@@ -205,10 +198,9 @@ def _read_claims(folder: Path) -> list[Claim]:
     claims: list[Claim | None] = []
     if (folder / CLAIM_NAME).exists():
         claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        content = parse_json(read_file(folder / METADATA_NAME))
-        if isinstance(content, dict):
-            claims.append(Claim.from_json(json.dumps(content.get(_KEY))))
+    with contextlib.suppress(FileNotFoundError, FormatError, KeyError):
+        stated = parse_object(read_file(folder / METADATA_NAME), METADATA_NAME)[_KEY]
+        claims.append(Claim.from_json(json.dumps(stated)))
     return [claim for claim in claims if claim is not None and claim.command == _COMMAND]
 
 
@@ -235,33 +227,25 @@ def make_card(
     history: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return a cache's card as Markdown text. Raises DependencyError without jinja2."""
-    statistics = manifest.statistics
-    counts = [f"{count:,}" for count in statistics.class_counts] or [""] * len(manifest.classes)
+    names, skipped = manifest.classes, manifest.skipped
+    counts = [f"{count:,}" for count in manifest.statistics.class_counts] or [""] * len(names)
     values = {
         "title": title,
         "manifest": manifest,
-        "version": manifest.created_by.get("tpucache", ""),
         "sheet": SHEET_NAME if sheet else "",
         "dataset_id": dataset_id,
         "variant": '"epoch"' if manifest.augmented else manifest.variants[0],
-        "fields": [
-            (field.name, " x ".join(map(str, field.shape)) or "varies", np.dtype(field.dtype).name, field.codec)
-            for field in manifest.fields
-        ],
-        "mean": " ".join(f"{value:.2f}" for value in statistics.mean),
-        "std": " ".join(f"{value:.2f}" for value in statistics.std),
-        "classes": list(zip(manifest.classes, counts, strict=True))[:_CLASSES],
-        "more_classes": max(0, len(manifest.classes) - _CLASSES),
-        "recipe": list(recipe_texts(manifest).items()),
-        "made_by": ", ".join(map(" ".join, version_texts(manifest).items())),
+        "facts": list(facts_of(manifest).items()),
+        "classes": list(zip(names, counts, strict=True))[:_CLASSES],
+        "more_classes": max(0, len(names) - _CLASSES),
         "license": license_name or "not stated yet",
         "metadata": METADATA_NAME,
         "history": [
             (each["version"], each["time"] or "", f"{each['samples']:,}", each["command"], ", ".join(each["changes"]))
             for each in history
         ],
-        "skipped": [(skipped.path, skipped.reason) for skipped in manifest.skipped[:_SKIPPED]],
-        "more_skipped": max(0, len(manifest.skipped) - _SKIPPED),
+        "skipped": [(each.path, each.reason) for each in skipped[:_SKIPPED]],
+        "more_skipped": max(0, len(skipped) - _SKIPPED),
     }
     return fill("tpucache.publish", "card.md.jinja", values, to_markdown)
 
