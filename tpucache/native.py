@@ -267,7 +267,7 @@ def write_copy(ir: Any, module: Any) -> None:
     byte = code.byte
     line = ir.VectorType(byte, _LINE)
     targets, sources, count, length = code.arguments
-    prefetch = code.instruction("llvm.prefetch.p0i8", ir.VoidType(), [byte.as_pointer(), *[code.half] * 3])
+    prefetch = code.outside("llvm.prefetch.p0i8", ir.VoidType(), [byte.as_pointer(), *[code.half] * 3])
 
     def move(kind: Any, at: Any, size: int) -> Any:
         return code.store(code.load(kind, row + at), to + at, size)
@@ -302,7 +302,7 @@ def write_read(ir: Any, module: Any) -> None:
     code = FunctionWriter(ir, module, "read", 6)
     half, word = code.half, code.word
     descriptors, offsets, parts, width, lengths, count = code.arguments
-    preadv = code.pointer(code.library_function(libc.preadv), word, [half, word, half, word])
+    preadv = code.outside("preadv", word, [half, word, half, word])
     with code.counting(0, count) as turn:
         descriptor = code.item(descriptors, turn).emit("trunc", half)
         part = parts + turn * width * 16  # a struct iovec: address and length
@@ -336,9 +336,10 @@ class UnpackWriter:
         code = FunctionWriter(self._ir, self._module, "unpack", len(LoopWork._fields))
         build, half, word = code.build, code.half, code.word
         work: Any = LoopWork(*code.arguments)
-        lz4 = code.pointer(work.function, half, [word, word, half, half])
-        zstd = code.pointer(work.function, word, [word] * 5)
-        pread = code.pointer(code.library_function(libc.pread), word, [half, word, word, word])
+        function = self._ir.FunctionType
+        lz4 = work.function.emit("inttoptr", function(half, [word, word, half, half]).as_pointer())
+        zstd = work.function.emit("inttoptr", function(word, [word] * 5).as_pointer())
+        pread = code.outside("pread", word, [half, word, word, word])
         form, most = work.sparse, work.sparse_bytes
         has_context, in_files = work.context.compare("!=", 0), work.descriptors.compare("!=", 0)
         prefix = in_files.emit("select", word(_PREFIX), word(0))
@@ -399,7 +400,7 @@ class UnpackWriter:
             for at in range(0, _GROUP, self._step):
                 found, values = self._expand(code, inner >> at, values)
                 code.store(found, to + at)
-            carried[:] = [masks + code.count_bits(mask), values]
+            carried[:] = [masks + mask.emit("ctpop"), values]
         ends = whole << 6
         with code.counting(ends, size) as at:
             code.store(code.load(byte, tail + (at - ends)), target + at)
@@ -440,14 +441,14 @@ class UnpackWriter:
         line = self._ir.VectorType(code.byte, size)
         if self._has_expand:
             flags = self._ir.VectorType(self._ir.IntType(1), size)
-            expand = code.instruction(_EXPAND, line, [line, line, flags])
+            expand = code.outside(_EXPAND, line, [line, line, flags])
             found = code.call(expand, code.load(line, values), line(None), mask.emit("bitcast", flags))
-            return found, values + code.count_bits(mask)
+            return found, values + mask.emit("ctpop")
         words = code.value(self._ir.VectorType(code.word, size // 8)(None))
         for turn in range(size // 8):
             each = (mask >> (8 * turn)) & 255
             words = words.emit("insert_element", self._expand_eight(code, each, values), code.half(turn))
-            values = values + code.count_bits(each)
+            values = values + each.emit("ctpop")
         return words.emit("bitcast", line), values
 
     def _expand_eight(self, code: FunctionWriter, mask: Any, values: Any) -> Any:
@@ -456,7 +457,7 @@ class UnpackWriter:
         For a set bit the byte is the next value at the address `values`, otherwise 0.
         """
         words, vector = self._ir.VectorType(code.word, 2), self._ir.VectorType(code.byte, 16)
-        shuffle = code.instruction(self._shuffle, vector, [vector, vector])
+        shuffle = code.outside(self._shuffle, vector, [vector, vector])
         table, first = code.constant("places", _places(), align=64), code.half(0)
 
         def as_bytes(at: Any) -> Any:
@@ -473,7 +474,7 @@ def _count_all(code: FunctionWriter, start: Any, length: Any) -> Any:
     with code.counting(0, length, 8, counted) as at:
         ours = code.lowest((length - at) << 3)
         bits = code.load(code.word, start + at) & ours
-        counted[0] += code.count_bits(bits)
+        counted[0] += bits.emit("ctpop")
     return counted[0]
 
 
@@ -554,14 +555,9 @@ class FunctionWriter:
     def call(self, function: Any, *arguments: Any) -> Any:
         return self.value(self.build.call(function, arguments))
 
-    def instruction(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        """Return LLVM's intrinsic function `name`, and declare it in the module if it is missing there.
-
-        `result` and `arguments` are the types of the function's result and arguments.
-        """
-        if name not in self._module.globals:
-            self.ir.Function(self._module, self.ir.FunctionType(result, arguments), name)
-        return self._module.globals[name]
+    def outside(self, name: str, result: Any, arguments: list[Any]) -> Any:
+        """Return a function of the C library or an intrinsic one of LLVM, by its name and types."""
+        return self._module.declare_intrinsic(name, (), self.ir.FunctionType(result, arguments))
 
     def constant(self, name: str, content: bytes, align: int) -> Any:
         """Return the address of bytes that become a constant of the module."""
@@ -570,14 +566,6 @@ class FunctionWriter:
             made = self.ir.GlobalVariable(self._module, kind, name)
             made.global_constant, made.align, made.initializer = True, align, kind(bytearray(content))
         return self.value(self._module.globals[name].ptrtoint(self.word))
-
-    def library_function(self, function: Any) -> Any:
-        """Return the address of a C library's function, which ctypes has loaded."""
-        return self.value(self.word(ctypes.cast(function, ctypes.c_void_p).value))
-
-    def pointer(self, address: Any, result: Any, arguments: list[Any]) -> Any:
-        """Return the function at an address; `result` and `arguments` are the types of its result and arguments."""
-        return address.emit("inttoptr", self.ir.FunctionType(result, arguments).as_pointer())
 
     def load(self, kind: Any, at: Any) -> Any:
         """Load a value of type `kind` from the address `at`, aligned or not."""
@@ -599,9 +587,6 @@ class FunctionWriter:
         low, high = map(value.constant, (low, high))
         value = value.compare("<", low, is_signed=True).emit("select", low, value)
         return value.compare(">", high, is_signed=True).emit("select", high, value)
-
-    def count_bits(self, bits: Any) -> Any:
-        return self.call(self.instruction("llvm.ctpop.i64", self.word, [self.word]), bits)
 
     def lowest(self, count: Any) -> Any:
         """Return a word whose lowest `count` bits are set, at most 64."""

@@ -305,7 +305,9 @@ def _reader(hint: Any, makes: bool) -> _Reader:
         limits = [each for each in hint.__metadata__ if isinstance(each, Limit)]
         # The first limit of an integer replaces the usual one.
         read = _checking(*limits.pop(0)) if parts[0] is int and limits else _reader(parts[0], makes)
-        return functools.reduce(_limited, limits, read)
+        for fits, what in limits:
+            read = _checking(fits, what, read)
+        return read
     if dataclasses.is_dataclass(hint):
         return _object_reader(hint, makes)
     if origin is None:
@@ -325,18 +327,7 @@ def _generic_reader(origin: Any, parts: Sequence[Any], shown: str, makes: bool) 
     return _list_reader(inner[0], tuple if origin is tuple else list)
 
 
-def _checking(fits: Callable[[Any], object], what: str) -> _Reader:
-    def read(value: Any) -> Any:
-        if fits(value):
-            return value
-        raise _MisfitError(f"is {_described(value)}, not {what}")
-
-    return read
-
-
-def _limited(inner: _Reader, limit: Limit) -> _Reader:
-    fits, what = limit
-
+def _checking(fits: Callable[[Any], object], what: str, inner: _Reader = lambda value: value) -> _Reader:
     def read(value: Any) -> Any:
         if fits(found := inner(value)):
             return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,8 +31,15 @@ from tpucache.store.copying import (
     read_claims,
     remove_claim,
 )
-from tpucache.store.files import append_chunks, check_apart, read_chunks, rename_durably, write_atomically
-from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, most_index_bytes, most_table_bytes, version_name
+from tpucache.store.files import append_chunks, check_apart, read_chunks, rename_durably, sha256_of, write_atomically
+from tpucache.store.format import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    TIMES_NAME,
+    most_index_bytes,
+    most_table_bytes,
+    version_name,
+)
 from tpucache.store.hashes import hashes_file, hashes_name, most_hashes_bytes
 from tpucache.store.history import (
     earlier_version,
@@ -77,13 +84,12 @@ def fetch_cache(
             text = manifest.text.encode()
         _check_tables(remote, manifest)
         before = _before(remote, manifest, target)
-        made = {version_name(each.number): each.text.encode() for each in before}
         files = joined_files(manifest, before)
+        claim = Claim.of("fetch", manifest, files)
         try:
             with hold_folder(target, "fetching into"):
-                names = [path.name for path in target.iterdir()]
-                check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest, files))
-                _fetch_files(remote, manifest, target, on_progress, made, files)
+                check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
+                _fetch_files(remote, claim, target, on_progress, before, files)
                 _fetch_hashes(remote, manifest, target)
                 _fetch_times(remote, manifest, target)
                 write_atomically(target / MANIFEST_NAME, text)
@@ -117,10 +123,15 @@ def push_cache(
         raise UsageError(f"{remote.shown} is read-only: push to gs://, s3://, hf:// or a folder")
     hashed = hashes_file(opened, partial(call, "hashes")) if hashes else None
     before = list(versions_before(source, manifest))
+    files = joined_files(manifest, before)
+    claim = Claim.of("push", manifest, files)
     try:
-        with _hold(source, remote):
-            finished = _check_place(remote, source, manifest, before)
-            _push_files(remote, source, manifest, on_progress, joined_files(manifest, before), finished=finished)
+        with ExitStack() as held:
+            if remote.local is not None:
+                check_apart(source, remote.local)
+                held.enter_context(hold_folder(remote.local, "pushing into"))
+            finished = _check_place(remote, manifest, before, claim)
+            _push_files(remote, source, manifest, on_progress, files, claim, finished=finished)
             if hashed is not None:
                 remote.put(*hashed)
     except OSError as error:
@@ -154,16 +165,17 @@ def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
 
 def _fetch_files(
     remote: Remote,
-    manifest: Manifest,
+    claim: Claim,
     target: Path,
     on_progress: OnProgress,
-    made: Mapping[str, bytes],
+    before: Sequence[Manifest],
     files: Sequence[FileEntry],
 ) -> None:
-    """Claim the folder `target`, then write the files of `made` (bytes by name) and fetch the others that it lacks."""
+    """Claim the folder `target`, then write the manifests of `before` and fetch the other files that it lacks."""
+    made = {version_name(each.number): each.text.encode() for each in before}
     missing = find_missing(files, lambda entry: is_whole(target, entry), on_progress)
-    check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
-    claim_folder(target, Claim.of("fetch", manifest, files))
+    check_room(target, sum(entry.bytes - _begun(_part(target, entry)) for entry in missing))
+    claim_folder(target, claim)
 
     def fetch(entry: FileEntry, advance: Callable[[int], None]) -> None:
         if entry.name in made:
@@ -178,42 +190,35 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
     """Add the times of versions that the URL states, if any, to those in `target`."""
     if not manifest.parents:
         return
-    try:
-        times = parse_times(remote.small_file(TIMES_NAME))
-    except StoreError as error:
-        _log.info("the times of versions were not fetched: %s", error)
-        return
-    known = {**read_times(target), **times}
-    if kept := {name: known[name] for name in (*manifest.parents, manifest.identity) if name in known}:
+    found = parse_times(_optional(remote, TIMES_NAME))
+    if kept := _times_of(manifest, {**read_times(target), **found}):
         write_atomically(target / TIMES_NAME, to_times(kept))
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
     """Copy the file of hashes, if the URL has one. No manifest lists it, so whoever reads it checks it."""
-    name = hashes_name(manifest)
-    if (target / name).exists():
-        return
+    path = target / hashes_name(manifest)
+    if not path.exists() and (data := _optional(remote, path.name, most_hashes_bytes(manifest.samples))):
+        write_atomically(path, data)
+
+
+def _optional(remote: Remote, name: str, most: int = MAX_MANIFEST_BYTES) -> bytes | None:
     try:
-        data = remote.small_file(name, most_hashes_bytes(manifest.samples))
+        return remote.small_file(name, most)
     except StoreError as error:
-        _log.info("the hashes of pictures were not fetched: %s", error)
-        return
-    if data:
-        write_atomically(target / name, data)
+        _log.info("%s was not fetched: %s", name, error)
+        return None
 
 
-def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
-    """Lock the folder to push to if it is on this machine."""
-    if remote.local is None:
-        return nullcontext()
-    check_apart(source, remote.local)
-    return hold_folder(remote.local, "pushing into")
+def _times_of(manifest: Manifest, times: Mapping[str, str]) -> dict[str, str]:
+    """Return the times of a cache's version and of those before it."""
+    return {name: times[name] for name in (*manifest.parents, manifest.identity) if name in times}
 
 
-def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Sequence[Manifest]) -> bool:
+def _check_place(remote: Remote, manifest: Manifest, before: Sequence[Manifest], claim: Claim) -> bool:
     """Return whether a URL already holds this manifest. Raises UsageError if the URL holds other files or caches.
 
-    `before` are the manifests of the earlier versions of the cache in `source`.
+    `before` are the manifests of the cache's earlier versions.
     """
     names = remote.names() - OF_REPOSITORIES.get(remote.scheme, set())
     claims, existing = [], None
@@ -225,7 +230,7 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Seque
         # Of another cache, only the newest version's files are known.
         is_before = existing.identity in (*manifest.parents, manifest.identity)
         claims.append(Claim.of(FINISHED, existing, joined_files(existing, before) if is_before else None))
-    check_ours(remote.shown, names, claims, Claim.of("push", manifest, joined_files(manifest, before)))
+    check_ours(remote.shown, names, claims, claim)
     return existing is not None and existing.identity == manifest.identity
 
 
@@ -235,6 +240,7 @@ def _push_files(
     manifest: Manifest,
     on_progress: OnProgress,
     files: Sequence[FileEntry],
+    claim: Claim,
     *,
     finished: bool,
 ) -> None:
@@ -243,7 +249,6 @@ def _push_files(
     A claim, a file that tells other processes which cache arrives here, is sent first and removed at the end.
     `finished` says that the URL has this manifest, perhaps without all files.
     """
-    claim = Claim.of("push", manifest, files)
     missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)
     if finished and not missing:
         return
@@ -259,8 +264,7 @@ def _push_files(
     if claim.identity not in (now.identity, *now.parents):
         raise StoreError(f"the cache {source} was changed while it was pushed: push it again")
     if times := read_times(source):
-        known = {name: times[name] for name in (*manifest.parents, manifest.identity) if name in times}
-        remote.put(TIMES_NAME, to_times(known))
+        remote.put(TIMES_NAME, to_times(_times_of(manifest, times)))
     if claim.identity == now.identity:
         remote.write(MANIFEST_NAME, source / MANIFEST_NAME, lambda part: None)
     else:  # another version was made meanwhile, or the caller asked for an earlier one
@@ -278,15 +282,13 @@ def _read_claim(remote: Remote) -> Claim:
 def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
     """Fetch a file under a temporary name, or continue it, and rename it once its SHA-256 is right."""
     part = _part(target, entry)
-    if _begun(target, entry) > entry.bytes:
+    if _begun(part) > entry.bytes:
         part.unlink()
     for first in (True, False):
-        digest = hashlib.sha256()
-        have = 0
-        if part.exists():
+        digest, have = hashlib.sha256(), _begun(part)
+        if have:
             for chunk in read_chunks(part):
                 digest.update(chunk)
-                have += len(chunk)
         append_chunks(part, _counted(remote.chunks(entry.name, have, entry.bytes), have, advance), digest)
         if digest.hexdigest() == entry.sha256:
             rename_durably(part, target / entry.name)
@@ -312,16 +314,11 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
 
 def _has_arrived(remote: Remote, entry: FileEntry) -> bool:
     """Return whether the URL has this file. It is read completely, to compare its SHA-256."""
-    if remote.size(entry.name) != entry.bytes:
-        return False
-    digest = hashlib.sha256()
-    for chunk in remote.chunks(entry.name, 0, entry.bytes):
-        digest.update(chunk)
-    return digest.hexdigest() == entry.sha256
+    chunks = remote.chunks(entry.name, 0, entry.bytes)
+    return remote.size(entry.name) == entry.bytes and sha256_of(chunks) == entry.sha256
 
 
-def _begun(target: Path, entry: FileEntry) -> int:
-    part = _part(target, entry)
+def _begun(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
