@@ -196,10 +196,8 @@ def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
     (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
     """
     major, minor = capability
-    for name in architectures:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", name)
-        if found is None:
-            continue
+    names = [re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", name) for name in architectures]
+    for found in filter(None, names):
         kind, of, suffix = found[1], (int(found[2]), int(found[3])), found[4]
         is_later = of <= (major, minor) and (of[0] == major or (kind == "compute" and not suffix))
         if of == (major, minor) or (is_later and suffix in ("", "f")):
@@ -211,11 +209,8 @@ def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
 
 def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
     """Return the machine's TPU chips, without opening any."""
-    kinds = []
-    for vendor in sorted(sys.glob("bus/pci/devices/*/vendor")):
-        kind = _TPUS.get(_read(vendor.with_name("device")))
-        if kind is not None and _read(vendor) == _GOOGLE:
-            kinds.append(kind)
+    vendors = [vendor for vendor in sorted(sys.glob("bus/pci/devices/*/vendor")) if _read(vendor) == _GOOGLE]
+    kinds = [kind for vendor in vendors if (kind := _TPUS.get(_read(vendor.with_name("device"))))]
     accelerators = sorted(str(path) for path in dev.glob("accel[0-9]*"))
     groups = sorted(str(path) for path in dev.glob("vfio/[0-9]*"))
     if not kinds:
@@ -230,15 +225,10 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path
     """
     free = _numbers(meminfo).get("MemAvailable:")
     if free is None:
-        return 0 if sys.platform == "linux" else _physical_memory() // 2
-    return max(0, min(free << 10, *(limit - used for limit, used in _limits(cgroup, own))))
-
-
-def _physical_memory() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            return 0 if sys.platform == "linux" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         return 0
+    return max(0, min(free << 10, *(limit - used for limit, used in _limits(cgroup, own))))
 
 
 def _limits(cgroup: Path, own: Path) -> Iterator[tuple[int, int]]:

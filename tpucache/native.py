@@ -458,7 +458,7 @@ class UnpackWriter:
         """
         words, vector = self._ir.VectorType(code.word, 2), self._ir.VectorType(code.byte, 16)
         shuffle = code.outside(self._shuffle, vector, [vector, vector])
-        table, first = code.constant("places", _places(), align=64), code.half(0)
+        table, first = code.constant("places", _places()), code.half(0)
 
         def as_bytes(at: Any) -> Any:
             eight = code.value(words(None)).emit("insert_element", code.load(code.word, at), first)
@@ -520,11 +520,8 @@ class Value:
         function = self._build.icmp_signed if is_signed else self._build.icmp_unsigned
         return Value(self._build, function(operator, self, self.constant(other)))
 
-    def __lt__(self, other: Any) -> Any:
-        return self.compare("<", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self.compare(">", other)
+    __lt__ = partialmethod(compare, "<")
+    __gt__ = partialmethod(compare, ">")
 
     def constant(self, operand: Any) -> Any:
         """Return a Python number as a constant of this value's type, and anything else unchanged."""
@@ -559,12 +556,12 @@ class FunctionWriter:
         """Return a function of the C library or an intrinsic one of LLVM, by its name and types."""
         return self._module.declare_intrinsic(name, (), self.ir.FunctionType(result, arguments))
 
-    def constant(self, name: str, content: bytes, align: int) -> Any:
+    def constant(self, name: str, content: bytes) -> Any:
         """Return the address of bytes that become a constant of the module."""
         if name not in self._module.globals:
             kind = self.ir.ArrayType(self.byte, len(content))
             made = self.ir.GlobalVariable(self._module, kind, name)
-            made.global_constant, made.align, made.initializer = True, align, kind(bytearray(content))
+            made.global_constant, made.align, made.initializer = True, _LINE, kind(bytearray(content))
         return self.value(self._module.globals[name].ptrtoint(self.word))
 
     def load(self, kind: Any, at: Any) -> Any:

@@ -78,9 +78,8 @@ def _options_of(settings: type) -> Mapping[str, Option]:
         if _KEY in item.metadata:
             text, metavar, minimum, given, flag, code = item.metadata[_KEY]
             types, choices = _kinds(hints[item.name])
-            flag = f"--{flag or item.name.replace('_', '-')}"
-            limits = metavar, minimum, types, given or choices
-            found[item.name] = Option(item.name, flag, item.default, text, *limits, code)
+            name, flag = item.name, f"--{flag or item.name.replace('_', '-')}"
+            found[name] = Option(name, flag, item.default, text, metavar, minimum, types, given or choices, code)
     return found
 
 

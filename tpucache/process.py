@@ -64,8 +64,7 @@ def handle_signals() -> dict[int, Any]:
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
-    taken = {number: handler for number, handler in before.items() if handler in _DEFAULT}
+    taken: dict[int, Any] = {number: old for number in _SIGNALS if (old := signal.getsignal(number)) in _DEFAULT}
     for number in taken:
         signal.signal(number, _on_signal)
     return taken
@@ -141,7 +140,7 @@ def is_waiting() -> bool:
 
 def start_processes(function: Callable[[], Result]) -> Result:
     """Call a function that starts workers, so that Ctrl-C does not reach them: each would print a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return function()
     finally:

@@ -141,23 +141,21 @@ class Recipe:
 
     def __post_init__(self) -> None:
         size = tuple(self.size) if isinstance(self.size, (tuple, list)) else (self.size, self.size)
-        if len(size) != 2 or not all(_whole(side, 1, MAX_SIDE) for side in size):
+        if len(size) != 2 or not all(type(side) is int and 1 <= side <= MAX_SIDE for side in size):
             raise RecipeError(f"size is one or two whole numbers from 1 to {MAX_SIDE}, not {self.size!r}")
         object.__setattr__(self, "size", size)
         if self.codec not in IMAGE_CODECS:  # the list of names is made only for the error
             self._check("codec", False, "one of " + ", ".join(IMAGE_CODECS))
-        chromas, qualities = CODECS[self.codec].chromas, CODECS[self.codec].quality_range
-        for name, has_setting in (("chroma", chromas), ("quality", qualities)):
-            if not has_setting and getattr(self, name) is not None:
+        chromas, (low, high) = CODECS[self.codec].chromas, CODECS[self.codec].quality_range or (1, 0)
+        for name, allowed, text in (
+            ("chroma", chromas, f"one of {', '.join(chromas)}"),
+            ("quality", range(low, high + 1), f"{low} to {high}"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not allowed:
                 raise RecipeError(f"{name} is no setting of the codec {self.codec}: leave it out")
-        if chromas:
-            chosen = self.chroma is None or self.chroma in chromas
-            self._check("chroma", chosen, f"one of {', '.join(chromas)} for {self.codec}")
-        if qualities:
-            low, high = qualities
-            self._check(
-                "quality", self.quality is None or _whole(self.quality, low, high), f"{low} to {high} for {self.codec}"
-            )
+            is_fine = value is None or (value in allowed and not isinstance(value, (bool, float)))
+            self._check(name, is_fine, f"{text} for {self.codec}")
         try:
             check_types(vars(self), Recipe, "recipe")
         except FormatError as error:
@@ -288,7 +286,3 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
     ]
-
-
-def _whole(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

@@ -110,9 +110,8 @@ def _is_formula(text: str) -> bool:
         [float(number) for number in text.split(SEPARATOR)]  # a sample may have several values
     except ValueError:
         return True
-    if not text.isascii():  # digits of other scripts: some programs do not read them as numbers
-        return True
-    return text.startswith(("\t", "\r"))
+    # Some programs do not read digits of other scripts as numbers.
+    return not text.isascii() or text.startswith(("\t", "\r"))
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -312,19 +311,14 @@ def _reader(hint: Any, makes: bool) -> _Reader:
         return _object_reader(hint, makes)
     if origin is None:
         return _PLAIN.get(hint) or _checking(lambda value: isinstance(value, hint), _shown(hint))
-    return _generic_reader(origin, parts, _shown(hint), makes)
-
-
-def _generic_reader(origin: Any, parts: Sequence[Any], shown: str, makes: bool) -> _Reader:
     if origin is Literal:
-        shown = f"one of {', '.join(map(str, parts))}"
-        return _checking(lambda value: any(type(value) is type(part) and value == part for part in parts), shown)
+        what = f"one of {', '.join(map(str, parts))}"
+        return _checking(lambda value: any(type(value) is type(part) and value == part for part in parts), what)
     inner = [_reader(part, makes) for part in parts if part not in (..., NoneType)]
     if origin in (Union, UnionType):
-        return _first_of(inner, NoneType in parts, shown)
-    if issubclass(origin, Mapping):
-        return _mapping_reader(*inner)
-    return _list_reader(inner[0], tuple if origin is tuple else list)
+        return _first_of(inner, NoneType in parts, _shown(hint))
+    is_mapping = issubclass(origin, Mapping)
+    return _mapping_reader(*inner) if is_mapping else _list_reader(inner[0], tuple if origin is tuple else list)
 
 
 def _checking(fits: Callable[[Any], object], what: str, inner: _Reader = lambda value: value) -> _Reader:

@@ -120,7 +120,13 @@ def make_bundle(
             _link(source, folder, entries)
             signature = json.loads(claim.to_json())
             del signature["note"]  # says that the folder is unfinished, which Kaggle's readers need not see
-            stated = {**metadata.to_dict(card), _KEY: signature}
+            stated = {
+                "title": metadata.title,
+                "id": metadata.dataset_id,
+                "description": card,
+                "licenses": [{"name": metadata.license_name}],
+                _KEY: signature,
+            }
             written[METADATA_NAME] = (json.dumps(stated, indent=1) + "\n").encode()
             for name, data in written.items():
                 write_atomically(folder / name, data)
@@ -138,8 +144,8 @@ def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
 def _written(cache: Cache, metadata: Metadata) -> tuple[str, dict[str, bytes]]:
     """Return the card without a sheet, and by name the bytes of the uploaded files that are not the cache's own."""
     times, sheet = cache.directory / TIMES_NAME, contact_sheet(cache.place)
-    given = (cache.manifest, metadata.title, metadata.dataset_id, metadata.license_name)
-    card = partial(make_card, *given, history=describe_versions(*cache.versions()))
+    names = metadata.title, metadata.dataset_id, metadata.license_name
+    card = partial(make_card, cache.manifest, *names, history=describe_versions(*cache.versions()))
     written = {MANIFEST_NAME: cache.manifest.text.encode(), CARD_NAME: card(sheet=sheet is not None).encode()}
     if sheet is not None:
         written[SHEET_NAME] = sheet
@@ -175,11 +181,11 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
     """
     entries = {path.name: path for path in folder.iterdir()}
     claims = _read_claims(folder)
-    ours = {CLAIM_NAME, METADATA_NAME}.union(*(each.files for each in claims)) if claims else set()
+    known = {CLAIM_NAME, METADATA_NAME}.union(*(each.files for each in claims)) if claims else set()
     foreign = [
         name
         for name, path in entries.items()
-        if not path.is_file() or not (name_behind(name) in ours or is_claim_aside(name))
+        if not path.is_file() or not (name_behind(name) in known or is_claim_aside(name))
     ]
     if foreign:
         raise UsageError(f"{folder} holds {named(sorted(foreign))}, which publish did not write: give another --out")
@@ -187,7 +193,13 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
         raise UsageError(
             f"{folder} was made of another cache: remove this folder if you do not need it, or give another --out"
         )
-    changed = [name for name, path in entries.items() if not _is_as_written(path, cache.directory, [*claims, claim])]
+    changed = []
+    for name, path in entries.items():
+        stated, ours = {each.files.get(name) for each in (*claims, claim)}, cache.directory / name
+        # A file that no claim lists is unfinished, or holds the claim itself.
+        is_linked = ours.exists() and path.samefile(ours)
+        if not is_linked and stated != {None} and sha256_file(path) not in stated:
+            changed.append(name)
     if changed:
         raise UsageError(f"{folder} holds {named(sorted(changed))}, changed since publish wrote it: give another --out")
     return list(entries.values())
@@ -202,16 +214,6 @@ def _read_claims(folder: Path) -> list[Claim]:
         stated = parse_object(read_file(folder / METADATA_NAME), METADATA_NAME)[_KEY]
         claims.append(Claim.from_json(json.dumps(stated)))
     return [claim for claim in claims if claim is not None and claim.command == _COMMAND]
-
-
-def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
-    """Return whether a file has the SHA-256 that a claim states, or is a hard link to the cache's file.
-
-    Returns True for a file that no claim lists: such a file is unfinished, or holds the claim itself.
-    """
-    written = {claim.files.get(path.name) for claim in claims}
-    ours = source / path.name
-    return written == {None} or (ours.exists() and path.samefile(ours)) or sha256_file(path) in written
 
 
 # The card: a page in Markdown that says what the cache is, how to read it, and how it was made.

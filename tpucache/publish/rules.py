@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tpucache.errors import UsageError
 from tpucache.kaggle import check_id
@@ -67,11 +67,6 @@ class Metadata:
         if name not in LICENSES:
             given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
             raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
-
-    def to_dict(self, description: str) -> dict[str, Any]:
-        """Return the content of dataset-metadata.json."""
-        names = {"title": self.title, "id": self.dataset_id, "description": description}
-        return {**names, "licenses": [{"name": self.license_name}]}
 
 
 @dataclass(frozen=True)
