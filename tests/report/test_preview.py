@@ -279,6 +279,4 @@ def test_sheets_and_reports_show_images_of_any_depth(deep, parse):
     from tpucache import report_cache
 
     assert preview_cache(deep, 2).width > 300
-    page = parse(report_cache(deep, 2).html)
-    assert "channel 3" in page.sections["Channels"]
-    assert "img" in page.tags
+    assert "img" in parse(report_cache(deep, 2).html).tags
