@@ -140,6 +140,19 @@ def test_depth_is_bounded(cache, tmp_path):
         find_cache(SLUG, [tmp_path])
 
 
+def test_hidden_folders_and_loops_of_links_are_passed_over(cache, tmp_path, caplog):
+    mount(cache, tmp_path / ".hidden" / SLUG)
+    place = mount(cache, tmp_path / "b/c/d/e/f/g" / SLUG)
+    (tmp_path / "b" / "loop").symlink_to(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{}")
+    search = find.Search([tmp_path], 60)
+    assert [found.path for found in search.caches()] == [tmp_path / "broken", place]
+    assert not search.cut
+    assert find_cache(SLUG, [tmp_path]) == place
+    assert not caplog.text  # a manifest that is broken matters only in a folder of the name
+
+
 def test_a_name_may_be_of_several_folders(cache, tmp_path):
     place = mount(cache, tmp_path / "a" / "b" / "c" / SLUG)
     assert find_cache(f"b/c/{SLUG}", [tmp_path]) == place

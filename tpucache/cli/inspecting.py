@@ -250,7 +250,7 @@ def report(options: argparse.Namespace) -> Report:
 
 @command("--json", flag("--no-xla", "do not start processes that ask XLA and torch"))
 def doctor(options: argparse.Namespace) -> Report:
-    """Show this machine's cores, memory, devices, library versions and mounted caches, and what to fix."""
+    """Show this machine's cores, memory, devices, library versions and mounted folders, and what to fix."""
     from tpucache.report.doctor import diagnose
 
     if not options.no_xla:

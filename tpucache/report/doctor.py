@@ -5,7 +5,6 @@ Separate processes ask XLA and torch for their devices: if this process started 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -19,9 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from tpucache.errors import TpucacheError
-from tpucache.loading.find import Search
-from tpucache.loading.reading.maps import TEXTS, ShardMaps
 from tpucache.machine import (
     Cores,
     Memory,
@@ -33,7 +29,6 @@ from tpucache.machine import (
     measure_space,
     network_file_system,
 )
-from tpucache.store.cache import Cache
 from tpucache.text import printable, size_text
 from tpucache.version import __version__
 
@@ -69,8 +64,6 @@ _USES: Final = {
     "google-crc32c": "TFRecord sources",
     "protobuf": "TFRecord sources",
 }
-
-_SEARCH_SECONDS: Final = 5.0  # to search each folder, at most: a mounted drive may be too large
 
 #: Kaggle's TPU image sets this variable although there are no peers; libtpu would wait for them.
 _LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
@@ -113,14 +106,10 @@ _ALBUMENTATIONS: Final = "2.0.8"  # the last release under the MIT licence; warm
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder: its file system, and the caches in it as (path, samples, how this machine would read its shards).
-
-    `network` is the type of a network file system.
-    """
+    """A folder: its file system; `network` is the type of a network file system."""
 
     space: Space
     writable: bool
-    caches: Sequence[tuple[str, int, str]]
     network: str | None
 
 
@@ -186,7 +175,11 @@ def diagnose(root: Path = Path("/"), environ: Mapping[str, str] | None = None, *
         torch=ask(_ASK_TORCH, environ) if xla and libraries["torch"] else None,
         environment={name: environ[name] for name in _VARIABLES if name in environ},
         libraries=libraries,
-        mounts=[mount for folder in folders if (mount := look_into(folder)) is not None],
+        mounts=[
+            Mount(space, os.access(folder, os.W_OK), network_file_system(folder))
+            for folder in folders
+            if (space := measure_space(folder)) is not None
+        ],
     )
 
 
@@ -195,20 +188,6 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def look_into(folder: Path) -> Mount | None:
-    """Return a folder's file system and the caches in it, searched for a few seconds; None without the folder."""
-    space = measure_space(folder)
-    if space is None:
-        return None
-    caches = []
-    for found in Search([folder], _SEARCH_SECONDS).caches():
-        with contextlib.suppress(TpucacheError):  # other programs also have files named manifest.json
-            cache = Cache.open(found.path)
-            reading = TEXTS[ShardMaps(cache.reader, 0).how_to_map(0)] if cache.manifest.shards else ""
-            caches.append((str(found.path), cache.manifest.samples, reading))
-    return Mount(space, os.access(folder, os.W_OK), sorted(caches), network_file_system(folder))
 
 
 def ask(code: str, environ: Mapping[str, str], seconds: float = _ASK_SECONDS) -> dict[str, Any]:
@@ -313,11 +292,11 @@ def _check_machine(facts: Diagnosis) -> _Checks:
             "write the cache to another disk, or make the cache smaller by --codec dct-zstd",
         )
     for mount in facts.mounts:
-        if mount.network and mount.caches:
+        if mount.network:
             yield (
-                f"the caches in {mount.space.path} lie on {mount.network}, across a network",
-                "read the caches with --cache-dir (in Python cache_dir=) and a folder of a fast disk, or copy the "
-                "caches to such a folder",
+                f"{mount.space.path} is on {mount.network}, across a network",
+                "read the caches in it with --cache-dir (in Python cache_dir=) and a folder of a fast disk, or copy "
+                "them to such a folder",
             )
     if cores.usable < cores.machine:
         yield (
@@ -392,10 +371,7 @@ def _found_text(library: str, version: str | None, found: Mapping[str, Any] | No
 
 def _mount_lines(mounts: Sequence[Mount]) -> Iterator[str]:
     for mount in mounts:
-        kind = f"{'writable' if mount.writable else 'read-only'}, {len(mount.caches):,} caches"
-        yield f"  {mount.space.path}: {_space_text(mount.space)}, {kind}"
-        for path, samples, reading in mount.caches:
-            yield f"    cache {path}: {samples:,} samples{reading and ', '}{reading}"
+        yield f"  {mount.space.path}: {_space_text(mount.space)}, {'writable' if mount.writable else 'read-only'}"
 
 
 def _library_lines(libraries: Mapping[str, str]) -> Iterator[str]:
