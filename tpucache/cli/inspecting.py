@@ -165,19 +165,6 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
     value("--class", "NAME", "show samples of this class only", dest="class_name"),
     flag("--batch", "show the first batch as the model receives it in train, with mixed labels"),
     section("augmentation of a batch (as in train)", *augmentation_options()),
-    basic=(
-        "--json",
-        "--output",
-        "--samples",
-        "--variants",
-        "--seed",
-        "--class",
-        "--batch",
-        "--flip",
-        "--crop",
-        "--mixup",
-        "--augment",
-    ),
 )
 def preview(options: argparse.Namespace) -> Report:
     """Draw a contact sheet: a row for each sample, a column for each variant, with masks, boxes and keypoints."""

@@ -211,14 +211,13 @@ def preview_cache(
     dataset = to_dataset(cache)
     image, manifest = image_field(dataset), dataset.manifest
     shown = manifest.variants[: max(1, variants)]
-    parts = [f"{manifest.samples:,} samples"]
-    if manifest.classes:
-        parts.append(f"{len(manifest.classes):,} classes")
-    parts.append(f"{image.shape[1]}x{image.shape[0]}, {image.codec}")
-    if len(manifest.variants) > 1:
-        parts.append(f"{len(shown)} of {len(manifest.variants):,} variants: {', '.join(map(variant_name, shown))}")
+    line = (
+        f"{manifest.samples:,} samples  \u00b7  {len(manifest.classes):,} classes  \u00b7  {image.shape[1]}x"
+        f"{image.shape[0]}, {image.codec}  \u00b7  {len(shown)} of {len(manifest.variants):,} variants: "
+        f"{', '.join(map(variant_name, shown))}"
+    )
     chosen = [show(dataset, position, shown) for position in choose(dataset, samples, seed, class_name)]
-    return draw_sheet(name_of(dataset), "  \u00b7  ".join(parts), chosen, manifest.classes, side)
+    return draw_sheet(name_of(dataset), line, chosen, manifest.classes, side)
 
 
 def contact_sheet(cache: str | Path) -> bytes | None:
