@@ -31,7 +31,7 @@ from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.plugins import call
 from tpucache.process import PROG, tell
-from tpucache.progress import Progress, note
+from tpucache.progress import Progress
 
 #: The values of --in-memory, and those of CachedDataset.
 _IN_MEMORY: Final[Mapping[str, Any]] = {"auto": "auto", "yes": True, "no": False}
@@ -100,9 +100,10 @@ def bench(options: argparse.Namespace) -> Report:
     from tpucache.store.fields import IMAGE
 
     dataset = CachedDataset(options.cache, in_memory=_IN_MEMORY[options.in_memory], **keeping(options))
-    chosen = {name: getattr(options, name) for name in ("threads", "device_rate", "finish")}
-    chosen["batch_size"] = options.batch_size or min(256, len(dataset))
-    chosen["on_progress"] = lambda text: note(f"bench: {text}")
+    samples, size = len(dataset), options.batch_size or min(256, len(dataset))
+    if samples < size:
+        raise UsageError(f"the cache has {samples} samples, less than a batch of {size}: give a smaller --batch-size")
+    chosen = {name: getattr(options, name) for name in ("threads", "device_rate", "finish")} | {"batch_size": size}
     if dataset.network is not None:
         return _bench_network(options, dataset, chosen)
     result = run_bench(dataset, **chosen)
@@ -117,7 +118,7 @@ def bench(options: argparse.Namespace) -> Report:
     if result.idle is not None:
         device = f"an accelerator that takes {options.device_rate:,.0f} {many}/s"
         lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload not included")
-    report = result.to_dict()
+    report = result._asdict()
     if options.against is not None:
         from tpucache.cli.comparing import measure_against
 
@@ -152,7 +153,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset, chosen: 
     if found.idle is not None:
         device = f"an accelerator that takes {options.device_rate:,.0f} samples/s"
         lines.append(f"idle    {found.idle:>10.1%} of the time of {device}, after the first batch")
-    return found.to_dict(), lines
+    return {**found._asdict(), "network": use._asdict()}, lines
 
 
 @command(

@@ -10,26 +10,24 @@ import operator
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader, Finish
 from tpucache.native import gather
+from tpucache.progress import note
 from tpucache.store.reader import NetworkUse
 
 _COPIED_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2
 
 
-@dataclass(frozen=True)
-class BenchResult:
+class BenchResult(NamedTuple):
     """Rates of reading in images a second, each the median of several rounds.
 
     `limit_images_per_second` is the rate at which this machine copies as many bytes in memory, and `ratio` the rate of
@@ -49,30 +47,25 @@ class BenchResult:
     batch_bytes_per_image: int
     reading: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def run_bench(
     dataset: CachedDataset,
     *,
-    batch_size: int = 256,
-    threads: int = 2,
+    batch_size: int,
+    threads: int,
+    device_rate: float | None,
+    finish: Finish,
     rounds: int = 5,
     seconds: float = 1.0,
-    device_rate: float | None = None,
-    finish: Finish = "host",
-    on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
     """Measure how fast a dataset is read, and how fast this machine copies the same number of bytes in memory.
 
     In each round, shuffled batches are read for `seconds`, then bytes are copied, by the same number of threads. A
     simulated accelerator takes `device_rate` images a second; it is idle for the share of time in which its queue is
-    empty. Raises UsageError when the cache is smaller than a batch.
+    empty. The cache must have at least a batch.
     """
-    _check_size(dataset, batch_size)
     # Each round has a turn for reading, copying, and the simulated device, if there is one. One more turn warms up.
-    on_progress(f"measuring for about {(3 * rounds + 1) * seconds:.0f} s at most")
+    note(f"bench: measuring for about {(3 * rounds + 1) * seconds:.0f} s at most")
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     batch_bytes = sum(field.nbytes for field in loader.dataset.record_fields)
     # np.zeros would map one page of zeros many times, so that reads would come from the CPU's cache
@@ -99,13 +92,6 @@ def run_bench(
     )
 
 
-def _check_size(dataset: CachedDataset, batch_size: int) -> None:
-    if len(dataset) < batch_size:
-        raise UsageError(
-            f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give a smaller --batch-size"
-        )
-
-
 def measure_reading(dataset: CachedDataset, seconds: float) -> float:
     """Return the rate of reading for a device, as `run_bench` measures it."""
     loader = _warm_loader(dataset, 256, 2, seconds, "device")
@@ -121,8 +107,7 @@ def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds:
     return loader
 
 
-@dataclass(frozen=True)
-class NetworkBench:
+class NetworkBench(NamedTuple):
     """How fast a cache was read from its URL, and how it used the network.
 
     `first_seconds` passed before the first batch. `idle` is that of an accelerator after the first batch.
@@ -134,26 +119,21 @@ class NetworkBench:
     idle: float | None
     network: NetworkUse
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "network": self.network._asdict()}
-
 
 def bench_network(
     dataset: CachedDataset,
     *,
-    batch_size: int = 256,
-    threads: int = 2,
+    batch_size: int,
+    threads: int,
+    device_rate: float | None,
+    finish: Finish,
     seconds: float = 20.0,
-    device_rate: float | None = None,
-    finish: Finish = "host",
-    on_progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkBench:
     """Measure how fast a cache at a URL is read with shuffle="block", for `seconds` or to the end of the epoch.
 
-    `finish` and `device_rate` are those of `run_bench`. Raises UsageError when the cache is smaller than a batch.
+    The other arguments are those of `run_bench`.
     """
-    _check_size(dataset, batch_size)
-    on_progress(f"reading for {seconds:.0f} s at most")
+    note(f"bench: reading for {seconds:.0f} s at most")
     began = time.perf_counter()
     loader = CachedLoader(dataset, batch_size, shuffle="block", drop_last=True, threads=threads, finish=finish)
     times: list[float] = []
