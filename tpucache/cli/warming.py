@@ -36,12 +36,17 @@ from tpucache.cli.parser import (
     size,
     value,
 )
-from tpucache.errors import UsageError
+from tpucache.errors import SampleError, UsageError
 from tpucache.options import options_of
 from tpucache.plugins import call
 from tpucache.process import PROG
 from tpucache.progress import Progress
 from tpucache.recipe import SHARED, Recipe
+from tpucache.report.inspect import describe, describe_lines, label_text
+from tpucache.store.cache import Cache
+from tpucache.store.facts import findings
+from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.store.verify import verify_cache
 from tpucache.text import duration_text, seconds_text, shown, size_text
 from tpucache.warmup.build_options import (
     BoxOptions,
@@ -51,12 +56,12 @@ from tpucache.warmup.build_options import (
     SourceOptions,
     WorkerOptions,
 )
+from tpucache.warmup.sources import Source, box_source, open_source, select_source
 from tpucache.warmup.sources.columns import TableOptions
+from tpucache.warmup.sources.labelled import check_separator, labels_like, like_source
 
 if TYPE_CHECKING:
-    from tpucache.store.manifest import ShardEntry
     from tpucache.warmup.estimate import Estimate
-    from tpucache.warmup.sources import Source
 
 _OF_CLUSTERS: Final = ("backend", "scheduler")
 #: Options of a table that relabel lacks: it changes no masks, and finds no files.
@@ -65,8 +70,6 @@ _OF_FILES: Final = ("root", "mask_col", "rle_cols", "rle_class_col", "rle_order"
 
 def _kept_settings(cache: Path) -> dict[str, Any]:
     """Return a cache's recipe and --labels as options of warmup."""
-    from tpucache.store.manifest import Manifest
-
     manifest = Manifest.load(cache)
     recipe, usual = Recipe.from_dict(manifest.recipe), Recipe().to_dict()
     kept = {name: value for name, value in recipe.to_dict().items() if value != usual.get(name)}
@@ -149,7 +152,6 @@ def _content(workers: Argument, without: Sequence[str] = ()) -> list[Argument]:
 )
 def warmup(options: argparse.Namespace) -> Report:
     """Build a cache, or finish a build that was interrupted."""
-    from tpucache.errors import SampleError
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.run.executors import Executor
     from tpucache.warmup.run.folder import check_source
@@ -183,10 +185,6 @@ def warmup(options: argparse.Namespace) -> Report:
             raise
         reason = f"{error.reason}; or leave such samples out with --on-error skip"
         raise SampleError(error.path, reason, error.file) from error
-    from tpucache.report.inspect import describe, describe_lines
-    from tpucache.store.cache import Cache
-    from tpucache.store.facts import findings
-
     lines = [
         f"{shown(str(place))}: finished in {duration_text(time.monotonic() - began)}",
         *describe_lines(manifest),
@@ -226,8 +224,6 @@ def _companions(place: str) -> Any:
 
 def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
     """Return the recipe and the build options; with --like CACHE, what is shared is that of CACHE."""
-    from tpucache.warmup.sources.labelled import labels_like
-
     build = from_options(BuildOptions, options, jobs=options.jobs)
     if options.like is None:
         return from_options(Recipe, options), build
@@ -238,9 +234,6 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
 
 
 def selected_source(options: argparse.Namespace) -> Source:
-    from tpucache.warmup.sources import select_source
-    from tpucache.warmup.sources.labelled import check_separator, like_source
-
     check_separator(options.labels, options.label_sep)
     source = _opened(options.source, options)
     source = source if options.like is None else like_source(source, options.like)
@@ -248,8 +241,6 @@ def selected_source(options: argparse.Namespace) -> Source:
 
 
 def _opened(source: str, options: argparse.Namespace) -> Source:
-    from tpucache.warmup.sources import box_source, open_source
-
     opened = open_source(source, from_options(TableOptions, options))
     return opened if options.boxes is None else box_source(opened, options.boxes)
 
@@ -325,7 +316,6 @@ def _table_or_folds(command: CommandParser) -> None:
 )
 def relabel(options: argparse.Namespace) -> Report:
     """Give a finished cache the labels, folds and columns of a .csv, or new folds. No record is changed."""
-    from tpucache.report.inspect import describe, label_text
     from tpucache.warmup.relabel import relabel_cache
 
     began = time.monotonic()
@@ -374,7 +364,6 @@ def relabel(options: argparse.Namespace) -> Report:
 )
 def delete(options: argparse.Namespace) -> Report:
     """Delete samples: make a version of a cache without them. Or undo the last deletion."""
-    from tpucache.report.inspect import describe
     from tpucache.warmup.versions import delete_samples, read_paths, undo_delete
 
     if [options.where, options.paths, options.undo or None].count(None) != 2:
@@ -398,7 +387,6 @@ def delete(options: argparse.Namespace) -> Report:
 @command("cache/train", CACHE)
 def compact(options: argparse.Namespace) -> Report:
     """Write a cache anew, without deleted samples and earlier versions."""
-    from tpucache.report.inspect import describe
     from tpucache.warmup.versions import compact_cache
 
     manifest = compact_cache(options.cache)
@@ -425,9 +413,6 @@ def compact(options: argparse.Namespace) -> Report:
 )
 def verify(options: argparse.Namespace) -> Report | int:
     """Compare every byte of a cache with its manifest; with --repair, build damaged shards again."""
-    from tpucache.store.cache import Cache
-    from tpucache.store.verify import verify_cache
-
     if options.repair is not None:
         from tpucache.warmup.repair import load_manifest, repair_cache
 
