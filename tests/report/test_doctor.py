@@ -109,7 +109,7 @@ def test_a_machine_made_of_files_is_read_as_it_is(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("100000 100000")
-    (tmp_path / "kaggle" / "input").mkdir(parents=True)
+    (tmp_path / "kaggle/input").mkdir(parents=True)
     diagnosis = diagnose(tmp_path, {"TPU_PROCESS_ADDRESSES": "local", "HOME": "/"}, xla=False)
     content = json.loads(json.dumps(diagnosis.to_dict()))
     assert (content["cores"]["quota"], content["cores"]["usable"]) == (1, 1)
@@ -118,7 +118,7 @@ def test_a_machine_made_of_files_is_read_as_it_is(tmp_path, monkeypatch):
     assert content["environment"] == {"TPU_PROCESS_ADDRESSES": "local"}
     assert content["tpu"] is content["xla"] is None
     assert content["libraries"]["numpy"]
-    places = [tmp_path / "kaggle" / "input", tmp_path / "here"]  # the other mounts are not there
+    places = [tmp_path / "kaggle/input", tmp_path / "here"]  # the other mounts are not there
     assert [mount["space"]["path"] for mount in content["mounts"]] == list(map(str, places))
     assert [mount["writable"] for mount in content["mounts"]] == [os.access(place, os.W_OK) for place in places]
     assert [advice["what"] for advice in content["advice"] if "wait for peers" in advice["what"]]

@@ -77,9 +77,9 @@ def test_libraries_that_were_not_installed_are_left_out(cache):
 
 @pytest.mark.slow
 def test_bench_takes_a_cache_that_is_smaller_than_its_batches(cache, capsys):
-    assert main(["bench", str(cache)]) == 0
+    assert main(["bench", str(cache), "--in-memory", "yes"]) == 0
     said = capsys.readouterr()
-    assert "batches of 150" in said.out
+    assert "batches of 150, 2 threads, shuffled, kept in memory" in said.out
     assert said.err.startswith("bench: measuring for about ")
     assert main(["bench", str(cache), "--batch-size", "200"]) == 2
     assert "150 samples, less than a batch of 200: give a smaller --batch-size" in capsys.readouterr().err

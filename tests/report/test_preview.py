@@ -12,7 +12,7 @@ import torch
 from patience import PATIENCE
 from PIL import Image, ImageColor
 
-from tpucache import CachedDataset, NotACacheError, TpucacheError, UsageError, preview_cache
+from tpucache import CachedDataset, NotACacheError, TpucacheError, UsageError, preview_cache, report_cache
 from tpucache.cli import main
 from tpucache.loading.order import full_order
 from tpucache.ondevice.draws import SHARE, draw
@@ -276,7 +276,5 @@ def test_the_command_takes_the_augmentations_of_train_and_a_kept_copy(plain, tmp
 
 
 def test_sheets_and_reports_show_images_of_any_depth(deep, parse):
-    from tpucache import report_cache
-
     assert preview_cache(deep, 2).width > 300
     assert "img" in parse(report_cache(deep, 2).html).tags

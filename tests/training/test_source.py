@@ -71,6 +71,7 @@ def test_where_several_runs_begin_at_once_all_is_built_first(
             "--build: there is no option --dry-run. It takes the options of `tpucache warmup --help-all`",
         ),
         (["--build", "--codec jpg"], "did you mean jpeg?"),
+        (["--build", "--backend dask"], "no option --backend"),
     ],
 )
 def test_what_is_not_accepted_is_refused_with_the_way(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tpucache.cli.parser import (
     CACHE_OR_URL,
@@ -32,9 +31,6 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.plugins import call
 from tpucache.process import PROG, tell
 from tpucache.progress import Progress
-
-#: The values of --in-memory, and those of CachedDataset.
-_IN_MEMORY: Final[Mapping[str, Any]] = {"auto": "auto", "yes": True, "no": False}
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -77,7 +73,7 @@ def inspect(options: argparse.Namespace) -> Report:
         None,
         "keep each record in memory once it is read; auto: as CachedDataset does without options",
         default="auto",
-        choices=[*_IN_MEMORY],
+        choices=["auto", "yes", "no"],
     ),
     value(
         "--against",
@@ -99,11 +95,17 @@ def bench(options: argparse.Namespace) -> Report:
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 
-    dataset = CachedDataset(options.cache, in_memory=_IN_MEMORY[options.in_memory], **keeping(options))
+    in_memory: Any = {"yes": True, "no": False}.get(options.in_memory, "auto")
+    dataset = CachedDataset(options.cache, in_memory=in_memory, **keeping(options))
     samples, size = len(dataset), options.batch_size or min(256, len(dataset))
     if samples < size:
         raise UsageError(f"the cache has {samples} samples, less than a batch of {size}: give a smaller --batch-size")
-    chosen = {name: getattr(options, name) for name in ("threads", "device_rate", "finish")} | {"batch_size": size}
+    chosen = {
+        "batch_size": size,
+        "threads": options.threads,
+        "device_rate": options.device_rate,
+        "finish": options.finish,
+    }
     if dataset.network is not None:
         return _bench_network(options, dataset, chosen)
     result = run_bench(dataset, **chosen)
@@ -179,8 +181,13 @@ def preview(options: argparse.Namespace) -> Report:
     elif augment != AugmentSettings():
         raise UsageError("options of augmentation change only a preview of a batch: give --batch, too")
     else:
-        chosen = {name: getattr(options, name) for name in ("seed", "class_name", "variants")}
-        sheet = preview_cache(dataset, options.samples, **chosen)
+        sheet = preview_cache(
+            dataset,
+            options.samples,
+            seed=options.seed,
+            class_name=options.class_name,
+            variants=options.variants,
+        )
     path = save_picture(sheet, options.output)
     report = {"path": str(path), "width": sheet.width, "height": sheet.height, "bytes": path.stat().st_size}
     return report, [f"{path}: {sheet.width} x {sheet.height} pixels, {report['bytes']:,} bytes"]
@@ -221,9 +228,14 @@ def report(options: argparse.Namespace) -> Report:
     if not options.findings and (options.against is not None or options.predictions is not None):
         raise UsageError("--against and --predictions are for a page of findings: give --findings, too")
     if options.findings:
-        compared = {"against": options.against, "predictions": options.predictions}
         with Progress(None, "report") as stages:
-            page = call("report_findings", options.cache, **compared, on_progress=stages.show_stage)
+            page = call(
+                "report_findings",
+                options.cache,
+                against=options.against,
+                predictions=options.predictions,
+                on_progress=stages.show_stage,
+            )
     elif is_of_run:
         page = call("report_run", options.cache, options.samples, cache=options.valid)
     else:

@@ -89,10 +89,15 @@ def push(options: argparse.Namespace) -> Report:
 
 
 def _copy_report(place: str, manifest: Manifest) -> Report:
-    names = ("samples", "records", "fingerprint")
-    report = {name: getattr(manifest, name) for name in names}
+    report = {
+        "place": place,
+        "samples": manifest.samples,
+        "records": manifest.records,
+        "fingerprint": manifest.fingerprint,
+        "bytes": manifest.total_bytes,
+    }
     line = f"{place}: {manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, all checked"
-    return {"place": place, **report, "bytes": manifest.total_bytes}, [line]
+    return report, [line]
 
 
 @command(

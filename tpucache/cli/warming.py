@@ -90,15 +90,15 @@ def _table(without: Sequence[str] = ()) -> Argument:
     )
 
 
-def _content(workers: Argument, without: Sequence[str] = ()) -> list[Argument]:
-    """Return the options that decide what a cache holds, and `workers`."""
+def _content(without: Sequence[str] = ()) -> list[Argument]:
+    """Return the options that decide what a cache holds, and workers."""
     return [
         fields_of(Recipe, size=size, mask_colours=colours),
         value("--like", "CACHE", "use the size, fit, codec, quality, colours and classes of this cache", cache),
         fields_of(BoxOptions),
         fields_of(SelectionOptions),
         config("CACHE", _kept_settings),
-        workers,
+        fields_of(WorkerOptions, without=without),
         fields_of(BuildOptions, without=without, time_limit=seconds, classes=names),
         _table(),
     ]
@@ -132,7 +132,7 @@ def _content(workers: Argument, without: Sequence[str] = ()) -> list[Argument]:
         "--dry-run",
         "write no cache: build a few samples, compare codecs by size, time and speed, and show the command to use",
     ),
-    *_content(fields_of(WorkerOptions)),
+    *_content(),
     basic=(
         "--size",
         "--fit",
@@ -255,7 +255,7 @@ class _BuildParser(CommandParser):
 
 def parse_build(text: str | None) -> argparse.Namespace:
     parser = _BuildParser(prog=f"{PROG} --build")
-    for add in _content(fields_of(WorkerOptions, without=_OF_CLUSTERS), without=("time_limit", "target", "retry")):
+    for add in _content((*_OF_CLUSTERS, "time_limit", "target", "retry")):
         add(parser)
     try:
         words = shlex.split(text or "")
@@ -430,9 +430,13 @@ def verify(options: argparse.Namespace) -> Report | int:
         if options.repair is None:
             damages = verify_cache(options.cache, advance)
         else:
-            chosen = {"jobs": options.jobs, "augment": options.augment}
             damages = repair_cache(
-                source, options.cache, **chosen, on_progress=building.show_build, on_verified=advance
+                source,
+                options.cache,
+                jobs=options.jobs,
+                augment=options.augment,
+                on_progress=building.show_build,
+                on_verified=advance,
             )
     damaged = sorted({damage.name for damage in damages})
     repaired = damaged if options.repair is not None else []

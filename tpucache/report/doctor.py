@@ -144,9 +144,13 @@ class Diagnosis:
     def lines(self) -> list[str]:
         """Return what the machine has as lines of text, with the problems to fix last."""
         lines = [f"{name:<12} {text}" for name, text in _machine_texts(self).items()]
-        lines += ["", "libraries", *_library_lines(self.libraries), "", "mounts", *_mount_lines(self.mounts), ""]
+        lines += ["", "libraries", *_library_lines(self.libraries), "", "mounts"]
+        lines += [
+            f"  {mount.space.path}: {_space_text(mount.space)}, {'writable' if mount.writable else 'read-only'}"
+            for mount in self.mounts
+        ]
         advice = self.advice
-        lines.append(f"to fix: {len(advice)}" if advice else "nothing to fix")
+        lines += ["", f"to fix: {len(advice)}" if advice else "nothing to fix"]
         for number, (what, remedy) in enumerate(advice, 1):
             lines += [f"{number:>3}. {what}", f"     -> {remedy}"]
         return list(map(printable, lines))
@@ -345,8 +349,8 @@ def _machine_texts(facts: Diagnosis) -> dict[str, str]:
         "shared": f"{_space_text(facts.shm)}, in /dev/shm",
         "disk here": _space_text(facts.disk),
         "TPU": "none on the PCI bus" if tpu is None else f"{tpu.chips} chips, {tpu.generation}, by {files}",
-        "XLA": _found_text("torch_xla", facts.libraries.get("torch_xla"), facts.xla),
-        "torch": _found_text("torch", facts.libraries.get("torch"), facts.torch),
+        "XLA": _found_text(facts, "torch_xla", facts.xla),
+        "torch": _found_text(facts, "torch", facts.torch),
         "environment": ", ".join(f"{name}={value}" for name, value in facts.environment.items())
         or "no variable that XLA reads is set",
     }
@@ -356,8 +360,8 @@ def _space_text(space: Space | None) -> str:
     return "not there" if space is None else f"{size_text(space.free)} free of {size_text(space.total)}"
 
 
-def _found_text(library: str, version: str | None, found: Mapping[str, Any] | None) -> str:
-    if not version:
+def _found_text(facts: Diagnosis, library: str, found: Mapping[str, Any] | None) -> str:
+    if not facts.libraries.get(library):
         return f"{library} is not installed"
     if found is None:
         return "not asked"
@@ -367,11 +371,6 @@ def _found_text(library: str, version: str | None, found: Mapping[str, Any] | No
         return ", ".join(found["devices"])
     upload = f", batches are sent to it at {found['upload'] / 1e9:,.2f} GB/s" if found["upload"] else ""
     return f"{found['device']}, cores: {found['cores']}, started in {found['seconds']:.1f} s{upload}"
-
-
-def _mount_lines(mounts: Sequence[Mount]) -> Iterator[str]:
-    for mount in mounts:
-        yield f"  {mount.space.path}: {_space_text(mount.space)}, {'writable' if mount.writable else 'read-only'}"
 
 
 def _library_lines(libraries: Mapping[str, str]) -> Iterator[str]:
