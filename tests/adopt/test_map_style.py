@@ -73,24 +73,25 @@ def test_pictures_labels_and_classes_are_those_of_the_set() -> None:
     assert (image.shape, label) == ((SIZE, SIZE, 3), "0")
     images, _ = next(iter(CachedLoader(dataset, COUNT)))
     assert torch.equal(images, torch.stack([image for image, _ in dataset]))
+    dataset.targets.pop()
+    with pytest.raises(UsageError, match="labels of this PictureDataset were changed"):
+        dataset.to_cached()
 
 
 @pytest.mark.parametrize(
     ("label", "expected"), [("cat", 0), (0.5, 0.5), ((0.0, 1.5), [0.0, 1.5]), (np.int64(2), 2), (torch.tensor(1), 1)]
 )
 def test_labels_of_any_kind_are_pythons(label: Any, expected: Any) -> None:
-    image = Image.new("RGB", (9, 9))
-    dataset = opened(Items(*[(image, label)] * 3))
+    dataset = opened(Items(*[(Image.new("RGB", (9, 9)), label)] * 3))
     assert [label for _, label in dataset] == [expected] * 3
     assert type(dataset[0][1]) is type(expected)
 
 
-@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, list])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, np.ndarray.tolist])
 def test_floats_from_0_to_1_are_pictures_of_8_bits(kind: Any) -> None:
     levels = np.linspace(0, 1, 3 * SIZE * SIZE).reshape(3, SIZE, SIZE)
-    pictures = levels.astype(np.float32)
-    dataset = opened(Items((kind(pictures) if kind is not list else pictures.tolist(), 0)))
-    assert np.array_equal(np.asarray(dataset[0][0]), np.rint(levels * 255).astype(np.uint8))
+    dataset = opened(Items((kind(levels.astype(np.float32)), 0)))
+    assert np.array_equal(dataset[0][0], np.rint(levels * 255))
 
 
 @pytest.mark.parametrize("options", [{}, {"identity": "birds"}])

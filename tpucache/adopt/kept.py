@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 #: The name of the folder for all data sets, below the user's cache folder.
 FOLDER: Final = "datasets"
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_NAME: Final = 40
 _PLACE: Final = re.compile(r".+-[0-9a-f]{16}")  # the folder of a data set and recipe
 _STATE: Final = re.compile(r"[0-9a-f]{1,32}")
@@ -56,11 +55,8 @@ class BuildChoices:
     """How the cache of a data set is built: three arguments of `build_cache`."""
 
     recipe: Recipe
-    jobs: int | None = None
-    on_error: OnError = "fail"
-
-    def grows(self, samples: int) -> bool:
-        return self.on_error == "fail" and samples >= LEAST_GROWING
+    jobs: int | None
+    on_error: OnError
 
 
 class KeptFolder(NamedTuple):
@@ -84,12 +80,12 @@ def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
 
     Caches that cannot be read are in the list, too. Other folders are left out, and links are not followed.
     """
-    found = []
-    for place in _folders(cache_directory(below) / FOLDER, _PLACE):
-        for directory in _folders(place, _ANY):
-            if any(map(_is_ours, _names(directory))):
-                name = place.name.rpartition("-")[0]
-                found.append(KeptFolder(name, directory, disk_bytes(directory), _problem(directory)))
+    found = [
+        KeptFolder(place.name.rpartition("-")[0], directory, disk_bytes(directory), _problem(directory))
+        for place in _folders(cache_directory(below) / FOLDER, _PLACE)
+        for directory in _folders(place, _ANY)
+        if any(map(_is_ours, _names(directory)))
+    ]
     return sorted(found, key=lambda each: -each.bytes)
 
 
@@ -162,33 +158,31 @@ class Kept:
         `below` is the folder for all data sets, by default `cache_directory()`.
         """
         told = json.dumps([identity, fingerprint(choices.recipe.to_dict())], sort_keys=True)
-        self._plain = _UNSAFE.sub("_", name).strip("._")[:_LONGEST_NAME] or "set"
+        self._plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._")[:_LONGEST_NAME] or "set"
         self.name, self._choices = name, choices
         digest = hashlib.sha256(told.encode()).hexdigest()[:16]
         self.folder = cache_directory(below) / FOLDER / f"{self._plain}-{digest}"
 
-    def states(self) -> list[str]:
-        """Return the states that have a cache, finished or not."""
-        return [path.name for path in _folders(self.folder, _STATE)]
+    def states(self) -> list[Path]:
+        """Return the folders of the states that have a cache, finished or not."""
+        return _folders(self.folder, _STATE)
 
     def namesakes(self) -> int:
         """Return the number of folders for other data sets and recipes of the same name."""
         places = re.compile(rf"{re.escape(self._plain)}-[0-9a-f]{{16}}")
         return len({*_folders(self.folder.parent, places)} - {self.folder})
 
-    def open(self, state: str) -> KeptCache | None:
+    def _find(self, state: str) -> KeptCache | None:
         """Return the finished cache for a state of the pictures, or None if there is none that can be read.
 
         This needs no permission to write.
         """
         directory = self.folder / state
         try:
-            if not directory.is_dir():
-                return None
             check_own(directory, self.folder.parents[1])
             use = Use(directory)  # before the cache is opened, so that no other process removes it
             cache = finished_cache(directory)
-        except (DamageError, FileNotFoundError, PermissionError):  # building repairs it, or raises the error
+        except (DamageError, FileNotFoundError, NotADirectoryError, PermissionError):  # building repairs it
             return None
         except FormatError as error:
             raise FormatError(
@@ -201,17 +195,19 @@ class Kept:
             raise SampleError(skipped.path, f"{skipped.reason}; or leave such samples out with on_error='skip'")
         return KeptCache(cache, use)
 
-    def build(self, state: str, source: Any, find: Callable[[], str], *, grows: bool = False) -> KeptCache:
-        """Build the cache for a state of the pictures, or continue a build that was killed.
+    def open(self, state: str, source: Any, find: Callable[[], str], samples: int = 0) -> KeptCache:
+        """Return the cache for a state of the pictures. Build it if there is none, or continue a build that was killed.
 
         `source` is a source, or a `functools.partial` that makes one. If `find`, called at the end, returns another
         state, a SourceError is raised, and nothing is kept. After a build, caches of other states are removed unless a
         process reads them.
 
-        If another process is building the cache, wait for that process. With `grows`, another process builds, and the
-        cache is returned once the source is listed: an error of the build is raised by this call, or in a reader that
-        waits for a record. `source` and `find` are pickled.
+        If another process is building the cache, wait for that process. If many `samples` are named, another process
+        builds, and the cache is returned once the source is listed: an error of the build is raised by this call, or in
+        a reader that waits for a record. `source` and `find` are pickled.
         """
+        if found := self._find(state):
+            return found
         directory, name = self.folder / state, self.name
 
         def check() -> None:
@@ -230,11 +226,11 @@ class Kept:
         others: dict[str, Any] = {**vars(self._choices), "check": check, "announce": announce}
         with self._writing(directory):
             use, has_noted = Use(directory), False
-            if grows:
+            if samples >= LEAST_GROWING and self._choices.on_error == "fail":
                 done = functools.partial(self.remove_others, state)
                 return KeptCache(BuildProcess(source, directory, {**others, "done": done}).open(), use)
             source = source() if isinstance(source, functools.partial) else source
-            while (found := self.open(state)) is None:
+            while not (found := self._find(state)):
                 try:
                     self._make(directory, source, others)
                     self.remove_others(state)

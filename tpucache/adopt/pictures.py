@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 Size = int | tuple[int, int]
 #: A function of one picture or of one label.
 Transform = Callable[[Any], Any]
-
-#: Methods of torchvision's ImageFolder by which a subclass decides which samples and classes a folder has.
-_LISTING_METHODS: Final = ("find_classes", "_find_classes", "make_dataset")
-_ADVICE: Final = "leave it out, and change whole batches instead: CachedLoader(…, augment=…, normalise=…)"
 
 
 class PictureDataset(Dataset[Any]):
@@ -76,7 +72,7 @@ class PictureDataset(Dataset[Any]):
                 "a transform takes pictures of 8 bits, grey or RGB: leave out the transform, or mode='keep'"
             )
         self.transform, self.target_transform = transform, target_transform
-        self.classes = list(self._cached.classes)
+        self.classes = list(cached.classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.targets: list[Any] = self._labels()
 
@@ -88,7 +84,10 @@ class PictureDataset(Dataset[Any]):
         position, label = self._entry(index)
         picture, _ = self._cached[position]
         if self.transform is not None:
-            picture = self.transform(_to_pil(np.asarray(picture)))
+            from PIL import Image
+
+            rows = np.asarray(picture).transpose(1, 2, 0)
+            picture = self.transform(Image.fromarray(rows[:, :, 0] if rows.shape[2] == 1 else rows))
         return picture, label if self.target_transform is None else self.target_transform(label)
 
     def __repr__(self) -> str:
@@ -106,26 +105,31 @@ class PictureDataset(Dataset[Any]):
         """
         for name in ("transform", "target_transform"):
             if getattr(self, name) is not None:
-                raise UsageError(f"{type(self).__name__} has a {name}, which changes samples one by one: {_ADVICE}")
-        if method := _own_method(self):
-            raise UsageError(
-                f"{type(self).__name__} has a {method} of its own, which changes samples: use DataLoader instead"
-            )
-        chosen, labels = self._chosen()
-        before = self._labels()
-        if labels != [before[position] for position in chosen]:
+                raise UsageError(
+                    f"{type(self).__name__} has a {name}, which changes samples one by one: leave it out, and change "
+                    "whole batches instead: CachedLoader(…, augment=…, normalise=…)"
+                )
+        for name in ("__getitem__", "__getitems__", "__len__"):
+            owners = [kind.__module__ for kind in type(self).__mro__ if name in vars(kind)]
+            if owners and not owners[0].startswith("tpucache."):
+                raise UsageError(
+                    f"{type(self).__name__} has a {name} of its own, which changes samples: use DataLoader instead"
+                )
+        entries, before = self._entries(), self._labels()
+        if len(entries) != len(self) or any(label != before[position] for position, label in entries):
             raise UsageError(
                 f"labels of this {type(self).__name__} were changed, and the cache in {self.directory} has the old "
                 "labels: change the cache by `tpucache relabel`, or read this dataset with DataLoader"
             )
-        return self._cached if [*chosen] == [*range(len(before))] else self._cached.select([*chosen])
+        chosen = [position for position, _ in entries]
+        return self._cached if chosen == [*range(len(before))] else self._cached.select(chosen)
 
     def _entry(self, index: int) -> tuple[int, Any]:
         position = range(len(self))[index]
         return position, self.targets[position]
 
-    def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
-        return range(len(self)), self.targets
+    def _entries(self) -> list[tuple[int, Any]]:
+        return [*enumerate(self.targets)]
 
     def _labels(self) -> list[Any]:
         """Return the label of each sample in the cache: a number, a list of numbers, or -1 if there is no label."""
@@ -181,7 +185,8 @@ class ImageFolder(PictureDataset):
         Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError when
         the cache cannot be written.
         """
-        for name in _LISTING_METHODS:
+        # By these methods of torchvision's ImageFolder a subclass decides which samples and classes a folder has.
+        for name in ("find_classes", "_find_classes", "make_dataset"):
             if hasattr(self, name):
                 raise UsageError(
                     f"{type(self).__name__} has a {name} of its own, which is not called here: give the data set of "
@@ -189,7 +194,19 @@ class ImageFolder(PictureDataset):
                 )
         choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
         self.root = os.path.expanduser(root)  # noqa: PTH111  # a Path would change `photos/` and `./photos`
-        super().__init__(_kept_folder(self.root, cache, choices, allow_empty), transform, target_transform)
+        real = os.path.realpath(self.root)
+        kept = Kept(Path(real).name, ["ImageFolder", real], cache, choices)
+        if kept.folder.is_relative_to(real) or Path(os.path.realpath(kept.folder)).is_relative_to(real):
+            raise UsageError(
+                f"the cache would lie in {kept.folder}, inside of {self.root}, whose folders are classes: give another "
+                "folder as cache="
+            )
+        find = functools.partial(list_pictures, real, allow_empty=allow_empty)
+        folder = find()
+        source = functools.partial(PictureFolderSource, real, folder)
+        super().__init__(
+            kept.open(folder.state, source, lambda: find().state, len(folder.files)), transform, target_transform
+        )
         paths = [os.path.join(self.root, path) for path in self._cached.table.paths]
         self.samples: list[tuple[str, Any]] = list(zip(paths, self.targets, strict=True))
         self.imgs = self.samples
@@ -200,15 +217,12 @@ class ImageFolder(PictureDataset):
 
     def _entry(self, index: int) -> tuple[int, Any]:
         path, label = self.samples[index]
-        return self._position(path), label
-
-    def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
-        return [self._position(path) for path, _ in self.samples], [label for _, label in self.samples]
-
-    def _position(self, path: str) -> int:
         if path not in self._positions:
             raise UsageError(f"{path} is not one of the pictures that {self.root} had when this ImageFolder was opened")
-        return self._positions[path]
+        return self._positions[path], label
+
+    def _entries(self) -> list[tuple[int, Any]]:
+        return [self._entry(index) for index in range(len(self))]
 
 
 def cached(
@@ -252,7 +266,7 @@ def cached(
                 "identity=, a text by which you state that the pictures are the same"
             )
     state = source.state(numbers, jobs)  # the few are read again, so that items that differ each time are found early
-    found = kept.open(state) or kept.build(state, source, lambda: state)
+    found = kept.open(state, source, lambda: state)
     table = found.cache.samples
     try:
         source.check(dict(zip(table.numbers.tolist(), map(str, table[CONTENT]), strict=True)))
@@ -296,26 +310,6 @@ def from_hf(
                 "datasets.load_dataset returns"
             )
         dataset = load_saved(dataset)
-    _check_hugging_face(dataset)
-    try:
-        source = DatasetSource(dataset)
-    except UsageError as error:  # the data set is in memory
-        raise UsageError(f"{error}; or call dataset.save_to_disk(FOLDER), and from_hf(FOLDER)") from error
-    name = f"{dataset.info.dataset_name or 'dataset'}-{dataset.split or 'all'}"
-    kept = Kept(name, ["from_hf", dataset._fingerprint], cache, choices)
-    if not kept.states() and (others := kept.namesakes()):
-        note(
-            f"{name}: caches of {others:,} other data sets or recipes of this name are kept. If each run adds one, the "
-            "data set is drawn anew each time: give train_test_split and shuffle a seed=. `tpucache cached --clear "
-            f"{name}` removes these caches"
-        )
-    find = functools.partial(hugging_face_state, dataset, source)
-    state = find()
-    found = kept.open(state) or kept.build(state, source, find, grows=choices.grows(len(dataset)))
-    return PictureDataset(found, transform, target_transform)
-
-
-def _check_hugging_face(dataset: Any) -> None:
     if isinstance(dataset, dict):
         raise UsageError(
             f"the data set has the splits {', '.join(map(str, dataset))}: give one of them, dataset[SPLIT]"
@@ -331,31 +325,21 @@ def _check_hugging_face(dataset: Any) -> None:
         )
     if not len(dataset):
         raise UsageError("the data set has no samples")
-
-
-def _kept_folder(root: str, cache: str | Path | None, choices: BuildChoices, allow_empty: bool) -> KeptCache:
-    real = os.path.realpath(root)
-    kept = Kept(Path(real).name, ["ImageFolder", real], cache, choices)
-    if kept.folder.is_relative_to(real) or Path(os.path.realpath(kept.folder)).is_relative_to(real):
-        raise UsageError(
-            f"the cache would lie in {kept.folder}, inside of {root}, whose folders are classes: give another folder "
-            "as cache="
+    try:
+        source = DatasetSource(dataset)
+    except UsageError as error:  # the data set is in memory
+        raise UsageError(f"{error}; or call dataset.save_to_disk(FOLDER), and from_hf(FOLDER)") from error
+    name = f"{dataset.info.dataset_name or 'dataset'}-{dataset.split or 'all'}"
+    kept = Kept(name, ["from_hf", dataset._fingerprint], cache, choices)
+    if not kept.states() and (others := kept.namesakes()):
+        note(
+            f"{name}: caches of {others:,} other data sets or recipes of this name are kept. If each run adds one, the "
+            "data set is drawn anew each time: give train_test_split and shuffle a seed=. `tpucache cached --clear "
+            f"{name}` removes these caches"
         )
-    folder = list_pictures(real, allow_empty=allow_empty)
-    source = functools.partial(PictureFolderSource, real, folder)
-    grows = choices.grows(len(folder.files))
-    return kept.open(folder.state) or kept.build(
-        folder.state, source, lambda: list_pictures(real, allow_empty=allow_empty).state, grows=grows
-    )
-
-
-def _own_method(dataset: PictureDataset) -> str | None:
-    """Return a method by which a subclass of the user's decides what the samples are; None if there is none."""
-    for name in ("__getitem__", "__getitems__", "__len__"):
-        owner = next((kind for kind in type(dataset).__mro__ if name in vars(kind)), None)
-        if owner is not None and owner.__module__.partition(".")[0] != "tpucache":
-            return name
-    return None
+    find = functools.partial(hugging_face_state, dataset, source)
+    state = find()
+    return PictureDataset(kept.open(state, source, find, len(dataset)), transform, target_transform)
 
 
 def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
@@ -369,11 +353,3 @@ def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
             "only CachedDataset reads augmented variants: build the cache by `warmup`, or augment by a transform"
         )
     return recipe
-
-
-def _to_pil(pixels: Any) -> Any:
-    """Return an array (channels, height, width) as a PIL image over the same memory."""
-    from PIL import Image
-
-    rows = pixels.transpose(1, 2, 0)
-    return Image.fromarray(rows[:, :, 0] if rows.shape[2] == 1 else rows)

@@ -244,8 +244,10 @@ class MapStyleSource:
         `jobs` processes read the items, by default one for each core. Raises UsageError for an item that differs from
         what an earlier call has read.
         """
-        parts = [numbers[at : at + _SAMPLES_PER_TASK] for at in range(0, len(numbers), _SAMPLES_PER_TASK)]
-        tasks: list[Task] = [(_contents, (self, part)) for part in parts]
+        tasks: list[Task] = [
+            (_contents, (self, numbers[at : at + _SAMPLES_PER_TASK]))
+            for at in range(0, len(numbers), _SAMPLES_PER_TASK)
+        ]
         with Progress(len(numbers), "compare", "samples", is_brief=True) as progress:
             for found in Executor(jobs=jobs).run(iter(tasks), few=True):
                 self.check(found)
