@@ -169,7 +169,7 @@ class Feed:
 
         The time before the third batch of each epoch does not count.
         """
-        return self._epochs.waited_seconds / self._epochs.seconds if self._epochs.seconds else 0.0
+        return self.waited_seconds / self._epochs.seconds if self._epochs.seconds else 0.0
 
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
@@ -181,8 +181,7 @@ class Feed:
         return self._epochs.run()
 
     def __next__(self) -> Batch:
-        if self._current is None:
-            self._current = self._epochs.run()
+        self._current = self._current or self._epochs.run()
         try:
             return next(self._current)
         except StopIteration:
@@ -198,8 +197,13 @@ class Feed:
         why.
         """
         epochs = self._epochs
-        upload = {"waited_seconds": self.waited_seconds, "waited": self.waited, "resident": epochs.kept.describe()}
-        upload |= {"sent_bytes": epochs.sent_bytes, "cpu_seconds": epochs.cpu_seconds}
+        upload = {
+            "waited_seconds": self.waited_seconds,
+            "waited": self.waited,
+            "resident": epochs.kept.describe(),
+            "sent_bytes": epochs.sent_bytes,
+            "cpu_seconds": epochs.cpu_seconds,
+        }
         return {**epochs.loader.metrics(), "upload": upload}
 
     def state_dict(self) -> dict[str, int | str]:
@@ -261,13 +265,13 @@ class _Epochs:
         self._finish = self._make_finish()
         self._size = (0, 0) if image is None else (image.shape[0], image.shape[1])
         self._draws = None if self.augment == AugmentSettings() else self.augment
-        self._views = 1 if self._draws is None else self._draws.views
+        self._views = (self.augment or AugmentSettings()).views
 
     def run(self) -> Generator[Batch, None, None]:
         batches, end = self.kept.begin()
         first = self._next_step() if self._draws else 0
         with Ahead(batches, self._upload, self.depth, first, self._upload_rows, end) as ahead:
-            counted: tuple[float, float] | None = None  # when counting began, and the seconds waited before
+            counted: tuple[float, ...] = ()  # when counting began, and the seconds waited before
             try:
                 for number, uploaded in enumerate(ahead):
                     if number == _UNCOUNTED:
@@ -279,7 +283,7 @@ class _Epochs:
                     del uploaded, parts, fields, labels
             finally:
                 self.cpu_seconds += ahead.cpu_seconds
-                if counted is not None:
+                if counted:
                     self.seconds += time.perf_counter() - counted[0]
                     self.waited_seconds += ahead.waited_seconds - counted[1]
 
@@ -366,7 +370,7 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
     if not isinstance(loader, BatchLoader):
         raise UsageError(f"feed takes a CachedLoader, not {type(loader).__name__}")
     needed = process_slice(sharding)
-    if (loader.rank, loader.world_size) != (needed["rank"], needed["world_size"]):
+    if needed != {"rank": loader.rank, "world_size": loader.world_size}:
         raise UsageError(
             f"the sharding divides a batch into {needed['world_size']} slice(s), and process {jax.process_index()} "
             f"needs slice number {needed['rank']}, but the loader has rank={loader.rank}, "

@@ -78,8 +78,10 @@ class JaxTable:
             self.rows: jax.Array = jax.jit(form.zeros, out_shardings=form.sharding)()
             self.rows.block_until_ready()
         except RuntimeError as error:
+            table = jax.eval_shape(form.zeros)
+            size = table.size * table.dtype.itemsize
             raise DeviceFullError(
-                f"{form.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {form.cores} device(s): use "
+                f"{size / 1e9:,.2f} GB of records do not fit into the memory of {form.cores} device(s): use "
                 f'resident="no" ({str(error).splitlines()[0]})'
             ) from error
 
@@ -116,10 +118,6 @@ class TableForm:
     @property
     def _row(self) -> tuple[int, ...]:
         return () if self._values == 1 else (XLA_TILE.padded(self._values),)
-
-    @property
-    def nbytes(self) -> int:
-        return self.cores * self.rows_a_core * int(np.prod(self._row)) * self._bits.itemsize
 
     def zeros(self) -> jax.Array:
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
