@@ -8,7 +8,6 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.cli.parser import Report, cache_or_url, command, local_path, natural, note, positive, show, value
 from tpucache.errors import UsageError
@@ -94,7 +93,9 @@ def _samples(one: Cache, two: Cache, ends: Exact | Pairs) -> list[dict[str, Any]
 
 def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any]:
     exact, near = found.exact, found.near
-    likeness = zip(near.distance.tolist(), near.is_mirrored.tolist(), found.is_copy.tolist(), strict=True)
+    pairs = zip(
+        _samples(one, two, near), near.distance.tolist(), near.is_mirrored.tolist(), found.is_copy.tolist(), strict=True
+    )
     return {
         "first": one.place,
         "second": two.place,
@@ -111,7 +112,7 @@ def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any
             "copies": int(found.is_copy.sum()),
             "pairs": [
                 {**pair, "distance": distance, "mirrored": is_mirrored, "copy": is_copy}
-                for pair, (distance, is_mirrored, is_copy) in zip(_samples(one, two, near), likeness, strict=True)
+                for pair, distance, is_mirrored, is_copy in pairs
             ],
         },
     }
@@ -159,7 +160,7 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     from tpucache.warmup.relabel import set_columns
 
     cache = Cache.open(options.cache)
-    members: npt.NDArray[np.int64] = np.arange(cache.manifest.samples)
+    members = np.arange(cache.manifest.samples)
     search, lines = {}, []
     if options.groups == _DUPLICATES:
         found = pairs(_hashes(cache))

@@ -147,16 +147,17 @@ def groups(pairs: Pairs) -> Positions:
     A group consists of all images that pairs connect, directly or through others. For pairs between two sets, the
     positions of the second set follow those of the first.
     """
-    first, second = pairs.first, pairs.second + (pairs.samples[0] if len(pairs.samples) > 1 else 0)
-    found, before = np.arange(sum(pairs.samples)), None
-    while before is None or not np.array_equal(found, before):
+    first, second = pairs.first, pairs.second + sum(pairs.samples[:-1])
+    found = np.arange(sum(pairs.samples))
+    while True:
         before = found.copy()
         lowest = np.minimum(found[first], found[second])
         for ends in (first, second):
             np.minimum.at(found, found[ends], lowest)  # through their first member, the rest of their group follows
             np.minimum.at(found, ends, lowest)
         found = found[found]
-    return found
+        if np.array_equal(found, before):
+            return found
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,8 @@ def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
     made = [_settings(cache) for cache in caches]
     if others := sorted(name for name in {*made[0], *made[1]} if made[0].get(name) != made[1].get(name)):
         reason = f"the two caches were made with different settings: {', '.join(others)}"
-        return Exact(np.empty(0, np.int64), np.empty(0, np.int64), reason)
+        nothing = np.empty(0, np.int64)
+        return Exact(nothing, nothing, reason)
     rows = [cache.index[cache.rows(cache.manifest.variants[0], positions)] for cache, positions in sets]
     keys = [list(zip(each["length"].tolist(), each["crc32"].tolist(), strict=True)) for each in rows]
     firsts = {key: at for at, key in reversed([*enumerate(keys[0])])}

@@ -95,12 +95,9 @@ def hashes(
         arriving.expect(work, manifest.variants[:1], lambda: iter(batches))
     parts = []
     with ThreadPoolExecutor(threads or count_cores().usable, "tpucache-hash") as pool:
-        try:
-            for part in pool.map(work, batches):
-                parts.append(part)
-                on_progress(min(len(parts) * step, len(rows)), len(rows))
-        finally:
-            pool.shutdown(cancel_futures=True)  # a Ctrl-C waits only for batches that were begun
+        for part in pool.map(work, batches):  # when it is left early, by a Ctrl-C, it cancels what has not begun
+            parts.append(part)
+            on_progress(min(len(parts) * step, len(rows)), len(rows))
     found = Hashes(cache.samples.numbers[positions], *map(np.concatenate, zip(*parts, strict=True)))
     if keep and np.array_equal(positions, np.arange(manifest.samples)):
         keep_hashes(cache, found)

@@ -134,14 +134,13 @@ def read_predictions(table: str | Path) -> Predictions:
     path = Path(table)
     path = path / OUT_OF_FOLD_NAME if path.is_dir() else path
     try:
-        text = read_file(path).decode("utf-8-sig")
-        heading, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"there is no {path}: give a table of predictions, or the folder of a run that `train --folds` has finished"
-        ) from error
+        text = io.StringIO(read_file(path).decode("utf-8-sig"), newline="")
+        heading, *rows = list(csv.reader(text, strict=True)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read as a table of predictions: {error!s:.300}") from error
+        raise UsageError(
+            f"{path} cannot be read as a table of predictions: {error!s:.300}. Give such a table, or the folder of a "
+            "run that `train --folds` has finished"
+        ) from error
     own = len(PREDICTION_COLUMNS)
     if tuple(heading[:own]) != PREDICTION_COLUMNS:
         raise UsageError(
@@ -152,14 +151,13 @@ def read_predictions(table: str | Path) -> Predictions:
             raise UsageError(f"{path}: row {line} needs {len(heading)} cells, as many as the heading has")
     try:
         numbers = np.array([int(row[0]) for row in rows], np.uint64)
-        values = [[float(text) for text in row[own:]] for row in rows]
+        probabilities = np.array([row[own:] for row in rows], np.float64).reshape(len(rows), len(heading) - own)
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path} has something other than numbers in a column of numbers: {error!s:.200}") from error
     classes = tuple(map(from_heading, heading[own:]))
     if len({*numbers.tolist()}) < len(rows) or len({*classes}) < len(classes):
         raise UsageError(f"{path} has a sample twice, or a class: give a table with one row for each sample")
     paths, labels, predictions = ([from_cell(row[at]) for row in rows] for at in range(1, own))
-    probabilities = np.array(values, np.float64).reshape(len(rows), len(classes))
     return Predictions(path, numbers, paths, labels, predictions, classes, probabilities)
 
 

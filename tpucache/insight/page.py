@@ -68,7 +68,7 @@ def report_findings(
 
     compared = partial(on_progress, "compare")
     alike = pairs(own.hashes, threshold, on_progress=compared)
-    differs = np.zeros(len(alike), np.bool_)
+    blank, differs = alike.blank, np.zeros(len(alike), np.bool_)
     if own.labels is not None:
         labels = own.labels.reshape(len(own.labels), -1)
         differs = (labels[alike.first] != labels[alike.second]).any(1)
@@ -83,11 +83,11 @@ def report_findings(
         note = "A score on samples that the other cache has, too, is too good."
         leaks = pairs(own.hashes, threshold, other=other.hashes, on_progress=compared)
         kinds.append(_alike("leaks", note, own, other, leaks))
+        blank = leaks.blank
     if table is not None:
         kinds.append(_suspects(own, table))
     found = [("samples", f"{len(own.positions):,}"), *((kind.title, f"{kind.total:,}") for kind in kinds)]
     kinds.append(_extremes(own))
-    blank = sum(int(each.hashes.is_blank.sum()) for each in (own, other) if each is not None)
     text = (
         f"Pictures are alike where their hashes of {BITS} bits differ by at most {threshold}. {blank:,} images with "
         "next to no contrast are left out."
@@ -132,7 +132,13 @@ class _Set:
             for finding in kind.findings:
                 for own, at, proposed in finding.samples:
                     if own is self and (label := self.label(at)):
-                        row = int(self.numbers[at]), self.paths[at], label, proposed, f"{kind.title}: {finding.text}"
+                        row = (
+                            int(self.numbers[at]),
+                            self.paths[at],
+                            label,
+                            proposed,
+                            f"{kind.title}: {finding.text}",
+                        )
                         rows.setdefault(at, row)
         return suspects_table(rows.values())
 
@@ -157,10 +163,14 @@ class _Kind(NamedTuple):
         if not shown:
             return Section(self.title, "None were found.")
         more = "" if len(shown) == self.total else f" The first {len(shown):,} of {self.total:,} are here."
-        figures = []
-        for finding in shown:
-            own = [(each.picture(at), each.paths[at]) for each, at, _ in finding.samples]
-            figures.append(Figure([picture for picture, _ in own], [finding.text], [path for _, path in own]))
+        figures = [
+            Figure(
+                [own.picture(at) for own, at, _ in each.samples],
+                [each.text],
+                [own.paths[at] for own, at, _ in each.samples],
+            )
+            for each in shown
+        ]
         return Section(self.title, f"{self.note}{more}", [Block("pictures", figures)])
 
 

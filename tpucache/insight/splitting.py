@@ -151,18 +151,11 @@ def _divide(units: Integers, marks: Integers, count: int, order: Integers) -> In
     singles = singles[np.argsort(class_of[singles], kind="stable")]
     numbers, starts = np.unique(class_of[singles], return_index=True)
     for number, some in zip(numbers.tolist(), np.split(singles, starts)[1:], strict=True):
-        shares = _level(placed[:, number], filled, len(some))
+        # `levels` plus the shares are as equal as possible; a remainder goes to the folds with the fewest samples.
+        levels = placed[:, number]
+        steps = np.arange(min(len(some), int(np.ptp(levels)) + len(some) // count + 1))
+        places = (np.add.outer(each, steps).reshape(-1) for each in (filled, levels))
+        shares = np.bincount(np.lexsort(tuple(places))[: len(some)] // len(steps), minlength=count)
         fold_of[units[some]] = np.repeat(np.arange(count), shares)
         filled += shares
-        placed[:, number] += shares
     return fold_of[units]
-
-
-def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
-    """Return how many of `more` samples each fold gets, so that `levels` plus the result are as equal as possible.
-
-    A remainder goes to the folds with the fewest samples in all, by `sizes`.
-    """
-    steps = np.arange(min(more, int(np.ptp(levels)) + more // len(levels) + 1))
-    places = (np.add.outer(each, steps).reshape(-1) for each in (sizes, levels))
-    return np.bincount(np.lexsort(tuple(places))[:more] // len(steps), minlength=len(levels))
