@@ -247,6 +247,10 @@ def test_an_error_comes_after_the_batches_that_were_read_before_it(cache: Path) 
     with Feeder(failing(), device, resident=resident) as feeder, pytest.raises(ValueError, match="the 100th"):
         taken.extend(map(DeviceBatch.gathered, feeder))
     assert len(taken) == 100
+    other = CachedLoader(dataset[:32], 16)
+    for _ in range(2):  # a loop that could not begin ends
+        with pytest.raises(UsageError, match="has other samples"), Feeder(other, device, resident=resident):
+            pass
 
 
 ON_XLA = """

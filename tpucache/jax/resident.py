@@ -229,7 +229,11 @@ class KeptRecords(Residence):
         if resident is None:
             return self._loader.iterate_ahead(), None
         resident.begin()
-        return resident.pairs(self._loader), resident.end
+        try:
+            return resident.pairs(self._loader), resident.end
+        except BaseException:
+            resident.end()
+            raise
 
 
 def _problem(sharding: jax.sharding.Sharding) -> str:

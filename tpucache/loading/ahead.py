@@ -171,8 +171,12 @@ class Ahead(Generic[Prepared]):
         return self._thread.ident is not None
 
     def __enter__(self) -> Self:
-        self._process, self._iterator = os.getpid(), self._begin()
-        self._thread.start()
+        try:
+            self._process, self._iterator = os.getpid(), self._begin()
+            self._thread.start()
+        except BaseException:
+            self._call_at_end()
+            raise
         # Also at exit: the interpreter would stop the thread inside compiled code, which aborts the process.
         self._end = weakref.finalize(self, _end, self._stop, self._room, self._has_ended, self._thread)
         return self
