@@ -46,10 +46,11 @@ def test_the_page_tells_all_about_a_cache_and_shows_hostile_names_as_text(full, 
     page.check_harmless()
     full.html.encode()
     assert page.tags.count("img") == 36
-    assert page.tags.count("polyline") == 1  # sizes
+    assert page.tags.count("polyline") == 4  # sizes, and three channels
     assert f"{name}3" in page.sections["Samples"]
     assert f"{name} 3 25.0 %" in page.sections["Classes"]
     assert "100 bytes 332 bytes 1.1 kB" in page.sections["Original sizes"]
+    assert "12 of the clean records" in page.sections["Channels"]
     assert "mean, std 10.0 20.0 30.0; 1.0 2.0 3.0 fingerprint" in page.sections["How it was made"]
     assert f"{name} left out {name} is why" in page.sections["Skipped"]
     assert name in page.sections["How it was made"]
@@ -79,6 +80,7 @@ def test_many_of_anything_are_folded_away(plain_cache, tmp_path, parse):
     names = [f"class {number}" for number in range(60)]
     rare = {"labels": np.arange(300) % 50, "classes": names, "skipped": [("path", "reason")] * 1500}
     page = parse(report_cache(plain_cache(tmp_path / "cache", samples=300, variants=1, **rare), 2).html)
+    assert "256 of the clean records" in page.sections["Channels"]
     assert "6 to 0 samples" in page.sections["Classes"]
     assert "20 more" in page.sections["Classes"]
     assert "500 of them are left out here" in page.sections["Skipped"]

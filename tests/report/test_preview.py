@@ -277,4 +277,6 @@ def test_the_command_takes_the_augmentations_of_train_and_a_kept_copy(plain, tmp
 
 def test_sheets_and_reports_show_images_of_any_depth(deep, parse):
     assert preview_cache(deep, 2).width > 300
-    assert "img" in parse(report_cache(deep, 2).html).tags
+    page = parse(report_cache(deep, 2).html)
+    assert "channel 3" in page.sections["Channels"]
+    assert "img" in page.tags

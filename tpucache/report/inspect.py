@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,10 @@ _NAMED: Final = 8
 
 _BATCH: Final = 256  # batch size in the example code
 _STEPS: Final = 28  # in the histogram of file sizes
+_VALUES: Final = 256  # in the histogram of channels
+_RECORDS: Final = 256  # records whose values are counted, at most
+_BATCHES: Final = 16  # of these records, at most: 64 MB
+_COLOURS: Final = ["red", "green", "blue"]
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
@@ -237,11 +242,12 @@ def _class_text(names: Sequence[str], counts: Sequence[int], kind: object) -> st
 def report_cache(
     cache: str | Path | CachedDataset, samples: int = SAMPLES, *, seed: int = 0, variants: int = VARIANTS
 ) -> Page:
-    """Return a page about a cache: samples, classes, sizes, skipped files, shards, and how it was made.
+    """Return a page about a cache: samples, classes, sizes, channels, skipped files, shards, and how it was made.
 
     At most `samples` samples are shown, each in at most `variants` variants, chosen at random as by `preview_cache`.
-    For a dataset with a selection of samples, the shown samples are from this selection; the rest of the page is about
-    the whole cache. The page has no script and loads nothing from elsewhere.
+    The histograms of channels count at most 256 records. For a dataset with a selection of samples, the shown samples
+    and the histograms are from this selection; the rest of the page is about the whole cache. The page has no script
+    and loads nothing from elsewhere.
 
     Raises NotACacheError, FormatError or DamageError for the cache, and DependencyError without jinja2, Pillow or the
     records' decoder.
@@ -256,7 +262,7 @@ def report_cache(
         height, width, _ = image_field(dataset).shape
         figures["pixels"] = f"{width} \u00d7 {height}"
         if len(dataset):
-            sections = [_pictures(dataset, choose(dataset, samples, seed), variants)]
+            sections = [_pictures(dataset, choose(dataset, samples, seed), variants), _channels(dataset, seed)]
     figures |= {"on disk": size_text(manifest.total_bytes), "skipped": f"{len(manifest.skipped):,}"}
     sections += [
         *_classes(manifest),
@@ -286,6 +292,22 @@ def _pictures(dataset: CachedDataset, chosen: Sequence[int], variants: int) -> S
         f"{', '.join(names.values())}, of {len(manifest.variants):,} in the cache."
     )
     return Section("Samples", note, [Block("pictures", figures)])
+
+
+def _channels(dataset: CachedDataset, seed: int) -> Section:
+    clean = dataset.in_variant(dataset.manifest.variants[0]).select(choose(dataset, _RECORDS, seed))
+    values = np.concatenate([*itertools.islice(clean.field_batches(IMAGE), _BATCHES)])
+    low, high, channels = values.min().item(), values.max().item(), values.shape[3]
+    steps = min(_VALUES, high - low + 1) if values.dtype.kind == "u" else _VALUES
+    lines = []
+    for number in range(channels):
+        counts, _ = np.histogram(values[..., number], steps, (low, high))
+        # Under- and overexposed pixels would flatten the curves between them.
+        points = zip(np.linspace(low, high, steps), counts.clip(max=counts[1:-1].max(initial=1)), strict=True)
+        name = _COLOURS[number] if channels == len(_COLOURS) else f"channel {number}"
+        lines.append(Line(name, [*points], 25 + 360 * number // channels))
+    drawn = chart("pixels by the values of their channels", lines)
+    return Section("Channels", f"The curves show {len(values):,} of the clean records.", [drawn])
 
 
 def _classes(manifest: Manifest) -> Iterator[Section]:
