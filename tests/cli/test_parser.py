@@ -42,6 +42,7 @@ def test_help_fits_a_terminal_of_45_lines_and_has_an_example(words, monkeypatch,
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) <= 45
+    assert "None" not in lines[0]
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("usage: tpucache ")
     text = " ".join(out.split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -205,3 +207,23 @@ def test_a_thread_that_collects_its_own_iteration_as_garbage_does_not_wait_for_i
     wait_for(lambda: ends)
     assert isinstance(ends[0], GeneratorExit)
     assert kind != "feed" or left.wait(PATIENCE)
+
+
+@pytest.mark.slow
+def test_garbage_that_the_exiting_interpreter_collects_is_no_error() -> None:
+    program = """if True:
+        import gc, sys
+        import tpucache.store.ahead
+
+        class Last:
+            def __del__(self):
+                made = []
+                for _ in range(200):
+                    made.append([made])
+
+        gc.set_threshold(5)
+        sys.kept = tpucache.store.ahead
+        sys.kept.last = Last()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE, check=True)
+    assert not done.stderr

@@ -53,7 +53,7 @@ class Metadata:
     """The id, title and licence of a dataset. Raises UsageError for values that Kaggle does not accept."""
 
     dataset_id: str = option(MISSING, "owner and name of the Kaggle dataset", metavar="OWNER/SLUG", flag="id")
-    title: str = option(MISSING, "title of the dataset, 6 to 50 characters")
+    title: str = option(MISSING, "title of the dataset, 6 to 50 characters", metavar="TITLE")
     license_name: str = option(
         None, "a license as Kaggle names it; without this option, all names are shown", metavar="NAME", flag="license"
     )

@@ -114,8 +114,11 @@ def is_collecting() -> bool:
     return threading.get_ident() in _collecting
 
 
-def _note_collection(phase: str, _: object) -> None:
-    _collecting[:] = [threading.get_ident()] if phase == "start" else []
+def _note_collection(
+    phase: str, _: object, collecting: list[int] = _collecting, thread: Callable[[], int] = threading.get_ident
+) -> None:
+    # When the interpreter exits, module globals may be gone already; a default argument is not.
+    collecting[:] = [thread()] if phase == "start" else []
 
 
 gc.callbacks.append(_note_collection)
