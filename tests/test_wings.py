@@ -133,12 +133,14 @@ def test_what_needs_a_missing_wing_says_so_in_one_line(wing: str, done: tuple[li
         assert f"tpucache.{wing} is missing" in each.said.splitlines()[-1]
         assert "Traceback" not in each.said
     text = " ".join(listed.printed.split())
-    for group in COMMANDS.values():
-        for name, (module, said) in group.items():
-            is_missing = module.startswith(f"tpucache.{wing}.")
+    for module, texts in (pair for modules in COMMANDS.values() for pair in modules.items()):
+        is_missing = module.startswith(f"tpucache.{wing}.")
+        for name, said in texts.items():
             assert (f"{name} tpucache.{wing} is missing" if is_missing else f"{name} {said}") in text
 
 
 def test_the_tables_name_what_there_is() -> None:
-    assert [*make_parser().commands] == [name for group in COMMANDS.values() for name in group]
+    assert [*make_parser().commands] == [
+        name for modules in COMMANDS.values() for texts in modules.values() for name in texts
+    ]
     assert all(callable(load(reference)) for reference in FUNCTIONS.values())

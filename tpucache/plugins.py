@@ -205,33 +205,43 @@ def package_versions(*groups: str) -> dict[str, str]:
     return dict(sorted((entry.dist.name, entry.dist.version) for entry in entries if entry.dist))
 
 
-#: The commands, by the groups of `--help`. Each has a module, with the command under its name, and a line of help.
-COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+#: The commands by their group of `--help`, then by their module: the names of its commands, each with a line of help.
+COMMANDS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
     "build": {
-        "warmup": ("tpucache.cli.warming", "Build a cache, or finish a build that was interrupted."),
-        "relabel": ("tpucache.cli.warming", "Give a cache other labels, folds or columns."),
-        "delete": ("tpucache.cli.warming", "Make a version of a cache without some samples, or undo that."),
-        "compact": ("tpucache.cli.warming", "Write a cache anew, without deleted samples and versions."),
-        "verify": ("tpucache.cli.warming", "Compare every byte of a cache with its manifest, or repair it."),
+        "tpucache.cli.warming": {
+            "warmup": "Build a cache, or finish a build that was interrupted.",
+            "relabel": "Give a cache other labels, folds or columns.",
+            "delete": "Make a version of a cache without some samples, or undo that.",
+            "compact": "Write a cache anew, without deleted samples and versions.",
+            "verify": "Compare every byte of a cache with its manifest, or repair it.",
+        },
     },
     "look": {
-        "inspect": ("tpucache.cli.inspecting", "Show what a cache contains, its size, and how it was made."),
-        "preview": ("tpucache.cli.inspecting", "Draw a contact sheet: samples down, variants across."),
-        "report": ("tpucache.cli.inspecting", "Write a page about a cache, its findings, or a run."),
-        "bench": ("tpucache.cli.inspecting", "Measure how fast this machine reads a cache."),
-        "doctor": ("tpucache.cli.inspecting", "Show what this machine has for tpucache, and what to fix."),
-        "compare": ("tpucache.insight.commands", "Find pictures that caches have in common."),
-        "suspects": ("tpucache.insight.commands", "List the samples whose labels are the least probable."),
+        "tpucache.cli.inspecting": {
+            "inspect": "Show what a cache contains, its size, and how it was made.",
+            "preview": "Draw a contact sheet: samples down, variants across.",
+            "report": "Write a page about a cache, its findings, or a run.",
+            "bench": "Measure how fast this machine reads a cache.",
+            "doctor": "Show what this machine has for tpucache, and what to fix.",
+        },
+        "tpucache.insight.commands": {
+            "compare": "Find pictures that caches have in common.",
+            "suspects": "List the samples whose labels are the least probable.",
+        },
     },
     "train": {
-        "train": ("tpucache.training.commands", "Train a model on a cache, or on a source."),
-        "predict": ("tpucache.training.commands", "Predict every sample of a cache by trained models."),
+        "tpucache.training.commands": {
+            "train": "Train a model on a cache, or on a source.",
+            "predict": "Predict every sample of a cache by trained models.",
+        },
     },
     "share": {
-        "publish": ("tpucache.cli.publishing", "Publish a cache as a Kaggle Dataset."),
-        "fetch": ("tpucache.cli.publishing", "Copy a cache from a URL into a folder."),
-        "push": ("tpucache.cli.publishing", "Copy a cache to a URL."),
-        "cached": ("tpucache.cli.publishing", "List the caches that this machine keeps, or remove them."),
+        "tpucache.cli.publishing": {
+            "publish": "Publish a cache as a Kaggle Dataset.",
+            "fetch": "Copy a cache from a URL into a folder.",
+            "push": "Copy a cache to a URL.",
+            "cached": "List the caches that this machine keeps, or remove them.",
+        },
     },
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
+from tpucache.process import tell
 from tpucache.text import SCALES, duration_text, printable, rate_text, size_text
 
 _BAR_SECONDS: Final = 0.1
@@ -40,11 +41,9 @@ def hide() -> None:
 
 def note(text: str) -> None:
     """Print a line about the current work on standard error, above any bar; do nothing if that fails."""
-    if _hidden or sys.stderr is None:
-        return
-    with contextlib.suppress(OSError, ValueError), above_bars():
-        sys.stderr.write(printable(text) + "\n")
-        sys.stderr.flush()
+    if not _hidden:
+        with contextlib.suppress(OSError, ValueError), above_bars():
+            tell(printable(text))
 
 
 @contextlib.contextmanager
@@ -151,10 +150,8 @@ class Progress:
             from tqdm import tqdm
         except ImportError:
             return None
-        label, bar = (
-            self._label.replace("{", "{{").replace("}", "}}"),
-            "{percentage:3.0f}% {bar} " if self._total else "",
-        )
+        label = self._label.replace("{", "{{").replace("}", "}}")
+        bar = "{percentage:3.0f}% {bar} " if self._total else ""
         return tqdm(
             total=self._total,
             initial=self._done,

@@ -72,7 +72,7 @@ def test_what_kaggle_refuses_or_does_not_show_is_reported(bundle, kaggle, fault,
     for name, value in fault.items():
         setattr(kaggle.faults, name, value)
     with pytest.raises(error, match=reason):
-        send(bundle, PublishOptions(patience=0))
+        send(bundle, patience=0)
 
 
 @pytest.mark.slow

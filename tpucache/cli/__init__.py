@@ -65,11 +65,12 @@ def make_parser(only: str | None = None) -> Parser:
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     parser.commands = commands.choices
-    for title, group in COMMANDS.items():
+    for title, modules in COMMANDS.items():
         listed: Any = parser.add_argument_group(title)
-        for name, (module, text) in group.items():
+        for module, texts in modules.items():
             missing = missing_part(module)
-            command = None if missing or only not in (None, name) else load(f"{module}:{name}")
-            commands.add_parser(name, help=missing or text, missing=missing, command=command)
-            listed._group_actions.append(commands._choices_actions.pop())  # the line of --help
+            for name, text in texts.items():
+                command = None if missing or only not in (None, name) else load(f"{module}:{name}")
+                commands.add_parser(name, help=missing or text, missing=missing, command=command)
+                listed._group_actions.append(commands._choices_actions.pop())  # the line of --help
     return parser

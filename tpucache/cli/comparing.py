@@ -40,7 +40,6 @@ from tpucache.warmup.sources import select_source, to_source
 from tpucache.warmup.sources.source import DerivedSource, Listing, Sample, Source, source_name
 from tpucache.warmup.trial import DryRun, dry_run
 
-_MOST_NAMED: Final = 5  # samples that cannot be used
 _PLAIN: Final = "raw"
 _SAMPLES: Final = 32
 _BUILDING_SECONDS: Final = 8.0
@@ -95,7 +94,7 @@ def _lines(found: DryRun) -> Iterator[str]:
     if found.listed:
         yield f"refused   {len(found.listed):,} samples before anything is built, without --on-error skip"
     reasons = {tried.path: tried.reason for tried in (*found.failed, *found.listed)}
-    yield from [f"  {path!r}: {reason}" for path, reason in reasons.items()][:_MOST_NAMED]
+    yield from [f"  {path!r}: {reason}" for path, reason in reasons.items()][:5]
     if found.sizes:
         (least, low), (width, height), (most, high) = found.size_range().values()
         yield (

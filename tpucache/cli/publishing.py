@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run',
     CACHE,
     fields_of(Metadata),
-    fields_of(PublishOptions, without=["patience"]),
+    fields_of(PublishOptions),
 )
 def publish(options: argparse.Namespace) -> Report:
     """Publish a cache as a Kaggle Dataset."""

@@ -178,7 +178,7 @@ def warmup(options: argparse.Namespace) -> Report:
                 announce=_announce,
                 local=options.local,
                 keep_local=options.keep_local == "yes",
-                companions=None if isinstance(place, Path) else _companions(place),
+                companions=_companions(str(place)),
             )
     except SampleError as error:
         if options.on_error == "skip":

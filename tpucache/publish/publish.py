@@ -39,13 +39,16 @@ def prepare(
 
 
 def send(
-    bundle: Bundle, options: PublishOptions | None = None, advance: Callable[[int], None] = lambda done: None
+    bundle: Bundle,
+    options: PublishOptions | None = None,
+    advance: Callable[[int], None] = lambda done: None,
+    patience: float = 600.0,
 ) -> bool:
     """Upload a folder as a new dataset, or as the dataset's next version, and return once Kaggle lists all files.
 
     A journal beside the folder records what was sent, so that the next call continues after a kill. `advance` is
-    called with the number of bytes done. Returns False without uploading on a dry run, or if kagglesdk is not
-    installed. Raises PublishError, UnfinishedError, and BuildError for a journal that cannot be used.
+    called with the number of bytes done. Kaggle has `patience` seconds to process the dataset. Returns False on a dry
+    run, or without kagglesdk. Raises PublishError, UnfinishedError, and BuildError for a journal that cannot be used.
     """
     options, metadata = options or PublishOptions(), bundle.metadata
     if options.dry_run or find_spec("kagglesdk") is None:
@@ -70,6 +73,6 @@ def send(
             is_private=not options.public,
         )
         notes = options.message or version_notes(Manifest.load(bundle.folder))
-        draft.commit(bundle.contents, create, notes, options.patience)
+        draft.commit(bundle.contents, create, notes, patience)
         journal.unlink(missing_ok=True)
     return True

@@ -71,11 +71,10 @@ class Metadata:
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """The options of the command `publish`, each with its help text. `patience` is in seconds."""
+    """The options of the command `publish`, each with its help text."""
 
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
     public: bool = option(False, "make a new dataset public")
     out: str | Path | None = option(None, "the folder to upload; CACHE.publish if not given", metavar="DIR")
     dry_run: bool = option(False, "make and check the folder, but upload nothing")
     hashes: bool = option(False, "add the hashes of all pictures, which are used to find copies")
-    patience: float = option(600.0, "how long to wait until Kaggle has processed the dataset", metavar="10m")

@@ -90,7 +90,11 @@ def fetch_cache(
             with hold_folder(target, "fetching into"):
                 check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
                 _fetch_files(remote, claim, target, on_progress, before, files)
-                _fetch_hashes(remote, manifest, target)
+                hashed = target / hashes_name(manifest)  # no manifest lists it, so whoever reads it checks it
+                if not hashed.exists() and (
+                    data := _optional(remote, hashed.name, most_hashes_bytes(manifest.samples))
+                ):
+                    write_atomically(hashed, data)
                 _fetch_times(remote, manifest, target)
                 write_atomically(target / MANIFEST_NAME, text)
                 remove_claim(target)
@@ -195,13 +199,6 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
         write_atomically(target / TIMES_NAME, to_times(kept))
 
 
-def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the file of hashes, if the URL has one. No manifest lists it, so whoever reads it checks it."""
-    path = target / hashes_name(manifest)
-    if not path.exists() and (data := _optional(remote, path.name, most_hashes_bytes(manifest.samples))):
-        write_atomically(path, data)
-
-
 def _optional(remote: Remote, name: str, most: int = MAX_MANIFEST_BYTES) -> bytes | None:
     try:
         return remote.small_file(name, most)
@@ -249,7 +246,14 @@ def _push_files(
     A claim, a file that tells other processes which cache arrives here, is sent first and removed at the end.
     `finished` says that the URL has this manifest, perhaps without all files.
     """
-    missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)
+    missing = find_missing(
+        files,
+        lambda entry: (
+            remote.size(entry.name) == entry.bytes
+            and sha256_of(remote.chunks(entry.name, 0, entry.bytes)) == entry.sha256
+        ),
+        on_progress,
+    )
     if finished and not missing:
         return
     remote.make_folder()
@@ -310,12 +314,6 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
     size = remote.size(entry.name)
     if size != entry.bytes:
         raise StoreError(f"{remote.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: push again")
-
-
-def _has_arrived(remote: Remote, entry: FileEntry) -> bool:
-    """Return whether the URL has this file. It is read completely, to compare its SHA-256."""
-    chunks = remote.chunks(entry.name, 0, entry.bytes)
-    return remote.size(entry.name) == entry.bytes and sha256_of(chunks) == entry.sha256
 
 
 def _begun(part: Path) -> int:

@@ -24,7 +24,6 @@ from tpucache.progress import note
 from tpucache.store.reader import NetworkUse
 
 _COPIED_BYTES: Final = 512 << 20
-_QUEUE_BATCHES: Final = 2
 
 
 class BenchResult(NamedTuple):
@@ -154,7 +153,7 @@ def simulate_device(batches: Iterable[Any], step_seconds: float, seconds: float)
     first batch does not count.
     """
     # Batches are kept until their steps begin: a loader cannot fill their buffers again before.
-    queued: deque[tuple[float, Any]] = deque(maxlen=_QUEUE_BATCHES + 1)
+    queued: deque[tuple[float, Any]] = deque(maxlen=3)  # that of the step, and two that wait
     first = due = waited = 0.0
     for batch in batches:
         # A step begins when the step before is over and its own batch has arrived. Both times are computed, so that the

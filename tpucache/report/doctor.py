@@ -59,7 +59,6 @@ _USES: Final = {
     "tqdm": "warmup's progress bar",
     "albumentations": "augmented variants in warmup",
     "albumentationsx": "",
-    "nrtk-albumentations": "",
     "PyYAML": "augmentations in YAML files",
     "google-crc32c": "TFRecord sources",
     "protobuf": "TFRecord sources",
@@ -67,7 +66,6 @@ _USES: Final = {
 
 #: Kaggle's TPU image sets this variable although there are no peers; libtpu would wait for them.
 _LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
-_ASK_SECONDS: Final = 90.0
 _ASK_XLA: Final = """
 import json, torch_xla.runtime as runtime
 from tpucache.plugins import call, is_there
@@ -100,7 +98,6 @@ _SMALL_SHM: Final = 1 << 30
 _SMALL_MEMORY: Final = 2 << 30
 _SMALL_DISK: Final = 5 << 30
 _PLENTY: Final = Space("", 1 << 60, 1 << 60)  # of what is not there
-_PAIR: Final = "torch==2.9.0 torch_xla==2.9.0"  # the last pair: torch_xla works with one release of torch only
 _ALBUMENTATIONS: Final = "2.0.8"  # the last release under the MIT licence; warmup is pinned to it
 
 
@@ -144,7 +141,13 @@ class Diagnosis:
     def lines(self) -> list[str]:
         """Return what the machine has as lines of text, with the problems to fix last."""
         lines = [f"{name:<12} {text}" for name, text in _machine_texts(self).items()]
-        lines += ["", "libraries", *_library_lines(self.libraries), "", "mounts"]
+        lines += ["", "libraries"]
+        lines += [
+            f"  {name:<16} {version or f'-          not installed: needed for {_USES[name]}'}"
+            for name, version in self.libraries.items()
+            if version or _USES.get(name)
+        ]
+        lines += ["", "mounts"]
         lines += [
             f"  {mount.space.path}: {_space_text(mount.space)}, {'writable' if mount.writable else 'read-only'}"
             for mount in self.mounts
@@ -194,7 +197,7 @@ def _version(name: str) -> str:
         return ""
 
 
-def ask(code: str, environ: Mapping[str, str], seconds: float = _ASK_SECONDS) -> dict[str, Any]:
+def ask(code: str, environ: Mapping[str, str], seconds: float = 90.0) -> dict[str, Any]:
     """Run a program in a separate process, and return the object that it prints as JSON after the word `found`.
 
     The result also has the `seconds` that it took, and an `error`.
@@ -263,7 +266,8 @@ def _check_devices(facts: Diagnosis) -> _Checks:
             "`unset PJRT_DEVICE`, or set it to TPU",
         )
     if torch and not xla and not other:
-        yield "there is a TPU, but torch_xla is not installed", f"`pip install {_PAIR}`"
+        # the last pair: torch_xla works with one release of torch only
+        yield "there is a TPU, but torch_xla is not installed", "`pip install torch==2.9.0 torch_xla==2.9.0`"
     if xla and not libtpu:
         yield "there is a TPU, but libtpu is not installed", f"`pip install 'torch_xla[tpu]=={xla}'`"
     if found.get("device", "TPU") != "TPU":
@@ -371,9 +375,3 @@ def _found_text(facts: Diagnosis, library: str, found: Mapping[str, Any] | None)
         return ", ".join(found["devices"])
     upload = f", batches are sent to it at {found['upload'] / 1e9:,.2f} GB/s" if found["upload"] else ""
     return f"{found['device']}, cores: {found['cores']}, started in {found['seconds']:.1f} s{upload}"
-
-
-def _library_lines(libraries: Mapping[str, str]) -> Iterator[str]:
-    for name, version in libraries.items():
-        if use := version or _USES.get(name):
-            yield f"  {name:<16} {version or f'-          not installed: needed for {use}'}"

@@ -129,7 +129,7 @@ def facts_of(manifest: Manifest) -> dict[str, str]:
         "fields": ", ".join(fields),
         "bytes": f"{size_text(manifest.total_bytes)} in {_count(len(manifest.shards), 'shard')}",
         "recipe": _joined(recipe_texts(manifest).items()) or "the defaults",
-        "made by": _joined(version_texts(manifest).items()),
+        "made by": _joined((name, version) for name, version in manifest.created_by.items() if version),
         "mean, std": mean and f"{mean}; {std}",
         "fingerprint": manifest.fingerprint,
         **annotation_texts(manifest),
@@ -171,10 +171,6 @@ def _setting_text(value: object) -> str:
     return "not given" if value is None else "yes" if value is True else str(value)
 
 
-def version_texts(manifest: Manifest) -> dict[str, str]:
-    return {name: str(value) for name, value in manifest.created_by.items() if value}
-
-
 def _of_source(manifest: Manifest, name: str) -> dict[str, Any]:
     content = manifest.source.get(name)
     return content if isinstance(content, dict) else {}
@@ -214,26 +210,22 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
     """Return one line that says how labels were read; `read` is the manifest's description of labels."""
     kind, columns, least, most, unused = map(read.get, ("kind", "columns", "least", "most", "unused"))
     if kind == "none":
-        named = ", ".join(map(repr, unused[:_NAMED])) if isinstance(unused, list) else ""
-        return f"unlabelled; columns that were not used: {named}" if named else "unlabelled"
-    if classes:
-        return _class_text(classes, counts, kind)
-    if kind != "numbers":
+        names = ", ".join(map(repr, unused[:_NAMED])) if isinstance(unused, list) else ""
+        return f"unlabelled; columns that were not used: {names}" if names else "unlabelled"
+    if not classes and kind != "numbers":
         return "no classes"
-    return f"numbers{'' if columns == 1 else f', {columns} a sample,'} from {_short(least)} to {_short(most)}"
+    if not classes:
+        return f"numbers{'' if columns == 1 else f', {columns} a sample,'} from {_short(least)} to {_short(most)}"
+    pairs = [f"{name} {count:,}" for name, count in zip(classes, counts, strict=False)] or classes
+    what = "classes, several a sample" if kind == "multilabel" else "classes"
+    whole = [int(name) for name in classes if name.isascii() and name.isdecimal()]
+    if kind == "classes" and len(whole) == len(classes) > 2:
+        what += f" named {min(whole)} to {max(whole)} (if they are amounts to predict, give --labels numbers)"
+    return f"{len(classes):,} {what}: {named(map(printable, pairs), _NAMED)}"
 
 
 def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else "unknown"
-
-
-def _class_text(names: Sequence[str], counts: Sequence[int], kind: object) -> str:
-    pairs = [f"{name} {count:,}" for name, count in zip(names, counts, strict=False)] or list(names)
-    what = "classes, several a sample" if kind == "multilabel" else "classes"
-    whole = [int(name) for name in names if name.isascii() and name.isdecimal()]
-    if kind == "classes" and len(whole) == len(names) > 2:
-        what += f" named {min(whole)} to {max(whole)} (if they are amounts to predict, give --labels numbers)"
-    return f"{len(names):,} {what}: {named(map(printable, pairs), _NAMED)}"
 
 
 # The page of a cache.
@@ -264,13 +256,19 @@ def report_cache(
         if len(dataset):
             sections = [_pictures(dataset, choose(dataset, samples, seed), variants), _channels(dataset, seed)]
     figures |= {"on disk": size_text(manifest.total_bytes), "skipped": f"{len(manifest.skipped):,}"}
+    made = [Block("facts", facts_of(manifest).items())]
+    if pipeline := manifest.recipe.get("augmentation"):
+        steps = json.dumps(pipeline, ensure_ascii=False, indent=1).splitlines()
+        made.append(Block("code", steps, "augmentation, step by step"))
+    rows = [(entry.name, f"{entry.records:,}", size_text(entry.bytes), entry.sha256[:8]) for entry in manifest.shards]
+    note = f"{len(rows):,} shards and {len(manifest.tables)} tables, {manifest.total_bytes:,} bytes."
     sections += [
         *_classes(manifest),
         *_sizes(dataset),
         *_skipped(manifest),
         Section("How to use it", "From the folder that the cache is in. No network is needed.", [_usage(dataset)]),
-        Section("How it was made", "", list(_made(manifest))),
-        _disk(manifest),
+        Section("How it was made", "", made),
+        Section("On disk", note, [table(("shard", "records", "size", "SHA-256"), rows, "cnnc")]),
     ]
     return make_page("cache", [Part(name_of(dataset), f"{records_text(manifest)}.", [*figures.items()], sections)])
 
@@ -347,16 +345,3 @@ def _usage(dataset: CachedDataset) -> Block:
         f"    ...  # {'images, labels' if dataset.names == [IMAGE] else f'a dictionary of tensors: {what}'}",
     ]
     return Block("code", lines)
-
-
-def _made(manifest: Manifest) -> Iterator[Block]:
-    yield Block("facts", facts_of(manifest).items())
-    if pipeline := manifest.recipe.get("augmentation"):
-        lines = json.dumps(pipeline, ensure_ascii=False, indent=1).splitlines()
-        yield Block("code", lines, "augmentation, step by step")
-
-
-def _disk(manifest: Manifest) -> Section:
-    rows = [(entry.name, f"{entry.records:,}", size_text(entry.bytes), entry.sha256[:8]) for entry in manifest.shards]
-    note = f"{len(rows):,} shards and {len(manifest.tables)} tables, {manifest.total_bytes:,} bytes."
-    return Section("On disk", note, [table(("shard", "records", "size", "SHA-256"), rows, "cnnc")])

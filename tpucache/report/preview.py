@@ -48,8 +48,6 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 PALETTE: Final = ("#ff4d2e", "#00c4b4", "#ffc400", "#685cff", "#ec48c4", "#7cd628", "#00a4ff", "#ff88a4")
 _OVERLAY: Final = 102  # the opacity of a mask's colour, of 255
 _PIXELATED: Final = 3.0  # from this scale on, pixels are shown as squares
-_PERCENTILES: Final = (1, 99)  # not the extremes: a few extreme pixels would turn all others black
-_FONT: Final = "DejaVuSans.ttf"
 _INK: Final = "#141416"
 _WHITE: Final = "#ffffff"
 _LETTERS: Final = 11  # the least size of texts over a picture
@@ -76,7 +74,7 @@ _DRAWN_SIDE: Final = 352  # larger, so that text drawn over the picture can be r
 def _font(size: int) -> Font:
     """Return the system's DejaVu Sans, or else Pillow's own font, which has fewer characters."""
     try:
-        return ImageFont.truetype(_FONT, size)
+        return ImageFont.truetype("DejaVuSans.ttf", size)
     except OSError:
         return ImageFont.load_default(size)
 
@@ -99,7 +97,8 @@ def _displayable(pixels: Array) -> npt.NDArray[np.uint8]:
     """
     shown = pixels[..., [0, 1, 2] if pixels.shape[2] >= 3 else [0, 0, 0]]
     if shown.dtype != np.uint8:
-        shown = np.interp(shown, np.percentile(shown, _PERCENTILES), (0, 255)).round()
+        # Not from the extremes: a few extreme pixels would turn all others black.
+        shown = np.interp(shown, np.percentile(shown, (1, 99)), (0, 255)).round()
     return shown.astype(np.uint8)
 
 
