@@ -244,7 +244,7 @@ def stage_cache(
     source, manifest = opened.directory, opened.manifest
     if manifest.history:
         manifest = manifest.changed(history=None)  # the copy has no files of earlier versions
-    target = below / _folder_name(manifest)
+    target = below / f"tpucache-{manifest.identity[:16]}"
     if is_same_folder(source, target):
         return target
     check_apart(source, target)
@@ -254,10 +254,6 @@ def stage_cache(
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}. Check both folders and the disk") from error
     return target
-
-
-def _folder_name(manifest: Manifest) -> str:
-    return f"tpucache-{manifest.identity[:16]}"
 
 
 def _copy_cache(

@@ -439,8 +439,12 @@ def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHea
         raise FormatError(f"an array cannot have {len(shape)} dimensions")
     if found["fortran"] == "True" and len(shape) > 1:
         raise FormatError("the array is in Fortran order")
-    dtype = rows if rows is not None and found["descr"] == repr(rows.descr) else _dtype_of(found["descr"])
-    return NpyHeader(dtype, shape, len(start) + length)
+    text, numbers = found["descr"], _NUMBERS.fullmatch(found["descr"])
+    if rows is not None and text == repr(rows.descr):
+        return NpyHeader(rows, shape, len(start) + length)
+    if numbers is None or "f1" in text:
+        raise FormatError(f"it does not hold plain numbers, but {text:.100}")
+    return NpyHeader(np.dtype(numbers[1]), shape, len(start) + length)
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
@@ -452,10 +456,3 @@ def parse_npy(data: bytes) -> npt.NDArray[Any]:
         return np.frombuffer(data, header.dtype, offset=header.offset).reshape(header.shape)
     except (ValueError, OverflowError) as error:  # an empty array may still have a side that numpy cannot represent
         raise FormatError(f"an array cannot have shape {header.shape}") from error
-
-
-def _dtype_of(text: str) -> np.dtype[Any]:
-    found = _NUMBERS.fullmatch(text)
-    if found is None or "f1" in text:
-        raise FormatError(f"it does not hold plain numbers, but {text:.100}")
-    return np.dtype(found[1])

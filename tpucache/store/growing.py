@@ -84,10 +84,6 @@ def identity_row(kind: int, identity: str) -> npt.NDArray[Any]:
     return np.frombuffer(data, ARRIVED_DTYPE)
 
 
-def _identity_of(row: npt.NDArray[Any]) -> str:
-    return row.tobytes()[8:].hex()
-
-
 def spool_name(file: int) -> str:
     """Return the name of the spool file with this number, into which one worker writes finished records."""
     return f"spool-{file:08x}.bin"
@@ -379,7 +375,7 @@ class GrowingIndex(RecordIndex, Arriving):
             at += whole
         if found:  # all at once, because a later row may replace an earlier one
             new = np.concatenate(found)
-            self._identities |= {*map(_identity_of, new[new["row"] == MANIFEST_ROW])}
+            self._identities |= {row.tobytes()[8:].hex() for row in new[new["row"] == MANIFEST_ROW]}
             self._take(new[new["row"] < self._count])
         self._at = at
 

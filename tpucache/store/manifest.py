@@ -277,14 +277,11 @@ class Manifest:
     def from_json(cls, text: str | bytes) -> Manifest:
         """Parse and validate the text of a manifest's file. Raises FormatError for any other text."""
         manifest = _read_manifest(parse_object(text, "manifest"))
-        _check_digest(text.encode() if isinstance(text, str) else text)
+        data = text.encode() if isinstance(text, str) else text
+        line = _DIGEST_LINE.search(data)
+        if line is None or hashlib.sha256(data[: line.start()] + data[line.end() :]).hexdigest() != line[1].decode():
+            raise FormatError("it was changed after it was written: it has no digest, or that of another text")
         return manifest
-
-
-def _check_digest(text: bytes) -> None:
-    found = _DIGEST_LINE.search(text)
-    if found is None or hashlib.sha256(text[: found.start()] + text[found.end() :]).hexdigest() != found[1].decode():
-        raise FormatError("it was changed after it was written: it has no digest, or that of another text")
 
 
 def differ_in_values(names: Sequence[str], others: Sequence[str]) -> bool:

@@ -164,7 +164,8 @@ def layout_of(shape: tuple[int, ...], quality: int, chroma: str | None, frequenc
 def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
     matrices: Matrices = []
     for pixels, plane in zip(_image_planes(image, layout), layout.planes, strict=True):
-        coefficients = _quantise(_transform(pixels), plane)
+        unit = 2.0 ** (_COLOUR_BITS + 2 * _DCT_BITS) * plane.step**2
+        coefficients = np.rint(_transform(pixels) / (plane.table[None, :, None, :] * unit)).astype(np.int32)
         coefficients[:, 0, 1:, 0] -= coefficients[:, 0, :-1, 0].copy()
         matrix = coefficients.transpose(1, 0, 3, 2).reshape(1, *plane.shape())  # (u, i), (v, j)
         low = matrix.astype(np.int8)  # wraps around
@@ -303,11 +304,6 @@ def _transform(pixels: Floats) -> Floats:
 def _whole_basis() -> Floats:
     waves: Floats = np.rint(basis() * 2.0**_DCT_BITS)
     return waves
-
-
-def _quantise(transformed: Floats, plane: Plane) -> npt.NDArray[np.int32]:
-    unit = 2.0 ** (_COLOUR_BITS + 2 * _DCT_BITS) * plane.step**2
-    return np.rint(transformed / (plane.table[None, :, None, :] * unit)).astype(np.int32)
 
 
 def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32]:

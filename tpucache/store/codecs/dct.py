@@ -13,6 +13,7 @@ all records.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -62,7 +63,11 @@ class Unpacker(NamedTuple):
         """Unpack one record into `out`, uint8 (size,). Returns whether it unpacks to exactly `size` bytes."""
         scratch = scratch_for(len(out), packing)
         found = self.unpack(source, length, scratch.memory.ctypes.data, scratch.room)
-        return found >= 0 and _spreads(scratch.memory[:found], out, packing)
+        if found >= 0:
+            with contextlib.suppress(ValueError):
+                spread(scratch.memory[:found], out, packing)
+                return True
+        return False
 
     def unpack_all(self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str) -> int:
         """Unpack n records, given by addresses and lengths, into rows of `out`, uint8 (m, size) with contiguous rows.
@@ -122,14 +127,6 @@ class Unpacker(NamedTuple):
 def longest_record(size: int, sparse_bytes: int) -> int:
     """Return an upper limit for the length of a compressed record: compression never makes its input much longer."""
     return 2 * max(size, sparse_bytes) + _SHORT
-
-
-def _spreads(found: Array, out: Array, packing: str) -> bool:
-    try:
-        spread(found, out, packing)
-    except ValueError:
-        return False
-    return True
 
 
 @functools.cache

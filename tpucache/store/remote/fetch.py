@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -23,7 +24,7 @@ import zlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from tpucache.store.reader import NetworkUse
 from tpucache.store.remote.http import ChangedError
 from tpucache.store.remote.local import PIECE_BYTES, LocalCopy, Piece, Pieces
 from tpucache.store.remote.retry import PATIENT_SECONDS, Tries
+from tpucache.store.remote.url import Remote
 
 _CHECKS: Final = 3  # times that bytes with a wrong checksum are read
 _REFUSED: Final = (401, 403)  # statuses of a web server
@@ -52,30 +54,21 @@ _MOST_MEMORY: Final = 2 << 30  # and at most this many bytes,
 _LEAST_IN_MEMORY: Final = 8  # but at least this many pieces
 
 _ALONE_TIMES: Final = 8  # records are read alone if their pieces are this many times larger,
-_ALONE_FIRST: Final = 4  # in the first reads, as many as a loader has ahead,
-_ALONE_SHARE: Final = 16  # and later as long as this is at most 1/16 of all bytes read
+_ALONE_SHARE: Final = 16  # in the first read of a plan, and later as long as this is at most 1/16 of all bytes read
+_FIRST_SECONDS: Final = 0.5  # how long a plan's pieces wait for that first read
 
 _LAST_SECONDS: Final = 2.0  # how long the exiting interpreter waits for running requests
 _POLL: Final = 0.02  # seconds after which a waiting reader checks what other processes have fetched
-_IDLE_SECONDS: Final = 1.0  # seconds after which an idle thread checks whether the fetcher still exists
 
 _log: Final = logging.getLogger("tpucache")
 
 _living: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()
 
 
-class Store(Protocol):
-    """The storage at a URL. `Remote.read_into` says more. Threads may share a Store."""
-
-    def read_into(self, name: str, start: int, target: memoryview, size: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Link:
     """Reads pieces from a URL, and compares each record with its checksum. Threads may share a Link."""
 
-    def __init__(self, store: Store, pieces: Pieces, describe: Callable[[int], str], url: str) -> None:
+    def __init__(self, store: Remote, pieces: Pieces, describe: Callable[[int], str], url: str) -> None:
         self._store, self._shards, self._describe, self.url = store, pieces.shards, describe, url
         self._buffers: list[bytearray] = []  # unused memory
         self.statistics = LinkStatistics()
@@ -181,11 +174,6 @@ class LinkStatistics:
             rate = (after - before) / max(1e-6, last - first)
         return int(min(_MOST_REQUESTS, max(_LEAST_REQUESTS, 2 + _BUSY_TIMES * rate * self.latency / PIECE_BYTES)))
 
-    @property
-    def keeps_up(self) -> bool:
-        """Whether readers wait less than half of the time. True until the first records were read."""
-        return not self.needed or self.waited <= _WAITING_SHARE * (time.monotonic() - self.began)
-
     def use(self, kept: int, total: int) -> NetworkUse:
         with self._lock:
             rate = self.bytes / max(1e-6, self._busy)
@@ -203,11 +191,11 @@ class Held(NamedTuple):
 class _Fetch:
     """A piece that is asked for. `held` has its bytes if it is done and there was no room for it on the disk.
 
-    `record` is given instead of `piece` for one record that is read alone, into memory.
+    `part` is given for records of the piece that are read alone, into memory.
     """
 
-    def __init__(self, piece: int, record: Piece | None = None) -> None:
-        self.piece, self.record = piece, record
+    def __init__(self, piece: int, part: Piece | None = None) -> None:
+        self.piece, self.part = piece, part
         self.held: Held | None = None
         self.error: Exception | None = None
         self.is_done = False
@@ -223,6 +211,8 @@ class _Plan:
     def __init__(self, owner: object, windows: Iterator[Rows], pieces: Pieces) -> None:
         self._owner, self._windows, self._of = weakref.ref(owner), windows, pieces.of
         self.pieces: deque[int] = deque()
+        self._first: int | None = None  # the number of the first record, -1 once it was asked for
+        self.until = time.monotonic() + _FIRST_SECONDS  # when the plan no longer waits for that
         self.left: Counter[int] = Counter()
         self.is_over = self.is_being_read = False
 
@@ -241,7 +231,18 @@ class _Plan:
     def read(self) -> Numbers | None:
         """Return the piece of each record of the next window; None after the last. It runs the owner's code."""
         rows = next(self._windows, None)
-        return None if rows is None else self._of(rows)[1]
+        if rows is None:
+            return None
+        numbers, pieces = self._of(rows)
+        self._first = int(numbers[0]) if self._first is None and len(numbers) else self._first
+        return pieces
+
+    def begins_in(self, numbers: Numbers) -> bool:
+        """Return whether the first record is among these, the first time that it is."""
+        if self._first not in numbers:
+            return False
+        self._first, self.until = -1, 0.0
+        return True
 
     def add(self, found: Numbers | None) -> None:
         """Append a window that `read` returned."""
@@ -265,7 +266,7 @@ class Fetcher:
         self._asked: dict[int, _Fetch] = {}  # pieces that readers wait for and no thread fetches yet, in order
         self._begun: dict[int, _Fetch] = {}  # pieces that threads of this process fetch; it has their locks
         self._alone: deque[_Fetch] = deque()  # records that readers wait for and no thread reads yet
-        self._alone_reads = self._alone_bytes = 0
+        self._alone_bytes = 0
         self._plans: list[_Plan] = []  # the newest first
         self._memory: OrderedDict[int, Held] = OrderedDict()
         room = min(_MOST_MEMORY, available_memory() // _MEMORY_SHARE)
@@ -319,25 +320,28 @@ class Fetcher:
     def _read_alone(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> dict[int, Held]:
         """Read records without the rest of their pieces, where waiting for the pieces would take much longer."""
         with self._changed:
-            is_later = self._alone_reads >= _ALONE_FIRST
-            if is_later and self._alone_bytes * _ALONE_SHARE > self.statistics.bytes:
-                return {}
-            is_here = self.local.has(pieces) | np.isin(pieces, [*self._memory])
-            asked, lengths = np.flatnonzero(~is_here).tolist(), rows["length"][~is_here].sum()
-            if not asked or lengths * _ALONE_TIMES > self._pieces.bytes[np.unique(pieces[~is_here])].sum():
+            is_missing = ~(self.local.has(pieces) | np.isin(pieces, [*self._memory]))
+            wanted, lengths = np.unique(pieces[is_missing]), int(rows["length"][is_missing].sum())
+            begin = [plan.begins_in(numbers) for plan in self._plans]
+            is_first = any(begin) if begin else not self._alone_bytes
+            allowed = math.inf if is_first else self.statistics.bytes / _ALONE_SHARE - self._alone_bytes
+            if not len(wanted) or lengths > min(allowed, self._pieces.bytes[wanted].sum() / _ALONE_TIMES):
                 return {}
             self.statistics.began = self.statistics.began or time.monotonic()
-            self._alone_reads += 1
-            self._alone_bytes += int(lengths)
-            own = {int(numbers[at]): _Fetch(-1, self._pieces.record(rows[at : at + 1], numbers[at])) for at in asked}
-            self._alone.extend(own.values())
+            self._alone_bytes += lengths
+            own = {_Fetch(-1, each): each for piece in wanted.tolist() for each in self._pieces.parts(piece, numbers)}
+            self._alone.extend(own)
             self._start(min(_MOST_REQUESTS, len(own)))
             self._idle.notify(len(own))
-            while not all(fetch.is_done for fetch in own.values()):
+            while not all(fetch.is_done for fetch in own):
                 self._wait()
-        if error := next((fetch.error for fetch in own.values() if fetch.error is not None), None):
-            raise error
-        return {number: fetch.held for number, fetch in own.items() if fetch.held is not None}
+        found: dict[int, Held] = {}
+        for fetch, part in own.items():
+            if fetch.error is not None:
+                raise fetch.error
+            if fetch.held is not None:
+                found |= dict.fromkeys(part.numbers.tolist(), fetch.held)
+        return found
 
     def _wait(self) -> None:
         """Wait a moment for other threads. The caller holds the lock."""
@@ -370,7 +374,9 @@ class Fetcher:
     @property
     def is_busy(self) -> bool:
         """Whether pieces are being fetched to the disk while readers wait less than half of the time."""
-        return bool(self._begun) and not self.local.is_full and self.statistics.keeps_up
+        found = self.statistics
+        keeps_up = not found.needed or found.waited <= _WAITING_SHARE * (time.monotonic() - found.began)
+        return bool(self._begun) and not self.local.is_full and keeps_up
 
     def close(self, patience: float = 0.0) -> None:
         """End the threads after their current requests. Waits at most `patience` seconds until they have ended."""
@@ -415,7 +421,7 @@ class Fetcher:
                 self._give_up(error)
             if fetch is None:
                 if (plan := next((each for each in self._plans if each.is_unread), None)) is None:
-                    self._idle.wait(_IDLE_SECONDS)
+                    self._idle.wait(1.0)  # then look whether the fetcher still exists
                 else:
                     plan.is_being_read = True
         if plan is not None:
@@ -428,7 +434,7 @@ class Fetcher:
         """Begin to fetch the next piece: lock it for this process. Returns None if there is none, or no room."""
         if self._alone:
             return self._alone.popleft()
-        if len(self._begun) >= self.statistics.width:
+        if len(self._begun) >= self.statistics.width or any(time.monotonic() < plan.until for plan in self._plans):
             return None
         for fetch in [*self._asked.values()]:
             if self._begin(fetch):  # else another process fetches it
@@ -473,9 +479,9 @@ class Fetcher:
     def _fulfil(self, fetch: _Fetch) -> None:
         """Fetch a piece to the disk, or to memory if the disk is full. An error is stored in `fetch`."""
         try:
-            number, piece = fetch.piece, fetch.record or self._pieces[fetch.piece]
+            number, piece = fetch.piece, fetch.part or self._pieces[fetch.piece]
             data = self._link.read(piece)
-            if not fetch.record and self.local.make_room(number) and self.local.write(number, piece, data):
+            if not fetch.part and self.local.make_room(number) and self.local.write(number, piece, data):
                 self._link.reuse(data)
             else:
                 fetch.held = Held(piece.start, data)
@@ -483,7 +489,7 @@ class Fetcher:
             fetch.error = error
         with self._changed:
             fetch.is_done = True
-            if fetch.record is None:
+            if fetch.part is None:
                 self.local.unlock(fetch.piece)
                 del self._begun[fetch.piece]
                 if fetch.held is not None:

@@ -186,8 +186,9 @@ class HttpFolder:
     ) -> tuple[_Connection, http.client.HTTPResponse]:
         origin = _origin_of(url)
         words = quote(url.path or "/", _SAFE) + (f"?{quote(url.query, _SAFE)}" if url.query else "")
-        if origin == self._origin:
-            headers = {**headers, **_authorization(self._url)}
+        if origin == self._origin and (user := self._url.username) is not None:
+            secret = f"{unquote(user)}:{unquote(self._url.password or '')}".encode()
+            headers = {**headers, "Authorization": f"Basic {base64.b64encode(secret).decode()}"}
         while True:
             connection, is_used = self._connection(origin)
             try:
@@ -393,10 +394,3 @@ def _origin_of(url: SplitResult) -> Origin:
     if scheme not in SCHEMES or not url.hostname:
         raise ValueError("it has no server")
     return Origin(scheme, url.hostname, url.port or (443 if scheme == "https" else 80))
-
-
-def _authorization(url: SplitResult) -> dict[str, str]:
-    if url.username is None:
-        return {}
-    words = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
-    return {"Authorization": f"Basic {base64.b64encode(words).decode()}"}

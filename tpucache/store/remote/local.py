@@ -38,6 +38,7 @@ from tpucache.store.index import Numbers, Rows
 from tpucache.store.lock import flock, lock_byte, unlock_byte
 
 PIECE_BYTES: Final = 8 << 20
+_GAP_BYTES: Final = 192 << 10  # between two records that are read alone, by one request
 #: The most bytes per record that a shard may have beyond the records: unused ends of pages, and LMDB's own pages.
 _SLACK_BYTES: Final = 64 << 10
 _MOST_TABLES: Final = 256
@@ -91,12 +92,15 @@ class Pieces:
         self._check(shard, start, stop, rows)
         return Piece(shard, start, stop, numbers, rows)
 
-    def record(self, row: Rows, number: int) -> Piece:
-        """Return the piece that is one record alone. `row` is an array (1,)."""
-        shard, start = int(row["shard"][0]), int(row["offset"][0])
-        stop = start + int(row["length"][0])
-        self._check(shard, start, stop, row)
-        return Piece(shard, start, stop, np.array([number]), row)
+    def parts(self, number: int, wanted: Numbers) -> Iterator[Piece]:
+        """Yield the parts of a piece with the records `wanted`; records that are close to each other share a part."""
+        shard, _, _, numbers, rows = self[number]
+        at = np.flatnonzero(np.isin(numbers, wanted))
+        starts = rows["offset"].astype(np.int64)
+        stops = starts + rows["length"]
+        for near in np.split(at, np.flatnonzero(starts[at[1:]] - stops[at[:-1]] > _GAP_BYTES) + 1):
+            part = slice(near[0], near[-1] + 1)
+            yield Piece(shard, int(starts[near[0]]), int(stops[near[-1]]), numbers[part], rows[part])
 
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
         """Return the number of each index row, and that of the piece with its record. Both arrays are int64 (n,)."""

@@ -220,7 +220,9 @@ class ObjectFolder:
     def _open(self) -> ObjectStore:
         from obstore.store import from_url
 
-        endpoints = _endpoints() if self._scheme == "s3" else []
+        # Servers that environment variables (AWS_ENDPOINT_URL...) set in place of AWS's own.
+        named = [value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL")]
+        endpoints = named if self._scheme == "s3" else []
         options: Any = {
             "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self._silence)),
             "read_timeout": timedelta(seconds=self._silence),
@@ -296,11 +298,6 @@ def _profile_keys() -> Any:
         f"the keys of AWS cannot be read: {_text(failure)}. Repair ~/.aws or AWS_PROFILE, or set AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY"
     )
-
-
-def _endpoints() -> list[str]:
-    """Return the servers that environment variables (AWS_ENDPOINT_URL...) set in place of AWS's own servers."""
-    return [value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL")]
 
 
 @contextlib.contextmanager

@@ -105,7 +105,10 @@ class RemoteReader(ShardReader):
                 is_done = self._read_and_compare(rows, views, are_whole, read)
             if is_done:
                 return
-        raise self._unsteady()
+        raise StoreError(
+            f"the files in {self._directory} are changed by another program while they are read: end that program, or "
+            "give another folder as cache_dir"
+        )
 
     def read_by(self, rows: Rows, read: Read) -> int:
         if not self._is_proven[rows["shard"]].all() or len(np.unique(rows["shard"])) > MAX_OPEN:
@@ -114,12 +117,6 @@ class RemoteReader(ShardReader):
         with opened as (descriptors, places):
             count = read(descriptors, places)
         return count if self._are_unchanged(opened.files) else 0
-
-    def _unsteady(self) -> StoreError:
-        return StoreError(
-            f"the files in {self._directory} are changed by another program while they are read: end that program, or "
-            "give another folder as cache_dir"
-        )
 
     def _read_proven(self, rows: Rows, views: Views, read: Read | None) -> bool:
         """Read records of shards that are proven. Returns False if a file changed meanwhile: the data may be wrong."""
