@@ -229,10 +229,16 @@ def test_a_file_that_may_not_grow_is_one_error_or_none(
         assert batches(dataset) == batches(CachedDataset(cache))
 
 
+@pytest.mark.parametrize("room", [22, 20 << 10])  # for the first line of the state alone, or for some pieces
 def test_a_full_disk_ends_keeping_with_one_warning(
-    opened: Opened, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Opened,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    room: int,
 ) -> None:
-    write, left = os.pwrite, [20 << 10]
+    write, left = os.pwrite, [room]
 
     def full(number: int, data: memoryview, offset: int) -> int:
         left[0] -= len(data)

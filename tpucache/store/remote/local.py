@@ -281,13 +281,17 @@ class LocalCopy:
             return True
         if self.is_full:
             return False
-        with self._locked_header():
-            self._look()
-            if self._state[piece] == _NOTHING:
-                if self._taken + self._pieces.bytes[piece] > self._most:
-                    self.is_full = True
-                    return False
-                self._set(piece, _RESERVED)
+        try:
+            with self._locked_header():
+                self._look()
+                if self._state[piece] == _NOTHING:
+                    if self._taken + self._pieces.bytes[piece] > self._most:
+                        self.is_full = True
+                        return False
+                    self._set(piece, _RESERVED)
+        except OSError as error:
+            self._note_full(error)
+            return False
         return True
 
     def write(self, number: int, piece: Piece, data: memoryview) -> bool:
@@ -300,10 +304,6 @@ class LocalCopy:
                 at += os.pwrite(file.number, data[at:], piece.start + at)
             self._set(number, _WRITTEN)
         except OSError as error:
-            if error.errno not in _FULL:
-                raise StoreError(
-                    f"{self.directory} cannot be written: {error}. Give another folder as cache_dir"
-                ) from error
             self._note_full(error)
             return False
         return True
@@ -376,7 +376,11 @@ class LocalCopy:
         return self._pieces.cache.rows_of(self._pieces.shards[shard])
 
     def _note_full(self, error: OSError) -> None:
-        """Keep no more pieces, and log that once."""
+        """Keep no more pieces, and log that once. Raises StoreError if an error is not that of a full disk."""
+        if error.errno not in _FULL:
+            raise StoreError(
+                f"{self.directory} cannot be written: {error}. Give another folder as cache_dir"
+            ) from error
         with self._lock:
             is_first, self._has_warned, self.is_full = not self._has_warned, True, True
         if is_first:

@@ -43,15 +43,12 @@ class Tries:
         """Count a failed attempt, and wait before the next one. Returns False if there is none."""
         self.failures += 1
         pause = _FIRST_PAUSE * 2 ** (self.failures - 1) * _CHANCE.uniform(0.5, 1.5)
-        if _is_final(error) or self.failures > _RETRIES or time.monotonic() + pause > self._until:
+        status = getattr(error, "status", None)
+        is_final = getattr(error, "is_final", False) or isinstance(error, _FINAL)
+        is_final |= isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
+        is_final |= isinstance(error, OSError) and error.errno in _FULL
+        if is_final or self.failures > _RETRIES or time.monotonic() + pause > self._until:
             return False
         on_pause(pause)
         time.sleep(pause)
         return True
-
-
-def _is_final(error: Exception) -> bool:
-    status = getattr(error, "status", None)
-    refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
-    is_full = isinstance(error, OSError) and error.errno in _FULL
-    return refused or is_full or getattr(error, "is_final", False) or isinstance(error, _FINAL)
