@@ -321,27 +321,25 @@ class Fetcher:
         """Read records without the rest of their pieces, where waiting for the pieces would take much longer."""
         with self._changed:
             is_missing = ~(self.local.has(pieces) | np.isin(pieces, [*self._memory]))
-            wanted, lengths = np.unique(pieces[is_missing]), int(rows["length"][is_missing].sum())
+            wanted = np.unique(pieces[is_missing])
             begin = [plan.begins_in(numbers) for plan in self._plans]
             is_first = any(begin) if begin else not self._alone_bytes
             allowed = math.inf if is_first else self.statistics.bytes / _ALONE_SHARE - self._alone_bytes
-            if not len(wanted) or lengths > min(allowed, self._pieces.bytes[wanted].sum() / _ALONE_TIMES):
+            if not len(wanted) or rows["length"][is_missing].sum() > min(
+                allowed, self._pieces.bytes[wanted].sum() / _ALONE_TIMES
+            ):
                 return {}
             self.statistics.began = self.statistics.began or time.monotonic()
-            self._alone_bytes += lengths
             own = {_Fetch(-1, each): each for piece in wanted.tolist() for each in self._pieces.parts(piece, numbers)}
+            self._alone_bytes += sum(part.stop - part.start for part in own.values())
             self._alone.extend(own)
             self._start(min(_MOST_REQUESTS, len(own)))
             self._idle.notify(len(own))
             while not all(fetch.is_done for fetch in own):
                 self._wait()
-        found: dict[int, Held] = {}
-        for fetch, part in own.items():
-            if fetch.error is not None:
-                raise fetch.error
-            if fetch.held is not None:
-                found |= dict.fromkeys(part.numbers.tolist(), fetch.held)
-        return found
+        if error := next((fetch.error for fetch in own if fetch.error is not None), None):
+            raise error
+        return {number: fetch.held for fetch, part in own.items() for number in part.numbers.tolist() if fetch.held}
 
     def _wait(self) -> None:
         """Wait a moment for other threads. The caller holds the lock."""

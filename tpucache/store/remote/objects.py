@@ -221,8 +221,9 @@ class ObjectFolder:
         from obstore.store import from_url
 
         # Servers that environment variables (AWS_ENDPOINT_URL...) set in place of AWS's own.
-        named = [value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL")]
-        endpoints = named if self._scheme == "s3" else []
+        endpoints = [
+            value for name, value in os.environ.items() if self._scheme == "s3" and name.startswith("AWS_ENDPOINT_URL")
+        ]
         options: Any = {
             "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self._silence)),
             "read_timeout": timedelta(seconds=self._silence),
