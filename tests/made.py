@@ -26,6 +26,16 @@ from tpucache.warmup.records.presize import find_cykooz_resizer
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @dataclass
 class Made:
     """A source of what a function makes of each number."""

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from made import contents
 from thorough import thorough
 
 from tpucache import Manifest, Recipe, StoreError, UsageError, build_cache
@@ -21,10 +22,6 @@ pytestmark = pytest.mark.slow
 
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
 WORDS = ["--id", "ann/noise-at-16", "--title", "Noise at 16", "--license", "CC0-1.0"]
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import sys
 
 import fsspec
 import pytest
+from made import contents, flip
 from patience import wait_for
 
 from tpucache import (
@@ -37,10 +38,6 @@ from tpucache.store.verify import verify_cache
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(remote, "_CHUNK", 10_000)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.slow
@@ -185,14 +182,8 @@ def test_a_damaged_file_of_the_right_size_is_sent_again(cache, memory, tmp_path)
     assert contents(tmp_path / "fetched") == contents(cache)
 
 
-def damage(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def test_a_corrupted_byte_is_refused_after_a_second_try(served, tmp_path, caplog):
-    damage(served.folder / "v02-00001.lmdb")
+    flip(served.folder / "v02-00001.lmdb")
     with pytest.raises(DamageError, match=r"v02-00001\.lmdb arrived twice"):
         fetch_cache(served.url, tmp_path / "fetched")
     assert "fetching it once more" in caplog.text
@@ -204,8 +195,8 @@ def test_a_corrupted_byte_is_refused_after_a_second_try(served, tmp_path, caplog
 
 def spoil_bytes(target):
     (part,) = target.glob(".*.part")
-    damage(part)
-    damage(target / "index.npy")
+    flip(part)
+    flip(target / "index.npy")
 
 
 def lengthen_part(target):
@@ -226,7 +217,7 @@ def test_what_was_spoiled_here_is_fetched_again(served, cache, tmp_path, caplog,
 
 def test_a_damaged_cache_is_not_pushed(cache, tmp_path, memory):
     source = shutil.copytree(cache, tmp_path / "source")
-    damage(source / "v01-00000.lmdb")
+    flip(source / "v01-00000.lmdb")
     with pytest.raises(DamageError, match=r"v01-00000\.lmdb"):
         push_cache(source, memory)
 

@@ -10,6 +10,7 @@ import sys
 import fsspec
 import numpy as np
 import pytest
+from made import contents
 from patience import PATIENCE
 from PIL import Image
 from signed import signed
@@ -30,10 +31,6 @@ from tpucache.store.remote.url import OF_REPOSITORIES
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.columns import TableOptions
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def stop(done, total):

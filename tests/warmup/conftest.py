@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from disk import disk
 from joblib.externals.loky import get_reusable_executor
@@ -20,6 +22,11 @@ from tpucache import Recipe
 from tpucache.warmup.plan import resolve
 
 __all__ = ["disk"]
+
+
+@pytest.fixture(scope="session")
+def image() -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(7).integers(0, 256, (24, 24, 3), np.uint8)
 
 
 @pytest.fixture(scope="session", autouse=True)

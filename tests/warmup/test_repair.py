@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from joblib.externals.loky import get_reusable_executor
-from made import Made, build_here, digests, failing_rename, write_photos, write_rows
+from made import Made, build_here, digests, failing_rename, flip, write_photos, write_rows
 from signed import signed
 from stops import Stopped, stop_after
 
@@ -29,12 +29,6 @@ Harm = Callable[[Path], None]
 
 def repair_cache(source: Any, cache: Path, **options: Any) -> list[Any]:
     return repair_cache_of(source, cache, augment="moved_by_test:shift", **{"jobs": 1, **options})
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def cut(path: Path) -> None:

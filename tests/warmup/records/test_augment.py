@@ -53,11 +53,6 @@ print(json.dumps({"asked": asked, "torch": torch_after, "digests": digests}))
 
 
 @pytest.fixture(scope="module")
-def image() -> Pixels:
-    return np.random.default_rng(7).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)
-
-
-@pytest.fixture(scope="module")
 def probe() -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if "ALBUMENTATIONS" not in name}
     script = f"SIDE = {_SIDE}\nPLACES = {_PLACES!r}\n{_PROBE}"

@@ -23,11 +23,6 @@ _SIDE = 24
 _PLACES = [(seed, number, variant) for seed in (0, 1) for number in (0, 1, 2**40) for variant in (1, 2)]
 
 
-@pytest.fixture(scope="module")
-def image() -> Pixels:
-    return np.random.default_rng(7).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)
-
-
 @pytest.mark.parametrize("suffix", ["yaml", "yml"])
 def test_yaml_and_json_mean_the_same(two_flips: Path, suffix: str) -> None:
     other = two_flips.with_suffix(f".{suffix}")
