@@ -206,7 +206,7 @@ def test_who_changes_files_without_end_ends_reading_with_one_error(
 
     monkeypatch.setattr(RemoteReader, "_read_each", read_zeros)
     with pytest.raises(StoreError, match="are changed by another program while they are read"):
-        dataset[3]
+        images(dataset)
 
 
 @pytest.mark.parametrize("name", ["state", "v00-00000.lmdb", "index.npy.lock", "index.npy"])

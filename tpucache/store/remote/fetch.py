@@ -1,6 +1,6 @@
 """Threads that fetch the pieces of a cache from its URL, in the order in which they will be read.
 
-A piece is about 8 MiB of whole records of a shard. Threads take the pieces that readers wait for first, then those that
+A piece is about 2 MiB of whole records of a shard. Threads take the pieces that readers wait for first, then those that
 loaders have announced. The first batch does not wait for whole pieces: its records are read alone. One process of a
 machine fetches a piece: the one with its lock in the local copy. A piece is kept on the disk if there is room,
 otherwise in memory until the announced records in it were read. Pieces on the disk stay: if all are needed equally
@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
@@ -43,18 +42,19 @@ _CHECKS: Final = 3  # times that bytes with a wrong checksum are read
 _REFUSED: Final = (401, 403)  # statuses of a web server
 
 _LEAST_REQUESTS: Final = 4
-_MOST_REQUESTS: Final = 16
+_MOST_ALONE: Final = 16  # requests for single records
+_MOST_REQUESTS: Final = 32
 #: The running requests together ask for this many times the bytes that the link transfers during one latency.
-_BUSY_TIMES: Final = 20
+_BUSY_TIMES: Final = 6
 _LONGEST_SECOND: Final = 3.0  # a longer time between two answers is a pause, and does not count as the best second
 _WAITING_SHARE: Final = 0.5  # the fraction of the time that readers (summed over threads) may wait for the network
 
 _MEMORY_SHARE: Final = 4  # pieces in memory may take a quarter of the free memory,
 _MOST_MEMORY: Final = 2 << 30  # and at most this many bytes,
-_LEAST_IN_MEMORY: Final = 8  # but at least this many pieces
+_LEAST_IN_MEMORY: Final = 64  # but at least this many pieces
 
-_ALONE_TIMES: Final = 8  # records are read alone if their pieces are this many times larger,
-_ALONE_SHARE: Final = 16  # in the first read of a plan, and later as long as this is at most 1/16 of all bytes read
+_ALONE_TIMES: Final = 2  # the first records of a plan are read alone if their pieces are this many times larger,
+_ALONE_SHARE: Final = 16  # as are those that no plan announced, while these are at most 1/16 of all bytes read
 _FIRST_SECONDS: Final = 0.5  # how long a plan's pieces wait for that first read
 
 _LAST_SECONDS: Final = 2.0  # how long the exiting interpreter waits for running requests
@@ -323,17 +323,16 @@ class Fetcher:
             is_missing = ~(self.local.has(pieces) | np.isin(pieces, [*self._memory]))
             wanted = np.unique(pieces[is_missing])
             begin = [plan.begins_in(numbers) for plan in self._plans]
-            is_first = any(begin) if begin else not self._alone_bytes
-            allowed = math.inf if is_first else self.statistics.bytes / _ALONE_SHARE - self._alone_bytes
-            if not len(wanted) or rows["length"][is_missing].sum() > min(
-                allowed, self._pieces.bytes[wanted].sum() / _ALONE_TIMES
-            ):
+            most = self._pieces.bytes[wanted].sum() / _ALONE_TIMES
+            if self._alone_bytes and not begin:
+                most = min(most, self.statistics.bytes / _ALONE_SHARE - self._alone_bytes)
+            if (begin and not any(begin)) or rows["length"][is_missing].sum() >= most:
                 return {}
             self.statistics.began = self.statistics.began or time.monotonic()
             own = {_Fetch(-1, each): each for piece in wanted.tolist() for each in self._pieces.parts(piece, numbers)}
             self._alone_bytes += sum(part.stop - part.start for part in own.values())
             self._alone.extend(own)
-            self._start(min(_MOST_REQUESTS, len(own)))
+            self._start(min(_MOST_ALONE, len(own)))
             self._idle.notify(len(own))
             while not all(fetch.is_done for fetch in own):
                 self._wait()
