@@ -11,8 +11,7 @@ import pytest
 from made import Made, build_here, digests
 from PIL import Image
 
-from tpucache.cli import main
-from tpucache.errors import RecipeError, SampleError, SourceError
+from tpucache.errors import BuildError, RecipeError, SampleError, SourceError
 from tpucache.progress import BuildProgress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
@@ -124,28 +123,34 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(source: Path, jitte
         build_here(source, cache, Recipe(size=16, variants=3, augment="flip"))
     with pytest.raises(RecipeError, match=r"another recipe: augment .*size \[16, 16\], now \[24, 24\]"):
         build_here(source, cache, Recipe(size=24, variants=2, augment="standard"))
-    sorted((source / "cat").iterdir())[0].unlink()
-    with pytest.raises(SourceError, match="lacks 1 of the samples"):
-        build_here(source, cache, recipe)
     assert digests(cache) == before
 
 
-def test_another_source_of_the_same_names_and_sizes_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cache, recipe = tmp_path / "cache", Recipe(size=8)
-    for folder in ("source", "other"):
-        (tmp_path / folder).mkdir()
-        for number in range(30):
-            image = Image.new("RGB", (20, 20), (number, 60, 200 if folder == "other" else 100))
-            image.save(tmp_path / folder / f"{number}.bmp")
-    first = build_here(tmp_path / "source", cache, recipe)
+@pytest.mark.parametrize("name", ["", "p/*.bmp", "t.csv"])
+def test_pictures_redrawn_at_their_size_are_refused(tmp_path: Path, name: str) -> None:
+    def paint(blue: int, *numbers: int) -> None:
+        for number in numbers:
+            Image.new("RGB", (20, 20), (number, 60, blue)).save(source / f"p/{number}.bmp")
+
+    def build() -> Manifest:
+        return build_here(source / name, cache, Recipe(size=8))
+
+    source, cache = tmp_path / "source", tmp_path / "cache"
+    (source / "p").mkdir(parents=True)
+    paint(100, *range(30))
+    (source / "t.csv").write_text("\n".join(["path", *(f"p/{number}.bmp" for number in range(30))]))
+    first = build()
     before = digests(cache)
-    (tmp_path / "source").rename(tmp_path / "moved")  # where a source lies does not matter
-    os.utime(tmp_path / "moved" / "0.bmp", (1, 1))
-    assert build_here(tmp_path / "moved", cache, recipe) == first
-    assert main(["warmup", str(tmp_path / "other"), str(cache), "--size", "8", "--jobs", "1"]) == 1
-    assert "'0.bmp' has another content than when" in capsys.readouterr().err.splitlines()[-1]
+    source = source.rename(tmp_path / "moved")  # where a source lies does not matter
+    os.utime(source / "p/0.bmp", (1, 1))
+    assert build() == first
+    paint(101, 5)
+    os.utime(source / "p/5.bmp", (1, 1))
+    with pytest.raises(BuildError, match=r"5.bmp'.* the source or its code has changed"):
+        build()
+    paint(200, *range(30))
+    with pytest.raises(SourceError, match=r"0.bmp' has another content than when"):
+        build()
     assert digests(cache) == before
 
 

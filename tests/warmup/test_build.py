@@ -157,7 +157,7 @@ def test_another_recipe_is_refused_naming_the_difference_and_changes_nothing(
     assert digests(cache) == digests(clean)
 
 
-@pytest.mark.parametrize("change", ["removed", "renamed", "moved to another class", "of another size"])
+@pytest.mark.parametrize("change", ["removed", "moved to another class", "of another size"])
 def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, change: str) -> None:
     source, cache = _copy(photos, tmp_path), shutil.copytree(clean, tmp_path / "cache")
     first = sorted((source / "cat").iterdir())[0]
@@ -165,8 +165,6 @@ def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, ch
         first.unlink()
     elif change == "of another size":
         first.write_bytes(first.read_bytes() + b"x")
-    elif change == "renamed":
-        first.rename(first.with_name("another.jpg"))
     else:
         first.rename(source / "dog" / first.name)
     with pytest.raises(SourceError, match=r"cat/.*jpg|dog/.*jpg"):
@@ -221,11 +219,11 @@ def test_a_cache_that_lacks_a_file_or_a_part_of_one_is_not_taken_for_finished(
 @pytest.mark.parametrize("preset", ["flip", "standard", "strong"])
 def test_a_finished_cache_of_a_preset_is_returned_unchanged(tmp_path: Path, preset: str) -> None:
     source, cache = write_photos(tmp_path / "photos", 3), tmp_path / "cache"
-    recipe = Recipe(size=16, variants=1, augment=preset)
-    manifest = build_here(source, cache, recipe)
-    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}
-    assert build_here(source, cache, recipe) == manifest
-    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()} == before
+    recipe, found = Recipe(size=16, variants=1, augment=preset), []
+    for _ in range(2):
+        manifest = build_here(source, cache, recipe)
+        found.append((manifest, {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}))
+    assert found[0] == found[1]
 
 
 REFUSED: dict[str, tuple[str, bytes, type[Exception], str]] = {

@@ -304,14 +304,14 @@ def test_a_claim_that_another_process_makes_at_the_same_moment_is_a_lost_race(
 
 
 def test_a_shard_that_another_process_replaces_leaves_no_manifest(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = UrlPlace._check_sent
+    send = UrlPlace._send_versions
 
-    def replace(self: UrlPlace) -> None:
+    def replace(self: UrlPlace, *given: Any) -> None:
+        send(self, *given)
         name = next(name for name in case.held() if name.endswith(".lmdb"))
         fsspec.filesystem("memory").pipe_file(f"/caches/one/{name}", case.held()[name])
-        check(self)
 
-    monkeypatch.setattr(UrlPlace, "_check_sent", replace)
+    monkeypatch.setattr(UrlPlace, "_send_versions", replace)
     with pytest.raises(StoreError, match="was replaced after it was sent"):
         case.build()
     assert "manifest.json" not in case.held()

@@ -55,7 +55,7 @@ from tpucache.warmup.run.folder import (
 )
 from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.spool import Log
-from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
+from tpucache.warmup.run.tasks import BuildContext, check_records, check_rewritten, known_records
 from tpucache.warmup.run.upload import CacheUpload, Companions, local_folder, open_place
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
@@ -154,10 +154,6 @@ def build_cache(
         is_left = existing is not None and (plan.is_retry or not plan.blocks) and not is_needed and work.exists()
         if existing is not None and is_left and not is_adding_to(work, existing.manifest):
             _clean_up(cache, existing.manifest)  # an earlier run has finished the cache and left its work folder
-        if existing is not None and not plan.blocks:
-            _send_existing(existing, cache, upload, options.target)
-            kept.discard()
-            return existing.manifest
         encoder = make_encoder(source, recipe, plan)
         skip = options.retry or options.on_error == "skip"
         _check_listed(encoder, plan, skip)
@@ -165,6 +161,12 @@ def build_cache(
         context = BuildContext(
             encoder, work, cache, skip, run="", deadline=deadline, compared=compared, latency=plan.latency
         )
+        if existing is not None:
+            context = _compared_with_cache(context, plan, existing, upload is None)
+            if not plan.blocks:
+                _send_existing(existing, cache, upload, options.target)
+                kept.discard()
+                return existing.manifest
         manifest = _Build(plan, context, executor, options, upload, kept).run()
         _warn_of_random(source, plan, manifest)
         if upload:
@@ -173,6 +175,17 @@ def build_cache(
             _clean_up(cache, manifest)
         kept.discard()
         return manifest
+
+
+def _compared_with_cache(context: BuildContext, plan: BuildPlan, existing: Cache, is_local: bool) -> BuildContext:
+    other = tuple(version_differences(existing.manifest.created_by))
+    context = dataclasses.replace(context, other_versions=other)
+    with context.deadline.interrupting("records of the cache were compared with the source"):
+        if plan.blocks:
+            check_records(context, plan.listing.samples, known_records(existing))
+        if is_local and not other:
+            check_rewritten(context, plan.listing.samples, existing)
+    return context
 
 
 def _warn_of_random(source: Source, plan: BuildPlan, manifest: Manifest) -> None:
@@ -269,9 +282,10 @@ class _Build:
         return is_known and (is_asked or has_log)
 
     def _build(self) -> Manifest:
-        plan, work = self.plan, self.context.work
-        self._check_limits()
-        context = self._compared_with_cache()
+        plan, context, work = self.plan, self.context, self.context.work
+        if self.options.target == "kaggle":
+            existing = len(plan.existing.manifest.shards) if plan.existing else 0
+            check_kaggle_files(existing + sum(len(block.variants) for block in plan.blocks))
         resumed = has_plan(work)
         if not resumed:  # before the work folder is made, so that an error here leaves no files behind
             first = dataclasses.replace(context, is_followed=self._can_be_followed())
@@ -284,7 +298,8 @@ class _Build:
                 raise HeldError(f"another process has just finished {self.context.shards}: run the same command again")
             begun = begin_or_continue(work, plan, is_sent=self.upload is not None)
             remove_leftovers(work)
-            _warn_of_slow_parts(plan)
+            for line in slow_parts() if plan.fields[0].name == IMAGE else ():
+                _log.warning("%s", line)
             other_versions = tuple(sorted({*context.other_versions, *begun.other_versions}))
             context = dataclasses.replace(
                 context,
@@ -323,21 +338,6 @@ class _Build:
         on_shard = self.upload.add if self.upload else ignore
         return Scheduler(context, self.plan.blocks, self.options.on_progress, on_shard)
 
-    def _check_limits(self) -> None:
-        if self.options.target == "kaggle":
-            existing = len(self.plan.existing.manifest.shards) if self.plan.existing else 0
-            check_kaggle_files(existing + sum(len(block.variants) for block in self.plan.blocks))
-
-    def _compared_with_cache(self) -> BuildContext:
-        existing = self.plan.existing
-        if existing is None:
-            return self.context
-        other = tuple(version_differences(existing.manifest.created_by))
-        context = dataclasses.replace(self.context, other_versions=other)
-        with context.deadline.interrupting("records of the cache were compared with the source"):
-            check_records(context, self.plan.listing.samples, known_records(existing))
-        return context
-
     def _announce(self, scheduler: Scheduler, advice: str) -> None:
         announce, is_followed = self.options.announce, self.options.on_prospect is not None
         if announce is None and not is_followed:
@@ -362,12 +362,6 @@ class _Build:
         if self.options.target == "kaggle":
             sent = self.upload.place.sent_bytes if self.upload else 0
             check_kaggle_bytes(expected, cache, sent, is_kept=is_kept)
-
-
-def _warn_of_slow_parts(plan: BuildPlan) -> None:
-    if plan.fields[0].name == IMAGE:
-        for line in slow_parts():
-            _log.warning("%s", line)
 
 
 def _clean_up(cache: Path, manifest: Manifest) -> None:

@@ -107,10 +107,14 @@ def estimate(
     if not done:  # use the mean size of finished records, or else the largest possible size
         mean = remaining.spooled / max(1, to_write - to_build) or RecordLayout(encoder.fields).nbytes
         sizes, on_disk = [mean], [on_disk_bytes(round(mean))]
+    blocks = sorted(remaining.unsealed, reverse=True)
+    workers = jobs or os.cpu_count() or 1
+    ahead = to_write if remaining.is_followed else _TASKS_PER_WORKER * workers * remaining.most
+    spooled = round(min(to_write, sum(blocks[:2]) + ahead) * _upper(sizes, trials.margin)) - remaining.spooled
     return Estimate(
         records=to_build,
         bytes=round(_upper(on_disk, trials.margin) * to_write),
-        spooled=_working_bytes(remaining, _upper(sizes, trials.margin), jobs or os.cpu_count() or 1)
+        spooled=max(0, spooled)
         + sum(2 * len(sample.path) + _SAMPLE_BYTES for sample, _ in samples)
         + _RECORD_BYTES * to_write,
         process_seconds=sum(timed) / len(timed) * len(samples) if timed else 0.0,
@@ -162,12 +166,6 @@ def on_disk_bytes(length: int) -> float:
         return page / (in_leaf // node)
     pages = -(-(length + PAGE_HEADER_BYTES) // page)
     return float(pages * page + _NODE_BYTES + _PAGE_NUMBER_BYTES)
-
-
-def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    blocks = sorted(remaining.unsealed, reverse=True)
-    ahead = sum(blocks) if remaining.is_followed else _TASKS_PER_WORKER * jobs * remaining.most
-    return max(0, round(min(sum(blocks), sum(blocks[:2]) + ahead) * size) - remaining.spooled)
 
 
 def check_room(expected: Estimate, cache: Path, advice: str) -> None:

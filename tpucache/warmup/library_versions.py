@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -20,20 +19,15 @@ _REPLACEMENTS: Final = ("nrtk-albumentations",)
 
 def versions() -> dict[str, str]:
     """Return the installed versions of Python, tpucache, libraries and plugins by name."""
+    optional = {name: _version(name) for name in (*_OPTIONAL, *_REPLACEMENTS)}
     return {
         "tpucache": __version__,
         "python": platform.python_version(),
-        **_library_versions(),
+        **{name: version(name) for name in _LIBRARIES},
+        **{name: value for name, value in optional.items() if value or name in _OPTIONAL},
         **image_versions(),
         **package_versions("tpucache.codecs", "tpucache.sources"),
     }
-
-
-@functools.cache
-def _library_versions() -> dict[str, str]:
-    found = {name: version(name) for name in _LIBRARIES}
-    optional = {name: _version(name) for name in (*_OPTIONAL, *_REPLACEMENTS)}
-    return found | {name: value for name, value in optional.items() if value or name in _OPTIONAL}
 
 
 def _version(name: str) -> str:

@@ -270,13 +270,13 @@ def _label_candidates(columns: Mapping[str, Column], item: Item) -> list[str]:
     Otherwise, these are the columns with repeated values, and the keys of the first sample whose values are whole
     numbers.
     """
-    names = [name for name in (*columns, *{**item.columns, **item.fields}) if _sounds_like_label(name)]
+    names = [
+        name
+        for name in (*columns, *{**item.columns, **item.fields})
+        if name.lower() in _LABEL_NAMES or name.lower().endswith(_LABEL_SUFFIXES)
+    ]
     likely = [name for name, column in columns.items() if name != "fold" and _repeats(column)]
     return names or [*likely, *(name for name, value in item.columns.items() if isinstance(value, int))]
-
-
-def _sounds_like_label(name: str) -> bool:
-    return name.lower() in _LABEL_NAMES or name.lower().endswith(_LABEL_SUFFIXES)
 
 
 def _repeats(column: Column) -> bool:
@@ -290,8 +290,11 @@ def _repeats(column: Column) -> bool:
 def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
     """Return the full definition of an `--augment` value, as JSON values for the manifest and the fingerprint."""
     if name in PRESETS:
+        # albumentations can change the colours of 8-bit grey or RGB images.
+        images = [field for field in fields if field.name == IMAGE]
+        has_colours = all(field.dtype == "|u1" and field.shape[2] in (1, 3) for field in images)
         with calling("albumentations", RecipeError, f"Install a version that has the transforms of the preset {name}"):
-            definition: dict[str, Any] = _plain(preset(name, height, width, has_colours=_has_colours(fields)))
+            definition: dict[str, Any] = _plain(preset(name, height, width, has_colours=has_colours))
     elif name.endswith((".json", ".yaml", ".yml")):
         definition = _read_file(Path(name))
     elif ":" in name:
@@ -307,11 +310,6 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
     if name not in PRESETS:
         _check_reproducible(name, blank, definition)
     return definition
-
-
-def _has_colours(fields: Sequence[Field]) -> bool:
-    """Return whether images are 8-bit grey or RGB, so that albumentations can change their colours."""
-    return all(field.dtype == "|u1" and field.shape[2] in (1, 3) for field in fields if field.name == IMAGE)
 
 
 def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:

@@ -322,7 +322,9 @@ def _find_rows(cache: Cache, table: CsvTable, options: TableOptions, need_all: b
     keys = table.column(column)
     if options.suffix:
         keys = [cell + options.suffix for cell in keys]
-    keys = _spelled_as({*cache.samples.paths}, keys)
+    paths = {*cache.samples.paths}
+    plain = {path.removeprefix("./"): path for path in sorted(paths)}
+    keys = [key if key in paths else plain.get(key.replace("\\", "/").removeprefix("./"), key) for key in keys]
     places = {key: row for row, key in enumerate(keys)}
     candidates = _sample_names(cache.samples, column)
     what, names = next((found for found in candidates if not places.keys().isdisjoint(found[1])), ("", []))
@@ -364,12 +366,6 @@ def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
         f". {key!r} may be {name!r}: a program that took names for numbers cut their zeros. Write names with {digits} "
         f"digits, in pandas `table[column].astype(str).str.zfill({digits})`"
     )
-
-
-def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
-    """Return keys, replacing those that differ from a path only by a leading `./` or by \\ instead of /."""
-    plain = {path.removeprefix("./"): path for path in sorted(paths)}
-    return [key if key in paths else plain.get(key.replace("\\", "/").removeprefix("./"), key) for key in keys]
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:

@@ -50,7 +50,9 @@ def finish_tables(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard]) ->
     """Write a cache's tables, and return its manifest, which is not written yet."""
     existing = plan.existing
     before = existing.manifest if existing else None
-    new = _new_info(shards, before)
+    old = _old_blocks(shards, before)
+    infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
+    new = ChunkInfo.join([infos[block] for block in sorted(infos)])
     _warn_of_frames(plan.listing, new)
     kept = set(new.numbers)
     skips = {skip.number: skip for skip in (*(before.skipped if before else ()), *new.skipped)}
@@ -196,12 +198,6 @@ def value_names(names: Sequence[str], labels: Any, classes: Sequence[str]) -> tu
     """
     are_values = labels is not None and labels.ndim == 2 and not classes
     return tuple(names) if are_values and labels.shape[1] == len(names) > 1 else ()
-
-
-def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
-    old = _old_blocks(shards, before)
-    infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
-    return ChunkInfo.join([infos[block] for block in sorted(infos)])
 
 
 def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[int, BuiltShard]:

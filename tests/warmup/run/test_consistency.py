@@ -194,7 +194,7 @@ def test_installed_modules_and_pythons_own_are_no_helpers(modules: Path) -> None
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     found = dict.fromkeys(("numpy", "lmdb", "joblib", "albumentations", "pillow-heif", "pydicom"), "1.0")
 
     def version(name: str) -> str:
@@ -203,9 +203,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         return found[name]
 
     monkeypatch.setattr(library_versions, "version", version)
-    library_versions._library_versions.cache_clear()
-    yield found
-    library_versions._library_versions.cache_clear()
+    return found
 
 
 def test_an_augmentation_library_in_place_of_another_is_recorded(installed: dict[str, str]) -> None:
@@ -214,7 +212,6 @@ def test_an_augmentation_library_in_place_of_another_is_recorded(installed: dict
     assert "nrtk-albumentations" not in before  # so that manifests are those of machines that know one library
     del installed["albumentations"]
     installed["nrtk-albumentations"] = "2.3.0"
-    library_versions._library_versions.cache_clear()
     now = library_versions.versions()
     assert (now["albumentations"], now["nrtk-albumentations"]) == ("", "2.3.0")
     assert library_versions.version_differences(before) == [

@@ -117,8 +117,14 @@ def clean_and_count(
     clean: dict[str, Array] = {}
     known = image_fields(names)
     if known:
-        clean[IMAGE], framing, kind = presize_framed(item.fields[IMAGE], recipe, path)
-        _check_alike(clean[IMAGE], fields[names.index(IMAGE)], path)
+        image, framing, kind = presize_framed(item.fields[IMAGE], recipe, path)
+        clean[IMAGE], field = image, fields[names.index(IMAGE)]
+        if image.dtype.str != field.dtype or image.shape != field.shape:
+            raise SampleError(
+                path,
+                f"its image is {image.dtype} with {image.shape[2]} channels, in other samples {np.dtype(field.dtype)} "
+                f"with {field.shape[2]}: make all images alike, or use --mode rgb or grey",
+            )
         facts = _facts(framing, kind)
     for field in fields:
         if field.name == MASK and MASK in known and item.mask_runs is not None:
@@ -151,15 +157,6 @@ def _facts(framing: Framing, kind: str) -> Facts:
 
 def _names(item: Item) -> list[str]:
     return [*item.fields] if item.mask_runs is None else [*item.fields, MASK]
-
-
-def _check_alike(image: Array, field: Field, path: str) -> None:
-    if image.dtype.str != field.dtype or image.shape != field.shape:
-        raise SampleError(
-            path,
-            f"its image is {image.dtype} with {image.shape[2]} channels, in other samples {np.dtype(field.dtype)} with "
-            f"{field.shape[2]}: make all images alike, or use --mode rgb or grey",
-        )
 
 
 def _points(value: bytes | Array) -> int:

@@ -138,17 +138,14 @@ def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
         resized = np.dstack([_one_channel(channels[..., each], box, size) for each in range(channels.shape[2])])
         return resized[..., 0] if pixels.ndim == 2 else resized
     library = find_cykooz_resizer()
-    return _by_pillow(pixels, box, size) if library is None else _by_cykooz(library, pixels, box, size)
+    if library is not None:
+        return _by_cykooz(library, pixels, box, size)
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box))
 
 
 def resizer_versions() -> dict[str, str]:
     """Return the version of cykooz_resizer by name; "" if it is not installed."""
-    return {"cykooz_resizer": _cykooz_version() if find_cykooz_resizer() else ""}
-
-
-@functools.cache
-def _cykooz_version() -> str:
-    return version("cykooz-resizer")
+    return {"cykooz_resizer": version("cykooz-resizer") if find_cykooz_resizer() else ""}
 
 
 def _one_channel(values: Array, box: Box, size: tuple[int, int]) -> Array:
@@ -160,17 +157,15 @@ def _one_channel(values: Array, box: Box, size: tuple[int, int]) -> Array:
     return np.asarray(np.rint(resized).clip(limits.min, limits.max), values.dtype)
 
 
-def _by_pillow(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
-    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box))
-
-
 def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
     columns, left, across = _within_reach(box[0], box[2], size[0], pixels.shape[1])
     rows, top, down = _within_reach(box[1], box[3], size[1], pixels.shape[0])
     pixels = pixels[rows, columns]
     kind = library.PixelType.U8 if pixels.ndim == 2 else library.PixelType.U8x3
     target = library.ImageData(*size, kind)
-    thread_resizer(library).resize(
+    if not hasattr(_threads, "resizer"):  # it reuses its memory for the thread's next image
+        _threads.resizer = library.Resizer()
+    _threads.resizer.resize(
         library.ImageData(pixels.shape[1], pixels.shape[0], kind, pixels.tobytes()),
         target,
         library.ResizeOptions(
@@ -186,13 +181,6 @@ def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[s
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
     return slice(first, last), start - first, (stop - first) - (start - first)
-
-
-def thread_resizer(library: Any) -> Any:
-    """Return this thread's resizer, which reuses its memory for the next image."""
-    if not hasattr(_threads, "resizer"):
-        _threads.resizer = library.Resizer()
-    return _threads.resizer
 
 
 @functools.cache

@@ -158,7 +158,11 @@ def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = Tru
     """
     listed = {entry.name for entry in manifest.files}
     listed |= {version_name(number) for number in range(1, manifest.number)}
-    others = [path for path in cache.iterdir() if path.name not in listed and _is_cache_file(path.name)]
+    others = [
+        path
+        for path in cache.iterdir()
+        if path.name not in listed and any(kind.fullmatch(path.name) for kind in (TABLE_NAME, SHARD_NAME, VERSION_NAME))
+    ]
     if not manifest.parents:
         others += [path for path in [cache / TIMES_NAME] if path.exists()]
     elif not is_thorough:
@@ -171,10 +175,6 @@ def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = Tru
     for path in others:
         if path.name not in listed:
             path.unlink(missing_ok=True)
-
-
-def _is_cache_file(name: str) -> bool:
-    return any(kind.fullmatch(name) for kind in (TABLE_NAME, SHARD_NAME, VERSION_NAME))
 
 
 def _is_earlier(name: str, generation: int) -> bool:
@@ -252,7 +252,7 @@ def begin_or_continue(work: Path, plan: BuildPlan, *, is_sent: bool = False) -> 
         try:
             return compare_plan(work, plan)
         except (RecipeError, SourceError):
-            if is_sent or _has_results(work):
+            if is_sent or any(path.name.startswith(("shard-", "spool-")) for path in work.iterdir()):
                 raise
     save_listing(work, plan)
     build = new_identity()
@@ -265,10 +265,6 @@ def save_listing(work: Path, plan: BuildPlan) -> None:
     samples = plan.listing.samples
     paths: Column = Strings.pack([sample.path for sample in samples])
     write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
-
-
-def _has_results(work: Path) -> bool:
-    return any(path.name.startswith(("shard-", "spool-")) for path in work.iterdir())
 
 
 def _read_plan(work: Path) -> dict[str, Any]:

@@ -160,7 +160,12 @@ class UrlPlace(Place):
             [entry for entry in manifest.files if entry.name not in names or known.get(entry.name) != entry.sha256]
         )
         self._send_versions(manifest, names)
-        self._check_sent()
+        for name, version in self._versions.items():
+            if self._remote.version(name) != version:
+                raise StoreError(
+                    f"{self.shown}/{name} was replaced after it was sent: another process writes there. Give another "
+                    "URL, or end that process and run the same command again"
+                )
         self._check_taken()
         unfinished = sorted(name for name in names if name.startswith(_PREFIX))
         self._remote.send({MANIFEST_NAME: manifest.text.encode()}, remove=[*unfinished, CLAIM_NAME])
@@ -208,14 +213,6 @@ class UrlPlace(Place):
         if times := read_times(self._folder):
             others[TIMES_NAME] = to_times(times)
         self._send_files(entries, others)
-
-    def _check_sent(self) -> None:
-        for name, version in self._versions.items():
-            if self._remote.version(name) != version:
-                raise StoreError(
-                    f"{self.shown}/{name} was replaced after it was sent: another process writes there. Give another "
-                    "URL, or end that process and run the same command again"
-                )
 
     def _fetch_work(self) -> None:
         names = sorted(name.removeprefix(_PREFIX) for name in self._names if name.startswith(_PREFIX))
@@ -328,12 +325,16 @@ class KagglePlace(Place):
     def _open_draft(self) -> Draft:
         if self._draft is None:
             self._work.mkdir(parents=True, exist_ok=True)
-            self._exits.enter_context(hold(self._work / _LOCK_NAME, self._refusal))
+            self._exits.enter_context(
+                hold(
+                    self._work / _LOCK_NAME,
+                    lambda holder: BuildError(
+                        f"another process sends {self._folder} to {self.shown} ({holder}): wait for it or stop it"
+                    ),
+                )
+            )
             self._draft = Draft(self._dataset, self._work / JOURNAL_NAME)
         return self._draft
-
-    def _refusal(self, holder: str) -> BuildError:
-        return BuildError(f"another process sends {self._folder} to {self.shown} ({holder}): wait for it or stop it")
 
     def _send_left(self, manifest: Manifest, others: Mapping[str, Content]) -> None:
         lacking = [entry for entry in manifest.files if not self._open_draft().sent(entry.name, entry.sha256)]

@@ -148,7 +148,10 @@ class Scheduler:
         try:
             for result in executor.run(self._tasks(executor), few=few):
                 self._take(result)
-            self._take_last(executor.run(self._last_seals(executor), few=len(self._blocks) == 1))
+            results = executor.run(self._last_seals(executor), few=len(self._blocks) == 1)
+            with Threads(_SYNCED_AT_ONCE, "tpucache-sync") as pool:  # most blocks end at the same time
+                for installed in [pool.submit(self._install, result) for result in results]:
+                    self._add_shard(installed.result())
         except SampleError as error:
             if not self._context.skip_errors:
                 raise
@@ -164,11 +167,6 @@ class Scheduler:
             )
         return [each.shards[variant] for each in self._order for variant in each.block.variants]
 
-    def _take_last(self, results: Iterator[WrittenShard | BuiltShard]) -> None:
-        with Threads(_SYNCED_AT_ONCE, "tpucache-sync") as pool:  # most blocks end at the same time
-            for installed in [pool.submit(self._install, result) for result in results]:
-                self._add_shard(installed.result())
-
     def _is_late(self) -> bool:
         return self._stopped or self._context.deadline.is_past
 
@@ -179,7 +177,7 @@ class Scheduler:
         workers = executor.workers
         planned: deque[tuple[list[int], bool]] = deque()  # the next tasks, and whether a reader asks for them
         while not self._is_late():
-            is_slow = self._is_slow and not executor.is_cluster
+            is_slow = (is_late(self._context.latency) or self._samples_a_task > 1) and not executor.is_cluster
             if planned and self._asked():  # what a reader asks for comes before what nobody asked for
                 self._is_given[[at for some, is_asked in planned if not is_asked for at in some]] = False
                 planned = deque(task for task in planned if task[1])
@@ -194,10 +192,6 @@ class Scheduler:
             # Workers take tasks in turns. So this worker's next task is probably the one as many tasks later.
             then = [self._samples[at] for at in planned[workers - 1][0][:MOST_FILES]] if is_slow else []
             yield build_samples, (self._context, self._cut(some), then)
-
-    @property
-    def _is_slow(self) -> bool:
-        return is_late(self._context.latency) or self._samples_a_task > 1
 
     def _asked(self) -> list[str]:
         return list_asked(self._context.work) if self._context.is_followed else []
@@ -264,7 +258,11 @@ class Scheduler:
     def _take(self, result: Made | WrittenShard | BuiltShard) -> None:
         if isinstance(result, Made):
             self._samples_a_task, self._stopped = result.samples_a_task, self._stopped or not result.is_whole
-            groups = [*map(self._numbered, result.groups)]
+            groups = []
+            for made in result.groups:
+                each, rows = self._blocks[made.block], made.rows.copy()  # Ray's results are read-only
+                rows["row"] = self._row_numbers(each, each.places(made.info.numbers))
+                groups.append(made._replace(rows=rows))
             if groups:
                 self._log.append(groups)
             for made in groups:
@@ -276,11 +274,6 @@ class Scheduler:
 
     def _install(self, result: WrittenShard | BuiltShard) -> BuiltShard:
         return install_shard(self._context, result) if isinstance(result, WrittenShard) else result
-
-    def _numbered(self, made: Spooled) -> Spooled:
-        each, rows = self._blocks[made.block], made.rows.copy()  # Ray's results are read-only
-        rows["row"] = self._row_numbers(each, each.places(made.info.numbers))
-        return made._replace(rows=rows)
 
     def _row_numbers(self, each: _Building, places: Positions) -> Positions:
         variants = np.searchsorted(self._variants, each.block.variants)

@@ -57,6 +57,7 @@ _kept: dict[str, LoadAhead] = {}
 _TRIED: Final = 8
 #: The number of compared samples if library versions differ: more, so that rare kinds of files are compared, too.
 _TRIED_OF_OTHER_VERSIONS: Final = 64
+_COMPARE_SECONDS: Final = 1.0
 
 #: The CRC-32 of some records, by sample number and variant.
 Known = Mapping[int, Mapping[int, int]]
@@ -266,10 +267,11 @@ def check_run(context: BuildContext) -> None:
     _checked[context.run] = time.monotonic()
 
 
-def known_records(cache: Cache) -> Known:
+def known_records(cache: Cache, positions: Array | None = None) -> Known:
     """Return the CRC-32s of some records of a finished cache: clean ones, and those of up to two augmented variants."""
     manifest = cache.manifest
-    positions = np.arange(0, manifest.samples, max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS)))
+    if positions is None:
+        positions = np.arange(0, manifest.samples, max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS)))
     augmented = manifest.variants[1:]
     variants = sorted({*manifest.variants[:1], *augmented[:1], *augmented[-1:]})
     checksums = [cache.index[cache.rows(variant, positions)]["crc32"].tolist() for variant in variants]
@@ -285,14 +287,34 @@ def check_records(context: BuildContext, samples: Sequence[Sample], known: Known
     numbers = list(known)
     kinds = {Path(samples[number].path).suffix.lower(): number for number in reversed(numbers)}
     for number in sorted({*numbers[:: max(1, len(numbers) // most)][:most], *list(kinds.values())[:most]}):
-        checksums = known[number]
-        try:
-            records = context.encoder.encode(samples[number], list(checksums)).records
-        except SampleError:
-            continue
-        for (variant, checksum), record in zip(checksums.items(), records, strict=True):
-            if zlib.crc32(record) != checksum:
-                raise _difference(context, samples[number], variant)
+        _compare(context, samples[number], known[number])
+
+
+def check_rewritten(context: BuildContext, samples: Sequence[Sample], cache: Cache) -> None:
+    """Encode samples again whose files were written after their records, the newest first, as `check_records`.
+
+    Of very many, as in a new copy of the source, it takes some.
+    """
+    numbers = cache.samples.numbers
+    rows = cache.index[cache.rows(cache.manifest.variants[0], np.arange(len(numbers)))]
+    made = np.array([(cache.directory / each.name).stat().st_mtime_ns for each in cache.manifest.shards])
+    written = np.array([samples[number].written_ns for number in numbers.tolist()], np.int64)
+    later = np.flatnonzero(written > made[rows["shard"]])
+    began = time.monotonic()
+    for number, checksums in known_records(cache, later[np.argsort(-written[later])]).items():
+        if time.monotonic() - began > _COMPARE_SECONDS:
+            break
+        _compare(context, samples[number], checksums)
+
+
+def _compare(context: BuildContext, sample: Sample, checksums: Mapping[int, int]) -> None:
+    try:
+        records = context.encoder.encode(sample, list(checksums)).records
+    except SampleError:
+        return
+    for (variant, checksum), record in zip(checksums.items(), records, strict=True):
+        if zlib.crc32(record) != checksum:
+            raise _difference(context, sample, variant)
 
 
 def _difference(context: BuildContext, sample: Sample, variant: int) -> BuildError:

@@ -81,7 +81,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class FoundFile(NamedTuple):
-    """A file or a folder, whose name ends with a slash, in a tree: its `name` in the source, and its size, `bytes`.
+    """A file or a folder, whose name ends with a slash, in a tree: its `name` in the source, its size and last change.
 
     `place` is the part of the file's path whose folders may be classes. If the file is in an archive, `members` has the
     file's Member.
@@ -91,6 +91,7 @@ class FoundFile(NamedTuple):
     place: str
     bytes: int
     members: tuple[Member, ...] = ()
+    written_ns: int = 0
 
 
 def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
@@ -148,7 +149,9 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
         )  # fmt: skip
     numbers = {name: number for number, name in enumerate(classes)}
     samples = [
-        Sample(number, file.name, numbers[parts[depth]] if classes else None, file.bytes, file.members)
+        Sample(
+            number, file.name, numbers[parts[depth]] if classes else None, file.bytes, file.members, "", file.written_ns
+        )
         for number, (file, parts) in enumerate(zip(images, folder_of, strict=True))
     ]
     place = "/".join((str(where).rstrip("/"), *above))
@@ -372,19 +375,27 @@ class FolderSource:
         """Return all samples."""
         if self._pattern:
             paths = find_files(self._root, self._pattern)
-            sizes = map_ahead(lambda path: (self._root / path).stat().st_size, paths)
-            names = [path.as_posix() for path in paths]
-            return list_images(self._root, [FoundFile(*found) for found in zip(names, names, sizes, strict=True)])
+            files = map_ahead(lambda path: _found(path.as_posix(), (self._root / path).stat()), paths)
+            return list_images(self._root, [*files])
         found = []
         with Progress(None, "list", "files", is_brief=True) as progress:
             for path, status in walk(self._root, is_ignored):
-                found.append(FoundFile(path, path, status.st_size))
+                found.append(_found(path, status))
                 progress.advance(not path.endswith("/"))
         return list_images(self, found)
 
     def load(self, sample: Sample) -> Item:
         """Return its content."""
         return Item({IMAGE: read_sample(os.path.join(self._root, sample.path), sample.path)})
+
+
+def written_ns(status: os.stat_result) -> int:
+    """Return when a file was last written, replaced or moved, in nanoseconds."""
+    return max(status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _found(path: str, status: os.stat_result) -> FoundFile:
+    return FoundFile(path, path, status.st_size, written_ns=written_ns(status))
 
 
 def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> Iterator[tuple[str, os.stat_result]]:

@@ -421,7 +421,14 @@ def decide(
     ):
         missing = (str(UNLABELLED),)
     singles = (str, LabelFault, type(None))
-    if kind == "auto" and classes and not names and all(isinstance(v, singles) or _is_float(v) for v in values):
+    if (
+        kind == "auto"
+        and classes
+        and not names
+        and all(
+            isinstance(v, singles) or (isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], float)) for v in values
+        )
+    ):
         kind = "classes"
     plainly = Reading("none", names, missing=missing, kind=kind, has_lists=listing.has_class_lists)
     reading = _find_reading(values, plainly, where, is_all)
@@ -571,10 +578,6 @@ def class_range(classes: int) -> str:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, tuple) and (len(value) != 1 or isinstance(value[0], str))
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], float)
 
 
 def _is_minus_one(value: Any) -> bool:

@@ -72,8 +72,8 @@ class Sample:
     """One sample of a source.
 
     `number` identifies its records, and `path` is its unique name. `label` may be raw, as labels.py describes; it is a
-    Label once it is read. `bytes` is the size in the source (0: unknown), by which later runs notice a change.
-    `members` are its files, if they are in an archive. `fault` says why the sample cannot be used, if that is known
+    Label once it is read. By `bytes`, the size in the source, and `written_ns`, its last change, later runs notice a
+    change (0: unknown). `members` are its files, if in an archive. `fault` says why it cannot be used, if that is known
     without loading it; the text completes a sentence that begins with the path.
     """
 
@@ -83,6 +83,7 @@ class Sample:
     bytes: int = 0
     members: tuple[Member, ...] = ()
     fault: str = ""
+    written_ns: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,12 @@ class SelectedSource(DerivedSource):
         """Return the kept samples. Classes that have no sample because of the patterns are left out."""
         listing = self.source.list()
         paths = [sample.path for sample in listing.samples]
-        kept = [at for at, path in enumerate(paths) if self._matches(path)]
+        kept = [
+            at
+            for at, path in enumerate(paths)
+            if (not self.include or any(_is_meant(path, pattern) for pattern in self.include))
+            and not any(_is_meant(path, pattern) for pattern in self.exclude)
+        ]
         if not paths:
             raise SourceError(f"{source_name(self.source)} has no samples")
         if not kept:
@@ -321,10 +327,6 @@ class SelectedSource(DerivedSource):
         few = taken(listing, chosen)
         few = dataclasses.replace(few, asked={**listing.asked, **asked}, more_labels=others)
         return _without_unused(few, {listing.samples[at].label for at in kept} if listing.classes else set())
-
-    def _matches(self, path: str) -> bool:
-        wanted = not self.include or any(_is_meant(path, pattern) for pattern in self.include)
-        return wanted and not any(_is_meant(path, pattern) for pattern in self.exclude)
 
 
 def taken(listing: Listing, places: Sequence[int]) -> Listing:

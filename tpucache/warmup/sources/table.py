@@ -37,7 +37,7 @@ from tpucache.warmup.sources.columns import (
     to_listing,
     to_number,
 )
-from tpucache.warmup.sources.folder import SUFFIXES, read_sample
+from tpucache.warmup.sources.folder import SUFFIXES, read_sample, written_ns
 from tpucache.warmup.sources.source import (
     Item,
     Listing,
@@ -191,10 +191,10 @@ class TableSource:
         self._check_heading(path_column(table, options) + options.suffix, found)
         names = [rows.names(row) for row in rows.numbers.values()]
         members = [() if found is None else _members(found, each) for each in names]
-        sizes = map_ahead(self._size, names) if found is None else (sum(m.bytes for m in each) for each in members)
+        sizes = map_ahead(self._size, names) if found is None else ((sum(m.bytes for m in each), 0) for each in members)
         samples = [
-            Sample(row, name, None, size + rows.run_bytes(row), own, rows.lacks.get(row, ""))
-            for (name, row), own, size in zip(rows.numbers.items(), members, sizes, strict=True)
+            Sample(row, name, None, size + rows.run_bytes(row), own, rows.lacks.get(row, ""), written)
+            for (name, row), own, (size, written) in zip(rows.numbers.items(), members, sizes, strict=True)
         ]
         return table_listing(table, samples, options, mask_names=rows.mask_names)
 
@@ -232,13 +232,14 @@ class TableSource:
             raise SampleError(sample.path, f"is not in {self._archive}, or its mask is not")
         return self._archive.read(sample.members[place], sample.path)
 
-    def _size(self, names: Sequence[str]) -> int:
-        """Return the size of files. A missing file counts as 0, and is an error when it is loaded."""
-        total = 0
+    def _size(self, names: Sequence[str]) -> tuple[int, int]:
+        """Return the size of files and their last change. A missing file counts as 0, and is an error when loaded."""
+        total = latest = 0
         for name in filter(None, names):
             with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a zero byte
-                total += os.stat(self._root / name).st_size
-        return total
+                status = os.stat(self._root / name)
+                total, latest = total + status.st_size, max(latest, written_ns(status))
+        return total, latest
 
     def _tell_of_repeated(self, table: CsvTable, images: Sequence[str]) -> None:
         first: dict[str, int] = {}
