@@ -178,7 +178,7 @@ def test_the_example_of_the_kaggle_page_publishes_to_the_stand_in(here, monkeypa
             monkeypatch.setenv(name, value)
         assert main([*example, "--jobs", "1"]) == 0
         files = server.files("ann/my-photographs")
-    assert "kaggle:ann/my-photographs: 150 samples" in capsys.readouterr().out
+    assert "samples      150" in capsys.readouterr().out
     for name, data in files.items():
         (here / name).write_bytes(data)
     data = tpucache.CachedDataset(here)
