@@ -118,6 +118,8 @@ def plan_build(
     """Return the plan of a new cache, or of what the cache `existing` lacks: samples, variants, or skipped samples."""
     if listing.doubt and "classes" not in listing.asked:
         raise SourceError(listing.doubt)
+    if listing.left_out:
+        _log.warning("files that are no images by their names are left out: %s", left_out_text(listing.left_out))
     if existing is None:
         return _plan_new(source, listing, recipe, options)
     return _plan_addition(source, listing, recipe, options, existing)
@@ -129,10 +131,8 @@ def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOp
     latency = max(0.0, time.monotonic() - began - (time.thread_time() - busy))
     if recipe.mask_values is None and recipe.mask_colours is None and {IMAGE, MASK} <= {*first.fields}:
         check_masks(source, listing, recipe)
-    unused = find_unused_labels(listing, first)
     _check_variants(source, recipe, fields)
     _check_codec(source, recipe, fields)
-    _warn_of_left_out(listing)
     return BuildPlan(
         recipe=recipe,
         augmentation=full_augmentation(recipe, fields),
@@ -142,7 +142,7 @@ def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOp
         blocks=plan_blocks(listing.samples, fields, recipe),
         labels=options.labels,
         label_place=_label_place(listing, first.label is not None),
-        unused_labels=unused,
+        unused_labels=find_unused_labels(listing, first),
         latency=latency,
         first=(number, first.sha256()),
     )
@@ -153,7 +153,6 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
     # The recipe is checked first with the old augmentation, because the new one may not fit this cache's records.
     check_recipe(cache.directory, manifest, full_recipe(recipe, manifest.recipe.get("augmentation", {})))
     _check_variants(source, recipe, manifest.fields)
-    _warn_of_left_out(listing)
     augmentation = full_augmentation(recipe, manifest.fields, manifest)
     check_recipe(cache.directory, manifest, full_recipe(recipe, augmentation))
     numbered = number_samples(listing, cache, retry=options.retry)
@@ -230,11 +229,6 @@ def _try_codec(field: Field, quality: int | None) -> None:
             raise ValueError(str(error)) from error
 
     CODECS.use(field.codec, decode)
-
-
-def _warn_of_left_out(listing: Listing) -> None:
-    if listing.left_out:
-        _log.warning("files that are no images by their names are left out: %s", left_out_text(listing.left_out))
 
 
 def _label_place(listing: Listing, has_label: bool) -> LabelPlace:

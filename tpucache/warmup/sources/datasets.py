@@ -289,11 +289,11 @@ def _label_column(dataset: Any, name: str) -> list[Any]:
     return [tuple(label) if isinstance(label, list) else label for label in found]
 
 
-def _is_callable(source: str | Path) -> bool:
-    return _CALLABLE.fullmatch(str(source)) is not None and not Path(source).exists()
-
-
-KIND: Final = SourceKind("module:callable of a dataset", _is_callable, lambda source, _: DatasetSource(str(source)))
+KIND: Final = SourceKind(
+    "module:callable of a dataset",
+    lambda source: _CALLABLE.fullmatch(str(source)) is not None and not Path(source).exists(),
+    lambda source, _: DatasetSource(str(source)),
+)
 
 
 def is_saved(source: str | Path) -> bool:

@@ -114,6 +114,11 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
         others = f", found {left_out_text(left_out)}" if left_out else ""
         looked_for = " ".join(sorted({*SUFFIXES, _ARRAY_SUFFIX}))
         raise SourceError(f"{where} holds no images: looked for {looked_for}{others}")
+    if tables := [file.name for file in files if file.name.lower().endswith(".csv")]:
+        _log.warning(
+            "%s: if there are labels of these images in %s, give this table as the source (from an archive: copy it "
+            "out, and give the archive as --root)", where, name_some(tables),
+        )  # fmt: skip
     folder_of = [folders_of(file.place) for file in images]
     folders = {*folder_of}
     above = _passed_over({*folders, *empty} if folders != {()} else folders)
@@ -434,10 +439,6 @@ def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> 
         raise SourceError(f"{str(error.filename).rstrip('/')}: {error.strerror}") from error
 
 
-def _is_folder(source: str | Path) -> bool:
-    return Path(source).is_dir() and next(Path(source).glob("*.parquet"), None) is None
-
-
 def _is_pattern(source: str | Path) -> bool:
     if not has_wildcard(str(source)) or Path(source).exists():
         return False
@@ -455,7 +456,11 @@ def _open(source: str | Path, _: object) -> FolderSource:
     return FolderSource(folder)
 
 
-KIND: Final = SourceKind("a folder of images", _is_folder, _open)
+KIND: Final = SourceKind(
+    "a folder of images",
+    lambda source: Path(source).is_dir() and next(Path(source).glob("*.parquet"), None) is None,
+    _open,
+)
 PATTERN: Final = SourceKind(
     "a pattern of images such as 'photos/*.jpg'", _is_pattern, lambda source, _: FolderSource(*split_pattern(source))
 )
