@@ -23,7 +23,7 @@ from tpucache.loading.order import global_batches, rank_slice
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few samples, as caches of many images have relative to their size."""
-    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(loader_module, "CHUNK_BYTES", 100_000)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ CHUNK = 12
 def small_chunks(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     """Chunks of a few samples, as caches of many images have relative to their size."""
     size = CHUNK * CachedDataset(cache, "epoch").usual_record_bytes
-    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", size)
+    monkeypatch.setattr(loader_module, "CHUNK_BYTES", size)
 
 
 def shown(loader: CachedLoader, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -72,7 +72,7 @@ def test_a_chunk_holds_as_many_samples_as_usually_have_its_bytes(
 ) -> None:
     """It follows from the fields alone, so that it is the same before any record is made."""
     usual = sum(field.nbytes * CODECS[field.codec].typical_ratio for field in Manifest.load(cache).fields)
-    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 7 * round(usual))
+    monkeypatch.setattr(loader_module, "CHUNK_BYTES", 7 * round(usual))
     assert CachedLoader(CachedDataset(cache, variant), 20, shuffle="block").state_dict()["chunk"] == 7
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from tpucache.recipe import Recipe
-from tpucache.store.fields import Field
-from tpucache.warmup.blocks import Block, listing_sha256, record_bytes, samples_a_task
+from tpucache.store.fields import Field, usual_bytes
+from tpucache.warmup.blocks import Block, listing_sha256, samples_a_task
 from tpucache.warmup.blocks import plan_blocks as plan_of
 from tpucache.warmup.sources.source import Listing, Sample
 
@@ -46,7 +46,7 @@ def test_blocks_hold_every_sample_once_in_order_and_are_even_and_small_enough(co
     assert tuple(itertools.chain.from_iterable(block.samples for block in blocks)) == _SAMPLES[:count]
     sizes = {len(block.samples) for block in blocks}
     assert not count or 1 <= min(sizes) >= max(sizes) - 1
-    assert all(size == 1 or size * record_bytes(fields_of(recipe)) <= recipe.shard_mb << 20 for size in sizes)
+    assert all(size == 1 or size * usual_bytes(fields_of(recipe)) <= recipe.shard_mb << 20 for size in sizes)
 
 
 @pytest.mark.slow
@@ -78,10 +78,6 @@ def test_a_block_numbered_later_starts_there() -> None:
 
 def test_a_small_source_still_gives_several_workers_work() -> None:
     assert len(plan_blocks(_SAMPLES[:1000], Recipe(size=32))) >= 8
-
-
-def test_a_raw_record_has_exactly_the_planned_bytes() -> None:
-    assert record_bytes(fields_of(Recipe(size=(30, 50)))) == 30 * 50 * 3
 
 
 _FIRST, _SECOND = Sample(0, "a/1", 0), Sample(1, "b/1", 1)

@@ -219,7 +219,7 @@ def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
     step: int,
 ) -> None:
     made: list[str] = []
-    real_install, real_write, real_put, real_remove = tasks.install_shard, Remote.write, Remote.put, Remote.remove
+    real_install, real_write, real_remove = tasks.install_shard, Remote.write, Remote.remove
     monkeypatch.setattr(
         scheduler, "install_shard", lambda context, one: made.append(one.shard.entry.name) or real_install(context, one)
     )
@@ -234,7 +234,7 @@ def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
 
         return ask
 
-    for method, real in (("write", real_write), ("put", real_put), ("remove", real_remove)):
+    for method, real in (("write", real_write), ("remove", real_remove)):
         monkeypatch.setattr(Remote, method, stopping(real))
     for request in itertools.count(1 + is_another_machine, step):  # with a step of 2, each request in one of both ways
         local = f"local-{request}"
@@ -294,7 +294,7 @@ def test_a_claim_that_another_process_makes_at_the_same_moment_is_a_lost_race(
     create = Remote.create
 
     def race(self: Remote, name: str, data: bytes) -> bool:
-        self.put(name, Claim("warmup", "the other's", {}).to_json().encode())
+        self.write(name, Claim("warmup", "the other's", {}).to_json().encode())
         return create(self, name, data)
 
     monkeypatch.setattr(Remote, "create", race)
@@ -318,7 +318,7 @@ def test_a_shard_that_another_process_replaces_leaves_no_manifest(case: Case, mo
 
 
 def test_a_url_that_holds_anything_else_is_left_alone(case: Case) -> None:
-    Remote(case.url).put("thesis.txt", b"mine")
+    Remote(case.url).write("thesis.txt", b"mine")
     with pytest.raises(UsageError, match="no warmup left there"):
         case.build()
     assert case.held() == {"thesis.txt": b"mine"}

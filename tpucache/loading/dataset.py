@@ -40,8 +40,7 @@ from tpucache.loading.tensors import (
 )
 from tpucache.native import Array
 from tpucache.store.cache import Cache, field_batches
-from tpucache.store.codecs import CODECS
-from tpucache.store.fields import IMAGE, LABEL, SOFT_LABEL, SOFT_WEIGHT, Field
+from tpucache.store.fields import IMAGE, LABEL, SOFT_LABEL, SOFT_WEIGHT, Field, usual_bytes
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import NO_LABEL, SampleTable
@@ -257,7 +256,7 @@ class CachedDataset(Dataset[Item]):
     @property
     def usual_record_bytes(self) -> int:
         """How many bytes a record with these fields usually has on disk, estimated by codec."""
-        return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in self.manifest.fields)))
+        return usual_bytes(self.manifest.fields)
 
     @property
     def digest(self) -> str:

@@ -32,6 +32,7 @@ from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.state import LoaderMetrics, LoaderState, read_state, scale_text
 from tpucache.loading.tensors import Positions, Subset, integer_positions, overrides, pinned_empty, to_integer
 from tpucache.store.ahead import Threads
+from tpucache.store.fields import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
@@ -51,7 +52,6 @@ Reiterate = Literal["next", "same"]
 
 _log: Final = logging.getLogger("tpucache")
 
-_CHUNK_BYTES: Final = 8 << 20
 _LOOKED_UP: Final = 64  # batches whose rows in the device's memory are looked up together
 _LATE_BYTES: Final = 256 << 20  # of records, decoded, that are read ahead from storage that answers late
 _SPAN: Final = 1024  # samples per hint, if the order has no windows
@@ -599,7 +599,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
             batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory, reiterate, finishing
         )
         window = to_integer("window", window, 1)
-        chunk = max(1, _CHUNK_BYTES // chosen.usual_record_bytes)
+        chunk = max(1, CHUNK_BYTES // chosen.usual_record_bytes)
         drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)
         if to_integer("cores", cores, 1) > 1 and shuffle != "local":
             raise UsageError('cores says how shuffle="local" divides the samples: leave cores out for other orders')

@@ -137,7 +137,7 @@ def push_cache(
             finished = _check_place(remote, manifest, before, claim)
             _push_files(remote, source, manifest, on_progress, files, claim, finished=finished)
             if hashed is not None:
-                remote.put(*hashed)
+                remote.write(*hashed)
     except OSError as error:
         raise StoreError(f"{remote.shown} cannot be written: {error}. Check that folder and its free space") from error
     return manifest
@@ -257,7 +257,7 @@ def _push_files(
     if finished and not missing:
         return
     remote.make_folder()
-    remote.put(CLAIM_NAME, claim.to_json().encode())
+    remote.write(CLAIM_NAME, claim.to_json().encode())
     copy_missing(files, missing, lambda entry, advance: _push_file(remote, source, entry, advance), on_progress)
     if _read_claim(remote).identity != claim.identity:
         raise StoreError(
@@ -268,11 +268,11 @@ def _push_files(
     if claim.identity not in (now.identity, *now.parents):
         raise StoreError(f"the cache {source} was changed while it was pushed: push it again")
     if times := read_times(source):
-        remote.put(TIMES_NAME, to_times(_times_of(manifest, times)))
+        remote.write(TIMES_NAME, to_times(_times_of(manifest, times)))
     if claim.identity == now.identity:
         remote.write(MANIFEST_NAME, source / MANIFEST_NAME, lambda part: None)
     else:  # another version was made meanwhile, or the caller asked for an earlier one
-        remote.put(MANIFEST_NAME, manifest.text.encode())
+        remote.write(MANIFEST_NAME, manifest.text.encode())
     try:
         remote.remove(CLAIM_NAME)
     except StoreError as error:  # a store may accept files and refuse to remove them

@@ -117,6 +117,15 @@ class Field:
         return Field(self.name, "raw", "|u1", (codec.packed_bytes(self),))
 
 
+#: A block order keeps this many bytes of samples together.
+CHUNK_BYTES: Final = 8 << 20
+
+
+def usual_bytes(fields: Sequence[Field]) -> int:
+    """Return the expected bytes of a record: exact for raw fields, typical for other codecs."""
+    return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in fields)))
+
+
 def check_field(field: Field) -> None:
     """Raise FormatError if no cache can have the field, UnknownCodecError if no installed package has its codec."""
     if FIELD_NAME.fullmatch(field.name) and re.fullmatch(r"[\w.-]{1,64}", field.codec) and field.codec not in CODECS:

@@ -16,8 +16,7 @@ from typing import Final
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.store.codecs import CODECS
-from tpucache.store.fields import Field
+from tpucache.store.fields import Field, usual_bytes
 from tpucache.warmup.sources.source import Listing, Sample, Source
 
 # A small cache is divided, too, so that several workers write its shards at the same time.
@@ -46,21 +45,16 @@ class Block:
         return dataclasses.replace(self, samples=tuple(samples), clean=clean)
 
 
-def record_bytes(fields: Sequence[Field]) -> int:
-    """Return the expected bytes of a record: exact for raw fields, typical for other codecs."""
-    return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in fields)))
-
-
 def samples_a_task(block: Block, fields: Sequence[Field], samples: int) -> int:
     """Return how many samples of a block a task builds, in a build of `samples` samples that nobody reads meanwhile."""
-    return max(1, min(TASK_BYTES // (record_bytes(fields) * max(1, len(block.variants))), -(-samples // _LEAST_TASKS)))
+    return max(1, min(TASK_BYTES // (usual_bytes(fields) * max(1, len(block.variants))), -(-samples // _LEAST_TASKS)))
 
 
 def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Recipe, first: int = 0) -> list[Block]:
     """Divide samples into blocks of equal size, give or take one sample, numbered from `first`."""
     if not samples:
         return []
-    by_bytes = max(1, (recipe.shard_mb << 20) // record_bytes(fields))
+    by_bytes = max(1, (recipe.shard_mb << 20) // usual_bytes(fields))
     by_count = max(MIN_BLOCK_SAMPLES, -(-len(samples) // _MIN_BLOCKS))
     count = -(-len(samples) // min(by_bytes, by_count))
     count = min(count, recipe.max_blocks or count)

@@ -77,7 +77,7 @@ def serve(folder: Path, images: np.ndarray) -> tuple[Server, CachedDataset]:
 def test_samples_that_nobody_has_announced_are_not_read_alone_for_ever(tmp_path: Path) -> None:
     server, dataset = serve(tmp_path, np.zeros((450, 16, 16, 3), np.uint8))
     order = np.argsort(dataset.cache.index.read_all(), order=("shard", "offset"))
-    ends = order[[0, dataset.manifest.shards[0].records - 1]]
+    ends = order[[0, dataset.manifest.shards[0].records // 3]]
     for _ in range(30):
         dataset.__getitems__(ends)
     dataset.close()

@@ -143,12 +143,12 @@ def test_a_store_that_cannot_create_atomically_still_replaces_no_file(s3: str, m
 
 def test_parts_of_an_object_that_was_replaced_are_refused(s3: str, tmp_path: Path) -> None:
     remote = Remote(f"{s3}/folder")
-    remote.put("file", bytes(100))
+    remote.write("file", bytes(100))
     target = memoryview(bytearray(10))
     remote.read_into("file", 0, target, 100)
     with pytest.raises(OSError, match="100 bytes in the store, the manifest says 101"):
         remote.read_into("file", 0, target, 101)
-    remote.put("file", b"\1" * 100)
+    remote.write("file", b"\1" * 100)
     with pytest.raises(OSError, match="was replaced in the store"):
         remote.read_into("file", 10, target, 100)
     assert bytes(target) == bytes(10)
@@ -223,7 +223,7 @@ def test_a_forked_process_is_refused_and_does_not_hang(served: Server) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
 
 
-@pytest.mark.parametrize("change", [lambda remote: remote.put("file", b""), lambda remote: remote.remove("file")])
+@pytest.mark.parametrize("change", [lambda remote: remote.write("file", b""), lambda remote: remote.remove("file")])
 def test_a_web_server_that_should_be_written_to_is_one_error(change: Callable[[Remote], object]) -> None:
     with pytest.raises(UsageError, match=r"^http://127\.0\.0\.1:9/cache is a web server, which can be read only"):
         change(Remote("http://127.0.0.1:9/cache"))

@@ -320,17 +320,19 @@ class Fetcher:
     def _read_alone(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> dict[int, Held]:
         """Read records without the rest of their pieces, where waiting for the pieces would take much longer."""
         with self._changed:
-            is_missing = ~(self.local.has(pieces) | np.isin(pieces, [*self._memory]))
-            wanted = np.unique(pieces[is_missing])
             begin = [plan.begins_in(numbers) for plan in self._plans]
-            most = self._pieces.bytes[wanted].sum() / _ALONE_TIMES
+            if begin and not any(begin):
+                return {}
+            missing = np.unique(pieces[~(self.local.has(pieces) | np.isin(pieces, [*self._memory]))]).tolist()
+            own = {_Fetch(-1, each): each for piece in missing for each in self._pieces.parts(piece, numbers)}
+            size = sum(part.stop - part.start for part in own.values())
+            most = sum(each.stop - each.start for each in map(self._pieces.__getitem__, missing)) / _ALONE_TIMES
             if self._alone_bytes and not begin:
                 most = min(most, self.statistics.bytes / _ALONE_SHARE - self._alone_bytes)
-            if (begin and not any(begin)) or rows["length"][is_missing].sum() >= most:
+            if size >= most:
                 return {}
             self.statistics.began = self.statistics.began or time.monotonic()
-            own = {_Fetch(-1, each): each for piece in wanted.tolist() for each in self._pieces.parts(piece, numbers)}
-            self._alone_bytes += sum(part.stop - part.start for part in own.values())
+            self._alone_bytes += size
             self._alone.extend(own)
             self._start(min(_MOST_ALONE, len(own)))
             self._idle.notify(len(own))

@@ -165,18 +165,16 @@ class HttpFolder:
             headers["If-Match"] = tag
         for _ in range(_MOST_REDIRECTS + 1):
             connection, response = self._ask(url, headers, asked)
-            is_whole = False
             try:
                 if response.status not in _REDIRECTS:
                     answer = _Answer(response, self._block)
                     answer.check(name, span)
                     yield answer
-                    is_whole = response.isclosed() and not response.will_close
                     return
                 url = _target(url, response)
                 response.read(_OVERHEAD)  # read a short body to the end, so that the connection can be used again
-                is_whole = response.isclosed() and not response.will_close
             finally:
+                is_whole = response.isclosed() and not response.will_close
                 response.close()
                 self._give_back(connection, is_whole=is_whole)
         raise HttpError(f"the server redirects more than {_MOST_REDIRECTS} times", response.status)
@@ -329,9 +327,8 @@ class _Answer:
         return str(self._response.headers.get("ETag", "")).strip()
 
     def check_version(self, name: str, size: int, tag: str | None) -> None:
-        found = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
-        if found and found[3] and int(found[3]) != size:
-            raise ChangedError(f"{name} is {int(found[3]):,} bytes on the server, the manifest says {size:,}", _PART)
+        if self.total not in (None, size):
+            raise ChangedError(f"{name} is {self.total:,} bytes on the server, the manifest says {size:,}", _PART)
         # Equal bytes may have different weak ETags, for example from two servers behind one address.
         is_strong = not any(each.startswith("W/") for each in (tag or "", self.tag))
         if is_strong and tag and self.tag and tag != self.tag:

@@ -33,6 +33,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, StoreError
 from tpucache.native import file_system
 from tpucache.store.cache import Cache
+from tpucache.store.fields import CHUNK_BYTES, usual_bytes
 from tpucache.store.files import OpenFile, OpenFolder, ThreadLock, refuse_too_many_files
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.lock import flock, lock_byte, unlock_byte
@@ -60,24 +61,29 @@ class Piece(NamedTuple):
 class Pieces:
     """The pieces of a cache, numbered from 0, shard by shard in the manifest's order.
 
-    All pieces of a shard but the last have the same number of records, so that the manifest alone numbers them.
+    The manifest alone numbers them. They divide the chunks of a block order, which then need no records of others.
     """
 
     def __init__(self, cache: Cache, piece_bytes: int | None = None) -> None:
         self.cache, self.shards = cache, cache.manifest.shards
         most = PIECE_BYTES if piece_bytes is None else piece_bytes
-        self._sizes = np.array(
-            [max(1, min(each.records, round(most * each.records / max(1, each.bytes)))) for each in self.shards],
-            np.int64,
+        manifest = cache.manifest
+        chunk = max(1, CHUNK_BYTES // usual_bytes(manifest.fields))
+        size = chunk * max(1, manifest.total_bytes) / max(1, manifest.records)
+        parts, length = min(chunk, max(1, round(size / most))), chunk * max(1, round(most / size))
+        #: For each shard, the places in it where pieces begin, and its end.
+        self._edges = [
+            np.flatnonzero(np.diff((np.arange(each.records) + each.first) * parts // length, prepend=-1, append=-2))
+            for each in self.shards
+        ]
+        self._first = np.cumsum([0, *(len(edges) - 1 for edges in self._edges)])
+        #: The bytes that each piece counts for: records of a shard have equal shares of its file.
+        self.bytes = np.concatenate(
+            [
+                np.diff(edges * each.bytes // max(1, each.records))
+                for edges, each in zip(self._edges, self.shards, strict=True)
+            ]
         )
-        records = np.array([each.records for each in self.shards], np.int64)
-        sizes = np.array([each.bytes for each in self.shards], np.int64)
-        counts = -(-records // self._sizes)
-        self._first = np.concatenate([[0], np.cumsum(counts)])
-        #: The bytes that each piece counts for: the pieces of a shard have equal shares of its file.
-        self.bytes = np.repeat(sizes // np.maximum(1, counts), counts)
-        has_pieces = counts > 0
-        self.bytes[self._first[1:][has_pieces] - 1] += (sizes % np.maximum(1, counts))[has_pieces]
         self._table = functools.lru_cache(_MOST_TABLES)(functools.partial(_records_of, cache))
 
     def __len__(self) -> int:
@@ -85,9 +91,9 @@ class Pieces:
 
     def __getitem__(self, piece: int) -> Piece:
         shard = int(np.searchsorted(self._first, piece, "right")) - 1
-        each, (rows, numbers) = int(self._sizes[shard]), self._table(shard)
-        first = (piece - int(self._first[shard])) * each
-        rows, numbers = rows[first : first + each], numbers[first : first + each]
+        rows, numbers = self._table(shard)
+        own = slice(*self._edges[shard][piece - self._first[shard] :][:2])
+        rows, numbers = rows[own], numbers[own]
         start, stop = int(rows["offset"][0]), int((rows["offset"] + rows["length"]).max())
         self._check(shard, start, stop, rows)
         return Piece(shard, start, stop, numbers, rows)
@@ -117,7 +123,7 @@ class Pieces:
                     f"the index has no record at the requested bytes of {self.shards[shard].name}: open the URL again"
                 )
             numbers[chosen] = table_numbers[at]
-            pieces[chosen] = self._first[shard] + at // self._sizes[shard]
+            pieces[chosen] = self._first[shard] + np.searchsorted(self._edges[shard], at, "right") - 1
         return numbers, pieces
 
     def of_shards(self, shards: Numbers) -> Numbers:
@@ -198,8 +204,7 @@ class Moment(NamedTuple):
     def is_settled(self) -> bool:
         """Whether every later change of the file is certain to alter this status, on a local file system.
 
-        It is so if only this user may write the file, it has a single name, and its last change is more than two
-        seconds old: two changes within one tick of the file system's clock get the same time.
+        It is so if only this user may write the file, it has a single name, and its last change was two seconds ago.
         """
         is_own = self.owner == os.geteuid() and not self.mode & (stat.S_IWGRP | stat.S_IWOTH)
         return is_own and self.links == 1 and self.changed_ns + _TICK_NS < time.time_ns()
@@ -231,19 +236,15 @@ class LocalCopy:
                 f"{directory} cannot keep what is read from the URL: {error}. Give another folder as cache_dir"
             ) from error
         free = shutil.disk_usage(directory).free
-        self._most = int(_SHARE * (free + self._taken)) if most_bytes is None else most_bytes
+        self._most = int(_SHARE * (free + self._taken())) if most_bytes is None else most_bytes
 
-    @property
     def _taken(self) -> int:
-        return int(self._pieces.bytes[self._state > _NOTHING].sum())
+        return int(self._pieces.bytes[self._look() > _NOTHING].sum())
 
     def has(self, pieces: Numbers) -> Bools:
         """Return which of these pieces are in this folder: bool (n,). They need no fetching, but may be damaged."""
         found: Bools = self._state[pieces] == _WRITTEN
-        if not found.all():
-            self._look()
-            found = self._state[pieces] == _WRITTEN
-        return found
+        return found if found.all() else self._look()[pieces] == _WRITTEN
 
     def are_proven(self, shard: int, numbers: Numbers, now: Moment) -> Bools:
         """Return which records of a shard this process has compared with their checksums, if its file still has the
@@ -283,9 +284,8 @@ class LocalCopy:
             return False
         try:
             with self._locked_header():
-                self._look()
-                if self._state[piece] == _NOTHING:
-                    if self._taken + self._pieces.bytes[piece] > self._most:
+                if self._look()[piece] == _NOTHING:
+                    if self._taken() + self._pieces.bytes[piece] > self._most:
                         self.is_full = True
                         return False
                     self._set(piece, _RESERVED)
@@ -348,14 +348,14 @@ class LocalCopy:
             os.posix_fallocate(number, 0, size)
             os.pwrite(number, _MAGIC, 0)
             return
-        self._look()
         lost = [shard for shard, entry in enumerate(self._pieces.shards) if entry.name not in names]
         pieces = self._pieces.of_shards(np.array(lost, np.int64))
-        self._forget(pieces[self._state[pieces] == _WRITTEN])
+        self._forget(pieces[self._look()[pieces] == _WRITTEN])
 
-    def _look(self) -> None:
+    def _look(self) -> npt.NDArray[np.uint8]:
         data = os.pread(self._file.number, len(self._state), _HEADER)
-        self._state = np.frombuffer(data.ljust(len(self._state), b"\0"), np.uint8).copy()
+        found = self._state = np.frombuffer(data.ljust(len(self._state), b"\0"), np.uint8).copy()
+        return found  # another thread may put what it read before into `_state`
 
     def _set(self, piece: int, state: int) -> None:
         os.pwrite(self._file.number, bytes([state]), _HEADER + piece)
@@ -366,7 +366,7 @@ class LocalCopy:
             self._set(piece, _RESERVED)
 
     def _renew(self, shard: int) -> None:
-        """Forget a shard's open file, because the file was removed or truncated: the next use opens it again."""
+        """Forget a shard's open file, because it was removed or truncated: the next use opens it again."""
         with self._files_lock:
             self._files.pop(shard, None)
             self._moments.pop(shard, None)

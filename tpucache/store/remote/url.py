@@ -310,12 +310,11 @@ class Remote:
             raise OSError(f"{type(error).__name__}: {self._clean(error)}") from None
 
     def manifest(self) -> tuple[Manifest, bytes]:
-        where = f"{self.shown}/{MANIFEST_NAME}"
         data = self.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         try:
             return Manifest.from_json(data), data
         except FormatError as error:
-            raise FormatError(f"{where}: {error}") from error
+            raise FormatError(f"{self.shown}/{MANIFEST_NAME}: {error}") from error
 
     def small_file(self, name: str, most: int = MAX_MANIFEST_BYTES) -> bytes | None:
         """Return a small file's bytes; None if there is no file, or its size is not stated."""
@@ -345,12 +344,9 @@ class Remote:
         """Return a file's size in bytes, and a text that changes with its content, such as an ETag."""
         return self._retry(name, lambda: self._files.version(name))
 
-    def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
-        """Copy a local file into the folder. `advance` is called with the bytes written so far."""
+    def write(self, name: str, source: Path | bytes, advance: Callable[[int], None] = lambda done: None) -> None:
+        """Write a file with the bytes or the local file `source`, calling `advance` with the bytes written so far."""
         self._retry(name, lambda: self._writable.write(name, source, advance))
-
-    def put(self, name: str, data: bytes) -> None:
-        self._retry(name, lambda: self._writable.write(name, data, lambda done: None))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
@@ -378,10 +374,7 @@ class Remote:
                 self._retry("", lambda: folder.commit(files, remove))
             return
         for name, data in files.items():
-            if isinstance(data, bytes):
-                self.put(name, data)
-            else:
-                self.write(name, data, lambda done: None)
+            self.write(name, data)
         for name in remove:
             self.remove(name)
 
@@ -413,8 +406,7 @@ class Remote:
             yield from self._rest(name, start, stop)
             return
         for at in range(start, stop, _CHUNK):
-            end = min(at + _CHUNK, stop)
-            yield from self._files.part(name, at, end)
+            yield from self._files.part(name, at, min(at + _CHUNK, stop))
 
     def _rest(self, name: str, start: int, stop: int) -> Iterator[bytes]:
         """Yield a file's bytes from `start` to `stop`. The file is read from its beginning, without a range."""

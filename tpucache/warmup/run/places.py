@@ -179,7 +179,7 @@ class UrlPlace(Place):
         self._remote.make_folder()
         claim = self._claim.to_json().encode()
         if CLAIM_NAME in self._names:
-            self._remote.put(CLAIM_NAME, claim)
+            self._remote.write(CLAIM_NAME, claim)
         elif not self._remote.create(CLAIM_NAME, claim):
             raise self._lost()
         self._is_taken = True
