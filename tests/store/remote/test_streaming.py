@@ -116,13 +116,13 @@ def test_records_are_kept_in_memory_at_once_where_the_processor_has_time(
 ) -> None:
     fetcher = opened().cache.reader.fetcher
     assert not fetcher.is_busy  # nothing is on its way
-    fetcher._begun[0], fetcher.statistics.began = None, time.monotonic() - 1e6
-    fetcher.statistics.waited = 5.5e5
-    assert fetcher.is_busy  # the first batch is waited for
-    fetcher.statistics.needed = 1
-    assert not fetcher.is_busy  # readers wait for the network most of the time
-    fetcher.statistics.waited = 4.5e5
+    fetcher._begun[0] = None
+    assert not fetcher.is_busy  # the first batches are waited for
+    fetcher.statistics.settled = time.monotonic() - 1e6, 5.0
     assert fetcher.is_busy
+    fetcher.statistics.waited = 2e5
+    assert not fetcher.is_busy  # readers wait for the network
+    fetcher.statistics.waited = 5e4
     fetcher.local.is_full = True
     assert not fetcher.is_busy  # what is not kept in memory is fetched again
     for busy, expected in ((True, 0), (False, 150)):

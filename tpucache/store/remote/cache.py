@@ -20,7 +20,7 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -200,11 +200,8 @@ class KeptCopy(NamedTuple):
 def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
     """Return the local copies of URLs below `cache_dir` (default: `cache_directory()`), the largest first."""
     below = cache_directory(cache_dir)
-    urls: dict[str, str] = {}
-    for note in sorted(below.glob(f"{_URLS}/*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            content = parse_json(read_file(note, _MOST_NOTE))
-            urls[str(content["identity"])] = str(content["url"])
+    notes = map(_read_json, sorted(below.glob(f"{_URLS}/*.json")))
+    urls = {str(note.get("identity")): str(note.get("url")) for note in notes}
     kept = []
     for path in sorted(below.glob(f"*/{MANIFEST_COPY}")):
         identity = path.parent.name
@@ -213,10 +210,9 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
             url = urls.get(identity, "no URL any more")
             kept.append(KeptCopy(url, folder, disk_bytes(folder), manifest.total_bytes))
     for path in sorted(below.glob(f"{COPIES}/*/{URL_NOTE}")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            url = str(parse_json(read_file(path, _MOST_NOTE))["url"])
+        if place := _read_json(path).get("url"):
             size = disk_bytes(path.parent)
-            kept.append(KeptCopy(url, path.parent, size, size))
+            kept.append(KeptCopy(str(place), path.parent, size, size))
     return sorted(kept, key=lambda each: -each.bytes)
 
 
@@ -321,18 +317,25 @@ def _read_note(note: Path) -> tuple[str | None, float]:
         found, below = note.lstat(), note.parent.parent.stat()
         if found.st_uid not in (os.geteuid(), below.st_uid) or found.st_mode & stat.S_IWOTH:
             return None, 0.0
-        identity = parse_json(read_file(note, _MOST_NOTE))["identity"]
-        age = time.time() - found.st_mtime
-    except (OSError, ValueError, KeyError, TypeError):
+        identity, age = _read_json(note).get("identity"), time.time() - found.st_mtime
+    except OSError:
         return None, 0.0
     is_right = isinstance(identity, str) and _IDENTITY.fullmatch(identity)
     return (identity, age if age >= 0 else _FRESH_SECONDS) if is_right else (None, 0.0)
 
 
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = parse_json(read_file(path, _MOST_NOTE))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
     path = directory / entry.name
     with only_one(directory / f"{entry.name}.lock", _PATIENCE):
-        if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:
+        if _is_whole(path, entry):
             return
         data = remote.read(entry.name, entry.bytes)
         if hashlib.sha256(data).hexdigest() != entry.sha256:
@@ -344,6 +347,7 @@ def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
 
 
 _PART: Final = 8 << 20  # bytes per request
+_TOGETHER: Final = 8  # files that are copied at once
 
 
 @dataclass(frozen=True)
@@ -356,33 +360,39 @@ class _Note:
     sha256: str
 
 
-class Copies(dict[str, Path]):
-    """The local paths of copied files by their names at the URL. While this object exists, they are not removed."""
+class Copies:
+    """Copies of files at a URL, by their names in `folder`. While this object exists, they are not removed."""
 
-    def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:
-        super().__init__(files)
-        self.place, self._use = place, use
+    def __init__(self, folder: Path, use: OpenFile | None = None) -> None:
+        self.folder, self._use = folder, use
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Copies, (self.place, dict(self))
+        return Copies, (self.folder,)
 
 
-def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
+def copy_files(url: str, folder: str, names: Sequence[str], advance: Callable[[int], None]) -> Copies:
     """Copy files from the folder at a URL to this machine. Files that were copied before are only verified."""
     below = cache_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]
-    found: dict[str, Path] = {}
+    if outside := next((name for name in names if ".." in Path(name).parts), ""):
+        raise SourceError(f"{shown(folder)} has a file called {outside!r}, whose copy would lie in another folder")
     try:
-        use = _hold(below)
+        use, copies = _hold(below), dict[str, Path]()
         write_atomically(below / URL_NOTE, json.dumps({"url": shown(url)}).encode())
-        with closing(Remote(folder)) as remote:
-            for name in names:
-                found[name] = _copy(remote, name, below)
-                advance(found[name].stat().st_size)
+        with closing(Remote(folder)) as remote, Threads(min(_TOGETHER, len(names)), "tpucache-copy") as threads:
+            for name, path in zip(names, threads.map(functools.partial(_copy, remote, below), names), strict=True):
+                copies[name] = path
+                advance(path.stat().st_size)
+        links = below / hashlib.sha256(repr(copies).encode()).hexdigest()
+        for name, path in copies.items():
+            link = links / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(os.path.relpath(path, link.parent))
     except OSError as error:
         raise StoreError(
             f"{below} cannot keep copies from {shown(url)}: {error}. Set TPUCACHE_DIR to a folder with enough space"
         ) from error
-    return Copies(shown(folder), found, use)
+    return Copies(links, use)
 
 
 def _hold(below: Path) -> OpenFile:
@@ -402,15 +412,17 @@ def _hold(below: Path) -> OpenFile:
 
 
 def _remove_old(below: Path) -> None:
-    """Remove copies that no note (a .json file) names, and temporary files of killed processes."""
+    """Remove copies that no note (a .json file) names, links, and temporary files of killed processes."""
     notes = filter(None, map(_read_copied, below.glob("*.json")))
     needed = {STATE_NAME, *(f"{note.sha256}{Path(note.name).suffix}" for note in notes)}
     for path in below.iterdir():
-        if path.name not in needed and path.suffix not in (".json", ".lock"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in needed and path.suffix not in (".json", ".lock"):
             path.unlink()
 
 
-def _copy(remote: Remote, name: str, below: Path) -> Path:
+def _copy(remote: Remote, below: Path, name: str) -> Path:
     key, suffix = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32], Path(name).suffix
     with only_one(below / f"{key}.lock", patience=math.inf):
         size, tag = remote.version(name)
@@ -436,7 +448,7 @@ def _copy(remote: Remote, name: str, below: Path) -> Path:
         return path
 
 
-def _is_whole(path: Path, note: _Note) -> bool:
+def _is_whole(path: Path, note: _Note | FileEntry) -> bool:
     try:
         return path.lstat().st_size == note.bytes and sha256_file(path) == note.sha256
     except OSError:
@@ -445,8 +457,8 @@ def _is_whole(path: Path, note: _Note) -> bool:
 
 def _read_copied(path: Path) -> _Note | None:
     try:
-        note = _Note(**parse_json(read_file(path, _MOST_NOTE)))
-    except (OSError, ValueError, TypeError):
+        note = _Note(**_read_json(path))
+    except TypeError:
         return None
     is_right = all(isinstance(value, str) for value in (note.name, note.tag, note.sha256))
     return note if is_right and isinstance(note.bytes, int) else None

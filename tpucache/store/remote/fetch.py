@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -47,7 +48,7 @@ _MOST_REQUESTS: Final = 32
 #: The running requests together ask for this many times the bytes that the link transfers during one latency.
 _BUSY_TIMES: Final = 6
 _LONGEST_SECOND: Final = 3.0  # a longer time between two answers is a pause, and does not count as the best second
-_WAITING_SHARE: Final = 0.5  # the fraction of the time that readers (summed over threads) may wait for the network
+_WAITING_SHARE: Final = 0.1  # the fraction of the time that readers (summed over threads) may wait for the network
 
 _MEMORY_SHARE: Final = 4  # pieces in memory may take a quarter of the free memory,
 _MOST_MEMORY: Final = 2 << 30  # and at most this many bytes,
@@ -139,8 +140,8 @@ class LinkStatistics:
 
     def __init__(self) -> None:
         self.bytes = self.needed = self.requests = self.failures = 0
-        self.began = 0.0  # when a reader first waited for a record
         self.waited = 0.0
+        self.settled = (0.0, -math.inf)  # when the first second ended, in which all wait, and the waiting before
         self.latency = 1.0  # the duration of the fastest request, in seconds
         self._busy = 0.0  # seconds during which at least one request ran
         self._best = 0.0  # the highest rate of any second
@@ -163,6 +164,8 @@ class LinkStatistics:
             if now - began >= 1.0:
                 if now - began < _LONGEST_SECOND:
                     self._best = max(self._best, (self.bytes - before) / (now - began))
+                    if self.settled[1] < 0:
+                        self.settled = now, self.waited
                 self._second = (now, self.bytes)
 
     @property
@@ -295,7 +298,7 @@ class Fetcher:
         """Wait until some records are on this machine. Returns those that are only in memory, by their numbers."""
         began = time.monotonic()
         alone = self._read_alone(rows, numbers, pieces)
-        left = pieces[[number not in alone for number in numbers.tolist()]] if alone else pieces
+        left = pieces[[number not in alone for number in numbers.tolist()]]
         wanted = np.array([*dict.fromkeys(left.tolist())], np.int64)  # in the order in which they are needed
         found: dict[int, Held] = {}
         own: dict[int, _Fetch] = {}
@@ -304,7 +307,6 @@ class Fetcher:
                 for piece in missing:
                     self._look_for(piece, own, found)
                 if not found.keys() >= {*missing}:
-                    self.statistics.began = self.statistics.began or began
                     self._start(_LEAST_REQUESTS)
                     self._wake()
                     self._wait()
@@ -331,7 +333,6 @@ class Fetcher:
                 most = min(most, self.statistics.bytes / _ALONE_SHARE - self._alone_bytes)
             if size >= most:
                 return {}
-            self.statistics.began = self.statistics.began or time.monotonic()
             self._alone_bytes += size
             self._alone.extend(own)
             self._start(min(_MOST_ALONE, len(own)))
@@ -372,9 +373,9 @@ class Fetcher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether pieces are being fetched to the disk while readers wait less than half of the time."""
-        found = self.statistics
-        keeps_up = not found.needed or found.waited <= _WAITING_SHARE * (time.monotonic() - found.began)
+        """Whether pieces are being fetched to the disk while readers hardly wait for them."""
+        began, before = self.statistics.settled
+        keeps_up = self.statistics.waited - before <= _WAITING_SHARE * (time.monotonic() - began)
         return bool(self._begun) and not self.local.is_full and keeps_up
 
     def close(self, patience: float = 0.0) -> None:

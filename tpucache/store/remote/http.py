@@ -12,7 +12,6 @@ import http.client
 import io
 import re
 import socket
-import ssl
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -215,13 +214,8 @@ class HttpFolder:
 class _Connection:
     def __init__(self, origin: Origin, silence: float) -> None:
         self.origin = origin
-        if origin.scheme == "https":
-            context = ssl.create_default_context()
-            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
-                origin.host, origin.port, timeout=silence, context=context
-            )
-        else:
-            self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=silence)
+        kind = http.client.HTTPSConnection if origin.scheme == "https" else http.client.HTTPConnection
+        self._http = kind(origin.host, origin.port, timeout=silence)
         self._http.connect()
         self._http.auto_open = 0  # http.client must not reconnect by itself, around the watched socket
         self._socket = _WatchedSocket(self._http.sock, silence)
@@ -370,8 +364,9 @@ def _unexpected(status: int, span: tuple[int, int] | None) -> HttpError:
     if status == _WHOLE and span is not None:
         return HttpError("the server sends the whole file instead of a part", status, is_final=False)
     # 408 means "request timeout", 429 "too many requests".
-    is_final = status < 500 and status not in (408, 429)
-    return HttpError(f"the server answers with status {status}", status, is_final=is_final)
+    return HttpError(
+        f"the server answers with status {status}", status, is_final=status < 500 and status not in (408, 429)
+    )
 
 
 def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult:

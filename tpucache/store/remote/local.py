@@ -273,8 +273,7 @@ class LocalCopy:
                     self._moments[shard] = before
                     self._proven[self._records_of(shard)] = False
                 self._proven[numbers[is_right]] = True
-        if not is_right.all():
-            self._forget(pieces[~is_right])
+        self._forget(pieces[~is_right])
 
     def make_room(self, piece: int) -> bool:
         """Reserve space for a piece if the limit of bytes allows it. Returns whether the piece has space now."""
@@ -339,7 +338,7 @@ class LocalCopy:
         The caller has locked the header.
         """
         number, size = self._file.number, _HEADER + len(self._state)
-        names = {each.name for each in os.scandir(self._folder.number)}
+        names = os.listdir(self._folder.number)  # noqa: PTH208  # a Path has no open folder
         if os.fstat(number).st_size != size or os.pread(number, len(_MAGIC), 0) != _MAGIC:
             for entry in self._pieces.shards:  # without a state, the contents of these files are unknown
                 if entry.name in names:

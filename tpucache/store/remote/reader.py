@@ -76,10 +76,8 @@ class RemoteReader(ShardReader):
     def expect(self, owner: object, variants: Sequence[int], windows: Windows) -> None:
         shards = np.flatnonzero(np.isin(self._variants, variants))
         fetcher, index = self.fetcher, self._cache.index
-        if fetcher.local.has(self._pieces.of_shards(shards)).all():
-            fetcher.expect(owner, None)
-        else:
-            fetcher.expect(owner, (index[window] for window in windows()))
+        is_here = fetcher.local.has(self._pieces.of_shards(shards)).all()
+        fetcher.expect(owner, None if is_here else (index[window] for window in windows()))
 
     def close(self) -> None:
         super().close()

@@ -10,8 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Final, cast
 
-from tpucache.errors import DependencyError, SourceError, UsageError
-from tpucache.options import options_of
+from tpucache.errors import DependencyError, SourceError
 from tpucache.plugins import PartTable
 from tpucache.store.files import check_is_local, is_url
 from tpucache.warmup.sources import archive_samples as archives
@@ -111,12 +110,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
     """
     kind = _find_kind(source)
     if kind is not None:
-        given = [
-            name for name, value in vars(options or TableOptions()).items() if value != getattr(TableOptions, name)
-        ]
-        unused = [options_of(TableOptions)[name].flag for name in given if name not in kind.options]
-        if unused:
-            raise UsageError(f"{source} is {kind.description}, which has no {unused[0]}: leave {unused[0]} out")
+        (options or TableOptions()).check_used(kind.options, f"{source} is {kind.description}")
         opened = kind.open(source, options)
         return opened if kind in map(_KINDS.__getitem__, _KINDS.own) else CheckedSource(opened)
     check_is_local(source)

@@ -1,8 +1,8 @@
-"""Samples at URLs: images in a bucket, a .zip on any server, parquet files.
+"""Samples at URLs: images in a bucket, a .zip on any server, other files of samples.
 
 Workers read single files when they need them. A .zip's directory is read once, and then each file by its offset.
-Parquet files are first copied to this machine. A network failure is never treated as a broken sample: it ends the
-build, and the next run continues.
+Files of other kinds are first copied to this machine. A network failure is never treated as a broken sample: it ends
+the build, and the next run continues.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from __future__ import annotations
 import fnmatch
 import functools
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from tpucache.errors import FormatError, SampleError, SourceError, StoreError, UsageError
+from tpucache.errors import FormatError, SampleError, SourceError, StoreError
 from tpucache.progress import Progress
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local
 from tpucache.text import shown
+from tpucache.warmup.sources import archive_samples, parquet, tfrecords
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip, plain_members, read_zip, zip_file
 from tpucache.warmup.sources.columns import TableOptions
 from tpucache.warmup.sources.folder import FoundFile, is_ignored, list_images
 from tpucache.warmup.sources.kept import Files, kept_listings
-from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.source import (
+    DerivedSource,
     Item,
     Listing,
     Member,
@@ -45,8 +47,10 @@ if TYPE_CHECKING:
 _SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
 _WEB: Final = ("http", "https")
 _ZIP, _PARQUET = ".zip", ".parquet"
-_TABLES: Final = (".csv", ".tfrec", ".tfrecord", ".json")
-_TARS: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
+_TABLES: Final = (".csv", ".json")
+_COMPRESSED: Final = (".tgz", ".gz", ".bz2", ".xz", ".zst")
+#: The kinds of files that are copied, by the beginnings of their suffixes.
+_COPIED: Final = {_PARQUET: parquet.KIND, ".tfrec": tfrecords.KIND, ".tar": archive_samples.KIND}
 #: The most bytes that are read from one file. A larger file is not a photograph.
 _LARGEST: Final = 1 << 30
 
@@ -119,25 +123,41 @@ class CloudZip:
         return read_zip(pread, member, path)
 
 
-def copy_parquet(url: str) -> Copies:
-    """Copy parquet files to this machine: the file at a URL, those that match a pattern, or those in a folder.
+@dataclass(frozen=True, repr=False)
+class CopiedSource(DerivedSource):
+    """The samples in files at a URL that were copied to this machine."""
 
-    Return the copies.
-    """
+    source: Source
+    url: str
+    copies: Copies
+
+    def __repr__(self) -> str:
+        return shown(self.url)
+
+    def list(self) -> Listing:
+        """Return all samples."""
+        return self.source.list()
+
+
+def copy_source(url: str, kind: SourceKind, options: TableOptions | None) -> CopiedSource:
+    """Copy the file at a URL, or those that match a pattern, and return their source, which is of a local kind."""
     from tpucache.store.remote.cache import copy_files
 
+    (options or TableOptions()).check_used(kind.options, f"{shown(url)} is {kind.description}")
     folder, name = _split(url)
-    if not name.lower().endswith(_PARQUET):
-        folder, name = url.rstrip("/"), f"*{_PARQUET}"
-    files = _files(folder) if has_wildcard(name) else {name: 0}
+    patterns = expand_braces(name)
+    files = _files(folder) if any(map(has_wildcard, patterns)) else dict.fromkeys(patterns, 0)
     chosen: set[str] = set()
-    for pattern in [name] if name in files else expand_braces(name):
+    for pattern in [name] if name in files else patterns:
         matched = {each for each in files if each == pattern or fnmatch.fnmatchcase(each, pattern)}
         if not matched:
             raise SourceError(f"{shown(url)}: there are no such files" + (f" as {pattern}" if pattern != name else ""))
         chosen |= matched
     with Progress(sum(files[each] for each in chosen) or None, "copy", "bytes") as progress:
-        return copy_files(url, folder, sorted(chosen), progress.advance)
+        copies = copy_files(url, folder, sorted(chosen), progress.advance)
+    is_flat = not any("/" in each for each in chosen)
+    pattern = name if is_flat else f"**/*{PurePosixPath(name).suffix}"
+    return CopiedSource(kind.open(copies.folder / pattern, options), url, copies)
 
 
 def _files(url: str) -> Files:
@@ -185,24 +205,20 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
     suffix = path.suffix.lower()
     if suffix == _ZIP:
         return ArchiveSource(CloudZip(url), options)
-    if suffix in _TABLES or (has_wildcard(path.name) and suffix != _PARQUET):
+    if suffix in _COMPRESSED:
+        raise SourceError(f"{shown(url)}: a compressed file at a URL cannot be read: decompress it, or make a .zip")
+    if kind := next((kind for start, kind in _COPIED.items() if suffix.startswith(start)), None):
+        return copy_source(url, kind, options)
+    if suffix in _TABLES or has_wildcard(path.name):
         check_is_local(url)
-    if suffix in _TARS:
-        raise SourceError(
-            f"{shown(url)}: single files of a tar at a URL cannot be read: copy the tar here, or make a .zip"
-        )
-    if suffix == _PARQUET:
-        copies = copy_parquet(url)
-        return ParquetSource(copies.place, options, copies)
     if url.partition("://")[0].lower() in _WEB:
-        raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a .zip or .parquet")
-    if options is not None and options != TableOptions():
-        raise UsageError(f"{shown(url)} is a folder of images, which has no table: leave the options of tables out")
+        raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a file of samples")
+    (options or TableOptions()).check_used((), f"{shown(url)} is a folder of images")
     return CloudFolder(url)
 
 
 KIND: Final = SourceKind(
-    "a URL of a folder of images (gs://, s3://, hf://), of a .zip or of parquet files",
+    "a URL of a folder of images (gs://, s3://, hf://), or of .zip, .tar, parquet or TFRecord files",
     _is_at_url,
     _open_source,
     OPTIONS,

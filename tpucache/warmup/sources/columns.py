@@ -17,7 +17,7 @@ import numpy as np
 
 from tpucache.errors import SourceError, UsageError
 from tpucache.native import Array
-from tpucache.options import option
+from tpucache.options import option, options_of
 from tpucache.text import part_names
 from tpucache.warmup.sources.source import Column, Listing, RunsOrder, Sample, column_names, spellings
 
@@ -132,6 +132,12 @@ class TableOptions:
                 f"label_sep must be the text between names in one label column, not {self.label_sep!r} "
                 f"with {len(self.label_cols)} label columns"
             )
+
+    def check_used(self, names: Collection[str], source: str) -> None:
+        """Raise UsageError if another option than `names` is given: `source` does not use it."""
+        for name, each in options_of(TableOptions).items():
+            if name not in names and getattr(self, name) != getattr(TableOptions, name):
+                raise UsageError(f"{source}, which has no {each.flag}: leave {each.flag} out")
 
     def is_kept(self, name: str) -> bool:
         """Return whether `keep` and `drop` say that a column is kept, if no other option names the column."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -53,21 +52,13 @@ _log: Final = logging.getLogger("tpucache")
 class ParquetSource:
     """The rows of parquet files, file by file in the order of the bytes of their names."""
 
-    def __init__(
-        self, pattern: str | Path, options: TableOptions | None = None, copies: Mapping[str, Path] | None = None
-    ) -> None:
-        """Take a parquet file, a folder of them, or a pattern, and options for the columns. This reads nothing yet.
-
-        For files at a URL, `copies` has their local copies by name, and `pattern` is the URL of their folder.
-        """
+    def __init__(self, pattern: str | Path, options: TableOptions | None = None) -> None:
+        """Take a parquet file, a folder of them, or a pattern, and options for the columns. This reads nothing yet."""
         path = Path(pattern)
-        self._copies = copies
         self._options = options or TableOptions()
         self._root, self._pattern = split_pattern(path / f"*{_SUFFIX}" if path.is_dir() else path)
-        self._place, self._where = str(self._root), str(self._root / self._pattern)
+        self._where = str(self._root / self._pattern)
         self._images = Path(self._options.root or self._root).absolute()
-        if copies is not None:
-            self._root, self._place, self._where = Path(), str(pattern), str(pattern)
 
     def __repr__(self) -> str:
         return self._where
@@ -75,22 +66,19 @@ class ParquetSource:
     def list(self) -> Listing:
         """Return all rows as samples, with paths such as `file#row`."""
         options, where = self._options, self._where
-        if self._copies is None:
-            names = [name.as_posix() for name in find_files(self._root, self._pattern)]
-        else:
-            names = sorted(self._copies, key=os.fsencode)
+        names = [name.as_posix() for name in find_files(self._root, self._pattern)]
         self._check_names(names)
         first = names[0]
         roles = self._roles(first)
-        options.tell_of_unused(open_rows(self._path(first)).schema.names, where)
+        options.tell_of_unused(open_rows(self._root / first).schema.names, where)
         light = [name for name in dict.fromkeys((*roles.labels, *roles.kept, options.fold_col)) if name]
         values: dict[str, list[Any]] = {name: [] for name in light}
         samples: list[Sample] = []
         with Progress(None, "list", "rows", is_brief=True) as progress:
             for name in names:
                 if self._roles(name) != roles:
-                    raise SourceError(f"{self._place}/{name} has other columns than {first}: give files of one kind")
-                rows = open_rows(self._path(name))
+                    raise SourceError(f"{self._root}/{name} has other columns than {first}: give files of one kind")
+                rows = open_rows(self._root / name)
                 for column, found in rows.read_columns(light).items():
                     values[column] += found
                 sizes = rows.sizes(roles.heavy)
@@ -121,7 +109,7 @@ class ParquetSource:
         name, _, row = sample.path.rpartition("#")
         try:
             roles = self._roles(name)
-            cells = open_rows(self._path(name)).row(int(row), roles.heavy)
+            cells = open_rows(self._root / name).row(int(row), roles.heavy)
         except IndexError as error:
             raise SampleError(sample.path, "is no longer in its file, which has fewer rows now") from error
         except SourceError as error:
@@ -136,10 +124,7 @@ class ParquetSource:
         return Item(fields)
 
     def _roles(self, name: str) -> Roles:
-        return find_roles(open_rows(self._path(name)).schema, self._options, f"{self._place}/{name}")
-
-    def _path(self, name: str) -> Path:
-        return self._root / name if self._copies is None else self._copies[name]
+        return find_roles(open_rows(self._root / name).schema, self._options, f"{self._root}/{name}")
 
     def _check_names(self, names: Sequence[str]) -> None:
         parts = {found[1] for name in names if (found := _SPLIT.fullmatch(Path(name).name))}
@@ -151,9 +136,9 @@ class ParquetSource:
             parts = {*train, *held_out} if "{" not in self._pattern else set()
         if len(parts) > 1:
             raise SourceError(
-                f"{self._place} holds files of parts of a data set, {', '.join(sorted(parts))}: give a pattern for one "
-                f"of them, such as '{self._place}/{max(parts)}*{_SUFFIX}', or name all in braces, "
-                f"'{self._place}/{{a,b}}*{_SUFFIX}'"
+                f"{self._root} holds files of parts of a data set, {', '.join(sorted(parts))}: give a pattern for one "
+                f"of them, such as '{self._root}/{max(parts)}*{_SUFFIX}', or name all in braces, "
+                f"'{self._root}/{{a,b}}*{_SUFFIX}'"
             )
 
     def _encoded(self, cell: Any, column: str, path: str) -> bytes:
@@ -163,10 +148,6 @@ class ParquetSource:
             return cell
         if not isinstance(cell, str) or not cell:
             raise SampleError(path, f"has no image in column {column!r}")
-        if self._copies is not None and not self._options.root:
-            raise SampleError(
-                path, f"{cell!r} is the name of a file: copy such files here, and give their folder as --root"
-            )
         name = cell + self._options.suffix
         try:
             return read_below(self._images, name, path)
