@@ -114,31 +114,31 @@ def test_a_file_that_is_gone_is_a_broken_sample(bucket: str) -> None:
         source.load(sample)
 
 
-def write_files(folder: Path, ending: str, photos: Path) -> None:
+def write_files(folder: Path, names: str, photos: Path) -> None:
     folder.mkdir()
     pictures = [path.read_bytes() for path in sorted(photos.rglob("*.*"))[:20]]
     for part in range(2):
-        path, few = folder / f"train-0000{part}-of-00002{ending}", pictures[part::2]
-        if ending == ".parquet":
+        path, few = folder / names.format(part), pictures[part::2]
+        if path.suffix == ".parquet":
             pq.write_table(
                 pa.table({"image": [{"bytes": data, "path": None} for data in few], "label": [0, 1] * 5}), path
             )
-        elif ending == ".tfrec":
+        elif path.suffix != ".tar":
             write_records(path, *({"image": data, "label": number % 2} for number, data in enumerate(few)))
         else:
             shutil.make_archive(str(path.with_suffix("")), "tar", photos)
 
 
-@pytest.mark.parametrize("ending", [".parquet", ".tfrec", ".tar"])
+@pytest.mark.parametrize("names", ["train-0000{}.parquet", "train.tfrecord-0000{}-of-00002", "train-0000{}.tar"])
 def test_files_of_samples_are_copied_once_and_give_what_they_give_on_a_disk(
-    ending: str, tmp_path: Path, photos: Path
+    names: str, tmp_path: Path, photos: Path
 ) -> None:
     local = tmp_path / "data"
-    write_files(local, ending, photos)
-    build_here(f"{local}/train-*{ending}", tmp_path / "own", _RECIPE)
+    write_files(local, names, photos)
+    build_here(f"{local}/{names.format('*')}", tmp_path / "own", _RECIPE)
     server = Server(local)
     try:
-        url = f"{server.url}/train-{{00000..00001}}-of-00002{ending}"
+        url = f"{server.url}/{names.format('{0..1}')}"
         server.fault = lambda name, _: "503" if "00001" in name else None
         with pytest.raises(StoreError, match="503"):
             open_source(url)
@@ -148,7 +148,7 @@ def test_files_of_samples_are_copied_once_and_give_what_they_give_on_a_disk(
         assert sum(stop - start > 1 for _, start, stop in server.ranges) == 2
     finally:
         server.close()
-    build_here(f"{put(local, 'sets')}/train-*{ending}", tmp_path / "bucket", _RECIPE)
+    build_here(f"{put(local, 'sets')}/{names.format('*')}", tmp_path / "bucket", _RECIPE)
     fsspec.filesystem("memory").rm("/sets", recursive=True)
     assert records(tmp_path / "own") == records(tmp_path / "web") == records(tmp_path / "bucket")
 

@@ -202,7 +202,7 @@ def _is_at_url(source: str | Path) -> bool:
 def _open_source(source: str | Path, options: TableOptions | None) -> Source:
     url = as_url(source)
     path = PurePosixPath(urlsplit(url).path)
-    suffix = path.suffix.lower()
+    suffix = PurePosixPath(expand_braces(path.name)[0]).suffix.lower()
     if suffix == _ZIP:
         return ArchiveSource(CloudZip(url), options)
     if suffix in _COMPRESSED:
