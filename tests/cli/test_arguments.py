@@ -13,16 +13,16 @@ from tpucache.cli.parser import augmentation
 from tpucache.ondevice.settings import AugmentSettings
 
 URL = "s3://user:secret@bucket/there"
-NAMED = r"s3://bucket/there(/\*\.tfrec)? is a URL, .*copy the files at the URL to a folder first"
+NAMED = r"s3://bucket/there(/\*\.csv)? is a URL, .*copy the files at the URL to a folder first"
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["warmup", f"{URL}/*.tfrec", "cache"],
+        ["warmup", f"{URL}/*.csv", "cache"],
         *(["warmup", "photos", "cache", option, URL] for option in ("--classes", "--boxes", "--root")),
         ["relabel", "CACHE", URL],
-        ["verify", "CACHE", "--repair", f"{URL}/*.tfrec"],
+        ["verify", "CACHE", "--repair", f"{URL}/*.csv"],
         ["train", "CACHE", "--run", URL],
         ["train", "CACHE", "--run", "run", "--backend", "torch", "--model", "cnn", "--weights", URL],
         ["predict", URL, "CACHE", "-o", "predictions.csv"],
@@ -47,7 +47,7 @@ def test_a_url_where_a_path_belongs_is_refused_with_what_to_do(words, cache, pho
 
 def test_a_url_in_python_is_refused_and_no_folder_is_called_so(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for source in (f"{URL}/*.tfrec", Path(f"{URL}/*.tfrec")):
+    for source in (f"{URL}/*.csv", Path(f"{URL}/*.csv")):
         with pytest.raises(UsageError, match=NAMED):
             build_cache(source, "cache", Recipe(size=8), jobs=1)
     assert list(tmp_path.iterdir()) == []

@@ -117,7 +117,7 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
     if tables := [file.name for file in files if file.name.lower().endswith(".csv")]:
         _log.warning(
             "%s: if there are labels of these images in %s, give this table as the source (from an archive: copy it "
-            "out, and give the archive as --root)", where, name_some(tables),
+            "out, and give the archive as --root; from a URL: copy the images, too)", where, name_some(tables),
         )  # fmt: skip
     folder_of = [folders_of(file.place) for file in images]
     folders = {*folder_of}
