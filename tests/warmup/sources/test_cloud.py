@@ -265,10 +265,13 @@ def test_old_content_is_removed_once_nobody_reads_it(nested: str, tmp_path: Path
 
 
 def test_what_cannot_be_read_at_a_url_says_what_can(zipped: Server) -> None:
+    (zipped.folder / "wrong.tfrec").write_bytes(bytes(40))
     with pytest.raises(SourceError, match="does not list its files"):
         open_source(f"{zipped.url}/photos")
     with pytest.raises(SourceError, match="decompress it, or make"):
         open_source(f"{zipped.url}/photos.tar.gz")
+    with pytest.raises(SourceError, match=rf"{zipped.url}/wrong\.tfrec, offset 0"):
+        open_source(f"{zipped.url}/wrong.tfrec").list()
     with pytest.raises(SourceError, match="does not exist"):
         open_source(f"{zipped.url}/other.zip").list()
     with pytest.raises(UsageError, match="is a URL"):

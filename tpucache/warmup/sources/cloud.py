@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
 _WEB: Final = ("http", "https")
 _ZIP, _PARQUET = ".zip", ".parquet"
-_TABLES: Final = (".csv", ".json")
 _COMPRESSED: Final = (".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: The kinds of files that are copied, by the beginnings of their suffixes.
 _COPIED: Final = {_PARQUET: parquet.KIND, ".tfrec": tfrecords.KIND, ".tar": archive_samples.KIND}
@@ -135,8 +134,11 @@ class CopiedSource(DerivedSource):
         return shown(self.url)
 
     def list(self) -> Listing:
-        """Return all samples."""
-        return self.source.list()
+        """Return all samples; errors name the files at the URL."""
+        try:
+            return self.source.list()
+        except SourceError as error:
+            raise SourceError(str(error).replace(str(self.copies.folder), shown(_split(self.url)[0]))) from error
 
 
 def copy_source(url: str, kind: SourceKind, options: TableOptions | None) -> CopiedSource:
@@ -209,7 +211,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
         raise SourceError(f"{shown(url)}: a compressed file at a URL cannot be read: decompress it, or make a .zip")
     if kind := next((kind for start, kind in _COPIED.items() if suffix.startswith(start)), None):
         return copy_source(url, kind, options)
-    if suffix in _TABLES or has_wildcard(path.name):
+    if suffix in (".csv", ".json") or has_wildcard(path.name):
         check_is_local(url)
     if url.partition("://")[0].lower() in _WEB:
         raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a file of samples")

@@ -134,7 +134,7 @@ class TableOptions:
             )
 
     def check_used(self, names: Collection[str], source: str) -> None:
-        """Raise UsageError if another option than `names` is given: `source` does not use it."""
+        """Raise UsageError if another option than `names` is given."""
         for name, each in options_of(TableOptions).items():
             if name not in names and getattr(self, name) != getattr(TableOptions, name):
                 raise UsageError(f"{source}, which has no {each.flag}: leave {each.flag} out")

@@ -152,7 +152,7 @@ class ParquetSource:
         try:
             return read_below(self._images, name, path)
         except SampleError as error:
-            raise SampleError(path, f"{name!r} {error.reason}") from error
+            raise SampleError(path, f"{name!r} {error.reason} (--root is the folder of such files)") from error
 
 
 def _array(cell: Any, column: str, path: str) -> Array:
