@@ -74,6 +74,14 @@ def serve(folder: Path, images: np.ndarray) -> tuple[Server, CachedDataset]:
     return server, CachedDataset(server.url, cache_dir=folder, in_memory=False)
 
 
+def test_a_chunk_of_a_block_order_needs_no_piece_of_another(tmp_path: Path) -> None:
+    server, dataset = serve(tmp_path, np.zeros((160, 150, 150, 3), np.uint8))
+    chunk = CachedLoader(dataset, 8, shuffle="block").state_dict()["chunk"]
+    _, pieces = Pieces(dataset.cache).of(dataset.cache.index.read_all())
+    assert not {*pieces[:chunk]} & {*pieces[chunk:]}
+    server.close()
+
+
 def test_samples_that_nobody_has_announced_are_not_read_alone_for_ever(tmp_path: Path) -> None:
     server, dataset = serve(tmp_path, np.zeros((450, 16, 16, 3), np.uint8))
     order = np.argsort(dataset.cache.index.read_all(), order=("shard", "offset"))

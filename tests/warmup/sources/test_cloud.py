@@ -114,45 +114,6 @@ def test_a_file_that_is_gone_is_a_broken_sample(bucket: str) -> None:
         source.load(sample)
 
 
-def write_files(folder: Path, names: str, photos: Path) -> None:
-    folder.mkdir()
-    pictures = [path.read_bytes() for path in sorted(photos.rglob("*.*"))[:20]]
-    for part in range(2):
-        path, few = folder / names.format(part), pictures[part::2]
-        if path.suffix == ".parquet":
-            pq.write_table(
-                pa.table({"image": [{"bytes": data, "path": None} for data in few], "label": [0, 1] * 5}), path
-            )
-        elif path.suffix != ".tar":
-            write_records(path, *({"image": data, "label": number % 2} for number, data in enumerate(few)))
-        else:
-            shutil.make_archive(str(path.with_suffix("")), "tar", photos)
-
-
-@pytest.mark.parametrize("names", ["train-0000{}.parquet", "train.tfrecord-0000{}-of-00002", "train-0000{}.tar"])
-def test_files_of_samples_are_copied_once_and_give_what_they_give_on_a_disk(
-    names: str, tmp_path: Path, photos: Path
-) -> None:
-    local = tmp_path / "data"
-    write_files(local, names, photos)
-    build_here(f"{local}/{names.format('*')}", tmp_path / "own", _RECIPE)
-    server = Server(local)
-    try:
-        url = f"{server.url}/{names.format('{0..1}')}"
-        server.fault = lambda name, _: "503" if "00001" in name else None
-        with pytest.raises(StoreError, match="503"):
-            open_source(url)
-        server.fault = lambda *_: None
-        for name in ("web", "again"):
-            build_here(url, tmp_path / name, _RECIPE)
-        assert sum(stop - start > 1 for _, start, stop in server.ranges) == 2
-    finally:
-        server.close()
-    build_here(f"{put(local, 'sets')}/{names.format('*')}", tmp_path / "bucket", _RECIPE)
-    fsspec.filesystem("memory").rm("/sets", recursive=True)
-    assert records(tmp_path / "own") == records(tmp_path / "web") == records(tmp_path / "bucket")
-
-
 def write_rows(path: Path, label: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"text": ["ab", "cd"], "label": [label, label]}), path, compression=None)
@@ -167,6 +128,34 @@ def tables(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path / "tables")
     yield server
     server.close()
+
+
+@pytest.mark.parametrize("names", ["train-0000{}.parquet", "train.tfrecord-0000{}-of-00002", "train-0000{}.tar"])
+def test_files_of_samples_are_copied_once_and_give_what_they_give_on_a_disk(
+    names: str, tables: Server, tmp_path: Path, photos: Path
+) -> None:
+    tables.folder.mkdir()
+    rows = [{"image": path.read_bytes(), "label": 1} for path in sorted(photos.rglob("*.*"))[:20]]
+    for part in range(2):
+        path = tables.folder / names.format(part)
+        if path.suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows[part::2]), path)
+        elif path.suffix == ".tar":
+            shutil.make_archive(str(path.with_suffix("")), "tar", photos)
+        else:
+            write_records(path, *rows[part::2])
+    build_here(f"{tables.folder}/{names.format('*')}", tmp_path / "own", _RECIPE)
+    url = f"{tables.url}/{names.format('{0..1}')}"
+    tables.fault = lambda name, _: "503" if "00001" in name else None
+    with pytest.raises(StoreError, match="503"):
+        open_source(url)
+    tables.fault = lambda *_: None
+    for name in ("web", "again"):
+        build_here(url, tmp_path / name, _RECIPE)
+    assert sum(stop - start > 1 for _, start, stop in tables.ranges) == 2
+    build_here(f"{put(tables.folder, 'sets')}/{names.format('*')}", tmp_path / "bucket", _RECIPE)
+    fsspec.filesystem("memory").rm("/sets", recursive=True)
+    assert records(tmp_path / "own") == records(tmp_path / "web") == records(tmp_path / "bucket")
 
 
 @pytest.mark.parametrize("has_no_version", [False, True])
