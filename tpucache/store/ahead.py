@@ -89,7 +89,7 @@ def cached_for_threads(most: int | None) -> Callable[[Callable[Asked, Made]], Th
     return lambda function: ThreadCache(function, most)
 
 
-@functools.cache
+@cached_for_threads(1)
 def say_no_thread() -> None:
     """Log, once, that no thread can start, so that everything takes longer.
 

@@ -65,9 +65,9 @@ class Pieces:
     """
 
     def __init__(self, cache: Cache, piece_bytes: int | None = None) -> None:
-        self.cache, self.shards = cache, cache.manifest.shards
-        most = PIECE_BYTES if piece_bytes is None else piece_bytes
         manifest = cache.manifest
+        self.cache, self.shards = cache, manifest.shards
+        most = PIECE_BYTES if piece_bytes is None else piece_bytes
         chunk = max(1, CHUNK_BYTES // usual_bytes(manifest.fields))
         size = chunk * max(1, manifest.total_bytes) / max(1, manifest.records)
         parts, length = min(chunk, max(1, round(size / most))), chunk * max(1, round(most / size))
