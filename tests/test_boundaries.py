@@ -227,11 +227,7 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
         f"http.client: {name}": (HTTP, name, lambda place: ["inspect", f"http://127.0.0.1:{place.port}/cache"])
         for name in ("connect", "getresponse")
     },
-    "ssl begins": (
-        "ssl",
-        "_create_default_https_context",
-        lambda place: ["inspect", f"https://127.0.0.1:{place.port}/cache"],
-    ),
+    "ssl begins": ("ssl", "create_default_context", lambda place: ["inspect", f"https://127.0.0.1:{place.port}/cache"]),
     "pydicom reads": ("pydicom", "dcmread", lambda place: build_image(place, "image.dcm", bytes(128) + b"DICM")),
     "pillow-heif begins": (
         "pillow_heif",

@@ -373,8 +373,9 @@ class Copies:
 def copy_files(url: str, folder: str, names: Sequence[str], advance: Callable[[int], None]) -> Copies:
     """Copy files from the folder at a URL to this machine. Files that were copied before are only verified."""
     below = cache_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]
-    if outside := next((name for name in names if ".." in Path(name).parts), ""):
-        raise SourceError(f"{shown(folder)} has a file called {outside!r}, whose copy would lie in another folder")
+    for name in names:
+        if os.path.normpath(f"x/{name}") != f"x/{name}":
+            raise SourceError(f"{shown(folder)} has a file called {name!r}, which no file in a folder can be called")
     try:
         use, copies = _hold(below), dict[str, Path]()
         write_atomically(below / URL_NOTE, json.dumps({"url": shown(url)}).encode())

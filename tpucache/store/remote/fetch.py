@@ -298,7 +298,7 @@ class Fetcher:
         """Wait until some records are on this machine. Returns those that are only in memory, by their numbers."""
         began = time.monotonic()
         alone = self._read_alone(rows, numbers, pieces)
-        left = pieces[[number not in alone for number in numbers.tolist()]]
+        left = pieces[[number not in alone for number in numbers.tolist()]] if alone else pieces
         wanted = np.array([*dict.fromkeys(left.tolist())], np.int64)  # in the order in which they are needed
         found: dict[int, Held] = {}
         own: dict[int, _Fetch] = {}

@@ -12,6 +12,7 @@ import http.client
 import io
 import re
 import socket
+import ssl
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -214,8 +215,13 @@ class HttpFolder:
 class _Connection:
     def __init__(self, origin: Origin, silence: float) -> None:
         self.origin = origin
-        kind = http.client.HTTPSConnection if origin.scheme == "https" else http.client.HTTPConnection
-        self._http = kind(origin.host, origin.port, timeout=silence)
+        if origin.scheme == "https":
+            context = ssl.create_default_context()
+            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
+                origin.host, origin.port, timeout=silence, context=context
+            )
+        else:
+            self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=silence)
         self._http.connect()
         self._http.auto_open = 0  # http.client must not reconnect by itself, around the watched socket
         self._socket = _WatchedSocket(self._http.sock, silence)
@@ -294,7 +300,12 @@ class _Answer:
         if status in _CHANGED and span is not None:
             raise ChangedError(f"{name} was replaced on the server while it was read (status {status})", status)
         if status != (_WHOLE if span is None else _PART):
-            raise _unexpected(status, span)
+            if status == _WHOLE:
+                raise HttpError("the server sends the whole file instead of a part", status, is_final=False)
+            # 408 means "request timeout", 429 "too many requests".
+            raise HttpError(
+                f"the server answers with status {status}", status, is_final=status < 500 and status not in (408, 429)
+            )
         coding = ", ".join(headers.get_all("Content-Encoding", [])).strip().lower()
         if coding not in ("", "identity"):
             raise HttpError(f"the server sends the file in the coding {coding!r:.100}, which was not asked for", status)
@@ -358,15 +369,6 @@ def _check_range(text: str, length: int | None, span: tuple[int, int]) -> None:
         raise EOFError(f"{came:,} bytes came instead of {stop - start:,}")
     if length is not None and length != came:
         raise HttpError(f"the server states {length:,} bytes for a range of {came:,}", _PART)
-
-
-def _unexpected(status: int, span: tuple[int, int] | None) -> HttpError:
-    if status == _WHOLE and span is not None:
-        return HttpError("the server sends the whole file instead of a part", status, is_final=False)
-    # 408 means "request timeout", 429 "too many requests".
-    return HttpError(
-        f"the server answers with status {status}", status, is_final=status < 500 and status not in (408, 429)
-    )
 
 
 def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult:

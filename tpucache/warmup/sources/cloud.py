@@ -36,6 +36,7 @@ from tpucache.warmup.sources.source import (
     Source,
     SourceKind,
     expand_braces,
+    find_files,
     has_wildcard,
 )
 from tpucache.warmup.sources.table import OPTIONS
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
     from tpucache.store.remote.url import Remote
 
 _SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
-_WEB: Final = ("http", "https")
-_ZIP, _PARQUET = ".zip", ".parquet"
+_PARQUET: Final = ".parquet"
 _COMPRESSED: Final = (".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: The kinds of files that are copied, by the beginnings of their suffixes.
 _COPIED: Final = {_PARQUET: parquet.KIND, ".tfrec": tfrecords.KIND, ".tar": archive_samples.KIND}
@@ -153,12 +153,13 @@ def copy_source(url: str, kind: SourceKind, options: TableOptions | None) -> Cop
     for pattern in [name] if name in files else patterns:
         matched = {each for each in files if each == pattern or fnmatch.fnmatchcase(each, pattern)}
         if not matched:
-            raise SourceError(f"{shown(url)}: there are no such files" + (f" as {pattern}" if pattern != name else ""))
+            raise SourceError(f"{shown(url)}: there are no such files as {pattern}")
         chosen |= matched
     with Progress(sum(files[each] for each in chosen) or None, "copy", "bytes") as progress:
         copies = copy_files(url, folder, sorted(chosen), progress.advance)
-    is_flat = not any("/" in each for each in chosen)
-    pattern = name if is_flat else f"**/*{PurePosixPath(name).suffix}"
+    pattern = f"**/*{PurePosixPath(patterns[0]).suffix}" if any("/" in each for each in chosen) else name
+    if len(find_files(copies.folder, pattern)) < len(chosen):
+        raise SourceError(f"{shown(url)} means hidden files, or others than on a disk: give a plainer pattern")
     return CopiedSource(kind.open(copies.folder / pattern, options), url, copies)
 
 
@@ -205,7 +206,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
     url = as_url(source)
     path = PurePosixPath(urlsplit(url).path)
     suffix = PurePosixPath(expand_braces(path.name)[0]).suffix.lower()
-    if suffix == _ZIP:
+    if suffix == ".zip":
         return ArchiveSource(CloudZip(url), options)
     if suffix in _COMPRESSED:
         raise SourceError(f"{shown(url)}: a compressed file at a URL cannot be read: decompress it, or make a .zip")
@@ -213,7 +214,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
         return copy_source(url, kind, options)
     if suffix in (".csv", ".json") or has_wildcard(path.name):
         check_is_local(url)
-    if url.partition("://")[0].lower() in _WEB:
+    if url.lower().startswith(("http://", "https://")):
         raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a file of samples")
     (options or TableOptions()).check_used((), f"{shown(url)} is a folder of images")
     return CloudFolder(url)
