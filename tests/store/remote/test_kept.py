@@ -142,9 +142,8 @@ def test_what_was_removed_is_brought_ahead_of_reading_and_kept_again(
     for path in dataset.directory.glob("v00-*.lmdb"):
         path.unlink()
     dataset.close()
-    dataset = opened()
-    assert images(dataset) == expected
-    dataset.close()  # waits for the pieces that are being fetched
+    with opened() as dataset:  # whose end waits for the pieces that are being fetched
+        assert images(dataset) == expected
     asked = len(server.ranges)
     assert images(opened()) == expected
     assert server.ranges[asked:] == []

@@ -26,16 +26,18 @@ from stops import Stopped, stop_after
 from tpucache import Recipe, SourceError, StoreError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.errors import SampleError
-from tpucache.store.remote.cache import clear_kept, list_kept
+from tpucache.store.remote.cache import clear_kept, copy_files, list_kept
 from tpucache.warmup.sources import open_source
 
 _RECIPE = Recipe(size=16)
 
 
 @pytest.fixture(autouse=True)
-def own_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def own_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setattr(time, "sleep", lambda _: None)
+    yield
+    fsspec.filesystem("memory").store.clear()
 
 
 def put(folder: Path, name: str) -> str:
@@ -46,9 +48,8 @@ def put(folder: Path, name: str) -> str:
 
 
 @pytest.fixture
-def bucket(photos: Path) -> Iterator[str]:
-    yield put(photos, "photos")
-    fsspec.filesystem("memory").rm("/photos", recursive=True)
+def bucket(photos: Path) -> str:
+    return put(photos, "photos")
 
 
 @pytest.fixture
@@ -150,20 +151,19 @@ def test_files_of_samples_are_copied_once_and_give_what_they_give_on_a_disk(
     with pytest.raises(StoreError, match="503"):
         open_source(url)
     tables.fault = lambda *_: None
-    for name in ("web", "again"):
-        build_here(url, tmp_path / name, _RECIPE)
+    build_here(url, tmp_path / "web", _RECIPE)
+    open_source(url)
     assert sum(stop - start > 1 for _, start, stop in tables.ranges) == 2
     build_here(f"{put(tables.folder, 'sets')}/{names.format('*')}", tmp_path / "bucket", _RECIPE)
-    fsspec.filesystem("memory").rm("/sets", recursive=True)
     assert records(tmp_path / "own") == records(tmp_path / "web") == records(tmp_path / "bucket")
 
 
 @pytest.mark.parametrize("has_no_version", [False, True])
 def test_a_file_that_is_replaced_at_equal_size_is_copied_again(tables: Server, has_no_version: bool) -> None:
-    tables.is_weak, sizes = has_no_version, set()
+    tables.is_weak, sizes, path = has_no_version, set(), tables.folder / "some.parquet"
     for label in (1, 2):
-        write_rows(tables.folder / "some.parquet", label)
-        sizes.add((tables.folder / "some.parquet").stat().st_size)
+        write_rows(path, label)
+        sizes.add(path.stat().st_size)
         assert labels_at(f"{tables.url}/some.parquet") == [("some.parquet#0", label), ("some.parquet#1", label)]
     assert len(sizes) == 1
 
@@ -187,11 +187,10 @@ def test_a_file_that_is_replaced_while_it_is_copied_is_one_error(tables: Server)
 
 
 @pytest.fixture
-def nested(tmp_path: Path) -> Iterator[str]:
+def nested(tmp_path: Path) -> str:
     for label, name in enumerate(("a/b", "a-b", "a/-b", "c")):
         write_rows(tmp_path / "own" / f"{name}.parquet", label)
-    yield put(tmp_path / "own", "nested")
-    fsspec.filesystem("memory").rm("/nested", recursive=True)
+    return put(tmp_path / "own", "nested")
 
 
 def test_files_in_folders_and_those_that_are_gone_are_no_others(nested: str, tmp_path: Path) -> None:
@@ -263,6 +262,9 @@ def test_what_cannot_be_read_at_a_url_says_what_can(zipped: Server) -> None:
         open_source(f"{zipped.url}/wrong.tfrec").list()
     with pytest.raises(SourceError, match="does not exist"):
         open_source(f"{zipped.url}/other.zip").list()
+    for name in ("../x", "/etc/x", "a//x"):
+        with pytest.raises(SourceError, match="no file in a folder can be called"):
+            copy_files(zipped.url, zipped.url, [name], print)
     with pytest.raises(UsageError, match="is a URL"):
         open_source("ftp://example.org/photos")
 
