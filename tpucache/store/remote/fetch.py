@@ -1,6 +1,6 @@
 """Threads that fetch the pieces of a cache from its URL, in the order in which they will be read.
 
-A piece is about 2 MiB of whole records of a shard. Threads take the pieces that readers wait for first, then those that
+A piece is about 4 MiB of whole records of a shard. Threads take the pieces that readers wait for first, then those that
 loaders have announced. The first batch does not wait for whole pieces: its records are read alone. One process of a
 machine fetches a piece: the one with its lock in the local copy. A piece is kept on the disk if there is room,
 otherwise in memory until the announced records in it were read. Pieces on the disk stay: if all are needed equally
@@ -46,13 +46,13 @@ _LEAST_REQUESTS: Final = 4
 _MOST_ALONE: Final = 16  # requests for single records
 _MOST_REQUESTS: Final = 32
 #: The running requests together ask for this many times the bytes that the link transfers during one latency.
-_BUSY_TIMES: Final = 6
+_BUSY_TIMES: Final = 10
 _LONGEST_SECOND: Final = 3.0  # a longer time between two answers is a pause, and does not count as the best second
 _WAITING_SHARE: Final = 0.1  # the fraction of the time that readers (summed over threads) may wait for the network
 
 _MEMORY_SHARE: Final = 4  # pieces in memory may take a quarter of the free memory,
 _MOST_MEMORY: Final = 2 << 30  # and at most this many bytes,
-_LEAST_IN_MEMORY: Final = 64  # but at least this many pieces
+_LEAST_IN_MEMORY: Final = 32  # but at least this many pieces
 
 _ALONE_TIMES: Final = 2  # the first records of a plan are read alone if their pieces are this many times larger,
 _ALONE_SHARE: Final = 16  # as are those that no plan announced, while these are at most 1/16 of all bytes read
@@ -296,7 +296,6 @@ class Fetcher:
 
     def get(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> dict[int, Held]:
         """Wait until some records are on this machine. Returns those that are only in memory, by their numbers."""
-        began = time.monotonic()
         alone = self._read_alone(rows, numbers, pieces)
         left = pieces[[number not in alone for number in numbers.tolist()]] if alone else pieces
         wanted = np.array([*dict.fromkeys(left.tolist())], np.int64)  # in the order in which they are needed
@@ -311,8 +310,6 @@ class Fetcher:
                     self._wake()
                     self._wait()
         with self._changed:
-            if own or alone:
-                self.statistics.waited += time.monotonic() - began
             if own or alone or found or self._plans:
                 self.statistics.needed += int(rows["length"].sum())
             self._note_read(pieces)
@@ -345,7 +342,9 @@ class Fetcher:
 
     def _wait(self) -> None:
         """Wait a moment for other threads. The caller holds the lock."""
+        began = time.monotonic()
         self._changed.wait(_POLL)
+        self.statistics.waited += time.monotonic() - began
         # Otherwise the process could not end while a server does not answer, and no thread fetches any more.
         if process.is_leaving() or self._is_closed:
             raise StoreError(f"{self._link.url}: waiting for records was given up, because reading was ended")

@@ -38,7 +38,7 @@ from tpucache.store.files import OpenFile, OpenFolder, ThreadLock, refuse_too_ma
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.lock import flock, lock_byte, unlock_byte
 
-PIECE_BYTES: Final = 2 << 20
+PIECE_BYTES: Final = 4 << 20
 _GAP_BYTES: Final = 192 << 10  # between two records that are read alone, by one request
 #: The most bytes per record that a shard may have beyond the records: unused ends of pages, and LMDB's own pages.
 _SLACK_BYTES: Final = 64 << 10
@@ -154,7 +154,7 @@ def _records_of(cache: Cache, shard: int) -> tuple[Rows, Numbers]:
 STATE_NAME: Final = "state"
 
 _HEADER: Final = 4096
-_MAGIC: Final = b"tpucache local copy 3\n"
+_MAGIC: Final = b"tpucache local copy 4\n"
 _PATIENCE: Final = 20.0  # seconds to wait for a lock that other processes hold only briefly
 # A piece's byte: there is nothing of it, space on the disk is reserved for it, or it was written.
 _NOTHING, _RESERVED, _WRITTEN = 0, 1, 2
