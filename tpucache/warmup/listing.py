@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.labelled import UnreadLabelError, labels_before
-from tpucache.warmup.sources.source import Column, Item, Label, Listing, LoadAhead, Sample, Source, name_some, taken
+from tpucache.warmup.sources.source import Column, Item, Listing, LoadAhead, Sample, Source, name_some, taken
 
 #: The column of the samples table with each sample's size in its source.
 SIZE_COLUMN: Final = "source_bytes"
@@ -208,13 +207,14 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
         )
 
 
-def _comparable(label: Any, classes: Sequence[str]) -> Any:
+def _comparable(label: Any, classes: Sequence[str]) -> str:
+    """Return a text that is the same for equal labels, with the names of their classes."""
     if isinstance(label, int):
         return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
-    if label is None:
-        return None
-    values = [float(np.float32(value)) for value in label]
-    return {n: v for n, v in zip(classes, values, strict=True) if v} if len(classes) == len(values) else values
+    values = [float(np.float32(value)) for value in label or ()]
+    if len(classes) == len(values):
+        return str(sorted(pair for pair in zip(classes, values, strict=True) if pair[1]))
+    return str(values)
 
 
 def as_asked(source: Source, manifest: Manifest) -> Source:
@@ -363,7 +363,7 @@ def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | No
     if now is None:
         raise SourceError(f"{folder} was made with labels, and the source has no labels now. {_ADVICE}")
     before = table.labels[position].tolist()
-    if not _is_label(now, before):
+    if _comparable(now, classes) != _comparable(before, classes):
         raise SourceError(f"the label of {table.paths[position]!r} is {now} now, and {before} in {folder}. {_ADVICE}")
     # Labels in the samples are class numbers, so the classes must have the same numbers as before.
     known = listing.classes[: len(classes)] or tuple(map(str, range(len(classes))))
@@ -371,23 +371,11 @@ def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | No
         raise SourceError(f"{folder} has the classes {classes}, and the source now has {known}. {_ADVICE}")
 
 
-def _is_label(label: Label, before: Any) -> bool:
-    if isinstance(label, int) or isinstance(before, int):
-        return bool(label == before)
-    return bool(np.array_equal(np.array(label, np.float32), np.array(before, np.float32), equal_nan=True))
-
-
 def _is_equal(old: Any, new: Any) -> bool:
     if str(old) == str(new) or (isinstance(old, str) and isinstance(new, str)):
         return str(old) == str(new)
-    first, second = _number(old), _number(new)
-    return first is not None and second is not None and (first == second or (math.isnan(first) and math.isnan(second)))
-
-
-def _number(value: Any) -> int | float | None:
-    if isinstance(value, str):
-        return to_number(value)
-    return value.item() if isinstance(value, np.generic) else value  # type: ignore[no-any-return]  # a number
+    number = to_number(str(old))
+    return number is not None and number == to_number(str(new))
 
 
 def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> None:

@@ -119,7 +119,10 @@ def plan_build(
     if listing.doubt and "classes" not in listing.asked:
         raise SourceError(listing.doubt)
     if listing.left_out:
-        _log.warning("files that are no images by their names are left out: %s", left_out_text(listing.left_out))
+        _log.warning(
+            "files that are no images by their names are left out: %s. Labels are read from a .csv, boxes from COCO's "
+            "JSON by --boxes", left_out_text(listing.left_out),
+        )  # fmt: skip
     if existing is None:
         return _plan_new(source, listing, recipe, options)
     return _plan_addition(source, listing, recipe, options, existing)

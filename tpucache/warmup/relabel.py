@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -23,6 +22,7 @@ from tpucache.text import SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.listing import OWN_COLUMNS
 from tpucache.warmup.sources.columns import LABEL_NAMES, TableOptions, to_number
+from tpucache.warmup.sources.folder import zeros_advice
 from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, missing_texts
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Label, Listing, Sample, name_some, unique
@@ -47,8 +47,6 @@ _SUM_ERROR: Final = 0.02
 _MOST_WEIGHT: Final = 1e6
 
 _log: Final = logging.getLogger("tpucache")
-
-_NUMBER: Final = re.compile(r"(?P<folder>(?:.*/)?)0*(?P<digits>\d+)(?P<suffix>\.[^/]*)?", re.DOTALL)
 
 
 def relabel_cache(
@@ -251,7 +249,6 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
 
 
 def _class_column(table: CsvTable, name: str) -> str:
-    """Return the name of a class's column: as `predict` writes it or, if the table has none, the class's name."""
     heading = to_heading(name)
     is_plain = heading not in table.columns and heading == to_cell(name)
     return name if is_plain and name in table.columns else heading
@@ -351,25 +348,12 @@ def _find_rows(cache: Cache, table: CsvTable, options: TableOptions, need_all: b
 
 
 def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
-    known = set(names)
-    cut: dict[str, str] = {}
-    for name in names:
-        if (parts := _NUMBER.fullmatch(name)) is not None:
-            folder, digits, suffix = parts["folder"], parts["digits"], parts["suffix"] or ""
-            cut |= {folder + digits + suffix: name, folder + digits: name, digits + suffix: name, digits: name}
-    key = next((key for key in keys if key not in known and key in cut), "")
-    name = cut.get(key, "")
-    digits = len(PurePosixPath(name).stem)
-    if digits == len(PurePosixPath(key).stem):
-        return ""
-    return (
-        f". {key!r} may be {name!r}: a program that took names for numbers cut their zeros. Write names with {digits} "
-        f"digits, in pandas `table[column].astype(str).str.zfill({digits})`"
-    )
+    known = {*names, *(PurePosixPath(name).name for name in names)}
+    found = (zeros_advice(PurePosixPath(key).name, known.__contains__) for key in keys if key not in known)
+    return next(filter(None, found), "")
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the ways in which a table's rows may name samples: a description, and a unique name for each sample."""
     yield "path", list(samples.paths)
     for name in dict.fromkeys((column, _ID)):
         if name in samples and len(set(names := list(map(str, samples[name])))) == len(names):

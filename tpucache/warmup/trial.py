@@ -27,6 +27,7 @@ from tpucache.warmup.tables import label_column, label_facts
 
 _TRIED: Final = 64
 _SECONDS: Final = 8.0
+_TOLD: Final = ("samples", "files", "left_out", "kinds", "labels", "classes", "class_counts", "seconds")
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,18 @@ class DryRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
+        expected = self.estimate
         return {
-            "samples": self.samples,
-            "files": dict(self.files),
-            "left_out": dict(self.left_out),
+            **{name: getattr(self, name) for name in _TOLD},
             "tried": len(self.tried),
             "failed": [{"path": tried.path, "reason": tried.reason} for tried in self.failed],
             "listed": [{"path": tried.path, "reason": tried.reason} for tried in self.listed],
             "sizes": {name: list(size) for name, size in self.size_range().items()},
-            "kinds": dict(self.kinds),
-            "labels": dict(self.labels),
-            "classes": list(self.classes),
-            "class_counts": list(self.class_counts),
-            "records": self.estimate.records,
-            "bytes": self.estimate.bytes,
-            "working_bytes": self.estimate.spooled,
-            "free_bytes": self.estimate.free,
-            "process_seconds": self.estimate.process_seconds,
-            "seconds": self.seconds,
+            "records": expected.records,
+            "bytes": expected.bytes,
+            "working_bytes": expected.spooled,
+            "free_bytes": expected.free,
+            "process_seconds": expected.process_seconds,
         }
 
     def size_range(self) -> dict[str, tuple[int, int]]:

@@ -69,6 +69,14 @@ def test_folders_of_images_are_classes_and_what_is_passed_over_is_named(
     assert text in caplog.text
 
 
+@pytest.mark.parametrize(("names", "classes"), [("cat dog", ("cat", "dog")), ("part-0 part-1", ())])
+def test_archives_that_no_number_tells_apart_are_classes(tmp_path: Path, names: str, classes: tuple[str, ...]) -> None:
+    for name in names.split():
+        write(tmp_path / name / "1.png", png(1))
+        shutil.make_archive(str(tmp_path / name), "tar", tmp_path / name)
+    assert _found(tmp_path / "*.tar")[0] == classes
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_class_folder_keeps_its_number_and_is_named(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture

@@ -26,6 +26,7 @@ from stops import Stopped, stop_after
 from tpucache import Recipe, SourceError, StoreError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.errors import SampleError
+from tpucache.store.cache import Cache
 from tpucache.store.remote.cache import clear_kept, copy_files, list_kept
 from tpucache.warmup.sources import open_source
 
@@ -71,7 +72,7 @@ def test_a_bucket_gives_the_cache_of_the_same_folder(bucket: str, photos: Path, 
     build_here(photos, tmp_path / "own", _RECIPE)
     build_here(bucket, tmp_path / "cache", _RECIPE)
     assert records(tmp_path / "cache") == records(tmp_path / "own")
-    assert open_source(bucket).list() == open_source(photos).list()
+    assert labels_at(bucket) == labels_at(photos)
 
 
 @pytest.mark.thorough
@@ -117,10 +118,10 @@ def test_a_file_that_is_gone_is_a_broken_sample(bucket: str) -> None:
 
 def write_rows(path: Path, label: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"text": ["ab", "cd"], "label": [label, label]}), path, compression=None)
+    pq.write_table(pa.table({"ids": [[1]] * 2, "label": [label] * 2}), path, compression=None)
 
 
-def labels_at(url: str) -> list[Any]:
+def labels_at(url: str | Path) -> list[Any]:
     return [(sample.path, sample.label) for sample in open_source(url).list().samples]
 
 
@@ -156,6 +157,17 @@ def test_files_of_samples_are_copied_once_and_give_what_they_give_on_a_disk(
     assert sum(stop - start > 1 for _, start, stop in tables.ranges) == 2
     build_here(f"{put(tables.folder, 'sets')}/{names.format('*')}", tmp_path / "bucket", _RECIPE)
     assert records(tmp_path / "own") == records(tmp_path / "web") == records(tmp_path / "bucket")
+
+
+def test_a_table_at_a_url_names_files_beside_it(tables: Server, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tables.folder)
+    rows = [f"{path.relative_to(photos)},{path.parent.name}" for path in photos.rglob("*.jpg")]
+    (tables.folder / "all.csv").write_text("\n".join(["path,label", *rows, "../all.csv,cat", "gone.jpg,cat"]))
+    for where, name in ((tables.folder, "own"), (tables.url, "web"), (put(tables.folder, "all"), "bucket")):
+        build_here(f"{where}/all.csv", tmp_path / name, _RECIPE, on_error="skip")
+        manifest = Cache.open(tmp_path / name).manifest
+        assert [each.path for each in manifest.skipped] == ["../all.csv", "gone.jpg"]
+        assert manifest.shards == Cache.open(tmp_path / "own").manifest.shards
 
 
 @pytest.mark.parametrize("has_no_version", [False, True])
@@ -196,7 +208,7 @@ def nested(tmp_path: Path) -> str:
 def test_files_in_folders_and_those_that_are_gone_are_no_others(nested: str, tmp_path: Path) -> None:
     expected = [("a/-b.parquet#0", 2), ("a/b.parquet#0", 0), ("a-b.parquet#0", 1), ("c.parquet#0", 3)]  # as on a disk
     assert labels_at(f"{nested}/*.parquet")[::2] == expected
-    with pytest.raises(SourceError, match="give a pattern for them"):
+    with pytest.raises(SourceError, match=r"such as 'memory://nested/.*\*\.parquet'"):
         open_source(nested).list()
     fsspec.filesystem("memory").rm("/nested/c.parquet")
     assert labels_at(f"{nested}/*.parquet")[::2] == expected[:-1]

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import PIL
 from PIL import BmpImagePlugin, Image, TiffImagePlugin, UnidentifiedImageError, features
 
-from tpucache.errors import SampleError
+from tpucache.errors import SampleError, TpucacheError
 from tpucache.geometry import TURNS, turn_back
 from tpucache.native import Array
 from tpucache.recipe import Mode, Recipe
@@ -39,26 +39,6 @@ _TIFF_SAMPLE_FORMAT: Final = 339
 _SEPARATE: Final = 2  # each channel is a plane of its own
 _SIGNED: Final = 2
 _JPEG2000_SIZE: Final = b"\xff\x4f\xff\x51"  # the marker before the size and the bits of each channel
-
-# The errors that Pillow's plugins raise for broken files. A header with a wrong size causes a MemoryError.
-_BROKEN: Final = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    TypeError,
-    IndexError,
-    KeyError,
-    EOFError,
-    OverflowError,
-    ZeroDivisionError,
-    NotImplementedError,
-    MemoryError,
-    AttributeError,
-    AssertionError,
-    RuntimeError,
-    struct.error,
-    Image.DecompressionBombError,
-)
 
 _JPEGS: Final = ("JPEG", "MPO")
 #: JPEG and TIFF are decoded late: a JPEG at a smaller scale, a TIFF after its orientation was read. Other formats are
@@ -82,22 +62,21 @@ def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None
         with warnings.catch_warnings(), nullcontext() if max_pixels is None else _PILLOW_LIMIT:
             warnings.simplefilter("ignore")  # Pillow warns of odd but readable files
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with _as_broken():
-                image = Image.open(io.BytesIO(data))
-            with image:
+            with Image.open(io.BytesIO(data)) as image:
                 check_size(image.size, path, what, max_pixels)
                 _refuse_misread(image, data)
                 if image.format not in _DECODED_LATER:
-                    with _as_broken():
-                        image.load()
+                    image.load()
                 yield image
+    except TpucacheError:
+        raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SampleError(path, f"{what}too many pixels: {error}; --max-pixels sets another limit") from error
     except PixelsError as error:
         raise SampleError(path, f"{what}{error}") from error
     except UnidentifiedImageError as error:
         raise SampleError(path, f"{what}not an image Pillow can identify") from error
-    except _BROKEN as error:
+    except Exception as error:  # Pillow's plugins raise anything for a broken file
         raise SampleError(path, f"{what}does not decode: {type(error).__name__}: {error}") from error
 
 
@@ -122,7 +101,7 @@ def has_several_frames(image: Image.Image, data: bytes) -> bool:
     try:  # Pillow looks for the second frame, and would have to decode the first one again
         with Image.open(io.BytesIO(data)) as copy:
             return bool(getattr(copy, "is_animated", False))
-    except _BROKEN:
+    except Exception:  # noqa: BLE001  # Pillow's plugins raise anything for a broken file
         return False
 
 
@@ -140,7 +119,7 @@ def orientation(image: Image.Image, data: bytes) -> int:
             return _asked_orientation(image)
         with Image.open(io.BytesIO(data)) as copy:
             return _asked_orientation(copy)
-    except _BROKEN:
+    except Exception:  # noqa: BLE001  # Pillow's plugins raise anything for a broken file
         return 1
 
 
@@ -182,8 +161,7 @@ def decode_jpeg(
     eighths = _eighths(size, least)
     width, height = (math.ceil(side * eighths / SCALES) for side in size)
     try:
-        with _as_broken():
-            pixels = simplejpeg.decode_jpeg(data, "GRAY" if is_grey else "RGB", min_height=height, min_width=width)
+        pixels = simplejpeg.decode_jpeg(data, "GRAY" if is_grey else "RGB", min_height=height, min_width=width)
     except ValueError:
         return None
     if pixels.shape[:2] != (height, width):
@@ -287,16 +265,6 @@ def _register() -> None:
     import pillow_heif
 
     pillow_heif.register_heif_opener()
-
-
-@contextmanager
-def _as_broken() -> Iterator[None]:
-    try:
-        yield
-    except (*_BROKEN, Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise
-    except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 class _PillowLimit:

@@ -61,6 +61,8 @@ __all__ = [
 _LISTS: Final = {
     ".tsv": "`python -c \"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter='\\t'))\" "
     "< {path} > table.csv` makes a .csv of it",
+    ".jsonl": "`python -c \"import pandas; pandas.read_json('{path}', lines=True).to_csv('table.csv', index=False)\"` "
+    "makes a .csv of it",
     ".txt": "for lines such as `cat/1.jpg 3`, make a .csv by `(echo path,label; sed 's/ /,/' {path}) > table.csv`",
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import NoneType
 from typing import Any, Final
 
@@ -60,6 +60,7 @@ class ArchiveSource:
         """Take an ArchiveFiles or a CloudZip, and options that name labels among the keys of its JSON."""
         self._files = files
         self._options = options or TableOptions()
+        self._has_groups = False  # `list` decides it, before workers get the source
 
     def __repr__(self) -> str:
         return str(self._files)
@@ -78,9 +79,14 @@ class ArchiveSource:
         }
         shared = len(shared_folders([folders_of(places[name]) for name in files])) if files else 0
         paths = ["/".join(places[name].split("/")[shared:]) for name in files]
-        if self._options.label_cols or are_groups(paths):
+        self._has_groups = bool(self._options.label_cols) or are_groups(paths)
+        if self._has_groups:
             return list_groups(files, self._files.read, self._options, where)
         _check_dots(paths, where)
+        archives = {name: PurePosixPath(member.archive).stem for name, member in entries.items()}
+        are_named = self._files.is_several and not any(map(str.isdigit, "".join(archives.values())))
+        if are_named and not any("/" in place for place in places.values()):  # an archive for each class
+            places = {name: f"{archives[name]}/{place}" for name, place in places.items()}
         own = "" if self._files.inside else _own_folder([*places.values()])
         found = [
             FoundFile(name, places[name].removeprefix(own), member.bytes, (member,))
@@ -93,7 +99,9 @@ class ArchiveSource:
         """Return its content."""
         if sample.fault:
             raise SampleError(sample.path, sample.fault)
-        return read_group(sample, self._files.read)
+        if self._has_groups:
+            return read_group(sample, self._files.read)
+        return Item({IMAGE: self._files.read(sample.members[0], sample.path)})
 
 
 def _own_folder(places: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Final
@@ -26,7 +26,8 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.ahead import open_scanned
 from tpucache.store.files import OpenFile
-from tpucache.warmup.sources.source import Member, cached_until_changed, find_files, has_wildcard, split_pattern
+from tpucache.warmup.sources.folder import find_shards
+from tpucache.warmup.sources.source import Member, cached_until_changed, has_wildcard, split_pattern
 
 _ZIP: Final = ".zip"
 #: The suffixes of archives. Compressed ones are listed so that the error can say what they are.
@@ -67,7 +68,7 @@ class ArchiveFiles:
         """Whether the pattern may match several archives, so that names begin with the name of their archive."""
         return has_wildcard(self.pattern) and not (self.root / self.pattern).is_file()
 
-    def list(self) -> dict[str, Member]:
+    def list(self, _names: Iterable[str] = ()) -> dict[str, Member]:
         """Return all files by name: archive by archive, each in its own order.
 
         Names are relative to `inside`; with several archives, they begin with the archive's path.
@@ -79,7 +80,7 @@ class ArchiveFiles:
         found: dict[str, Member] = {}
         start = f"{self.inside}/" if self.inside else ""
         with Progress(None, "list", "files", is_brief=True) as progress:
-            for each in find_files(self.root, self.pattern):
+            for each in find_shards(self.root, self.pattern):
                 path, name = self.root / each, each.as_posix()
                 if not _NAMES.search(path.name):
                     raise SourceError(f"{path} does not end with .zip or .tar: give a pattern of archives alone")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import posixpath
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,34 +20,31 @@ from urllib.parse import urlsplit, urlunsplit
 from tpucache.errors import FormatError, SampleError, SourceError, StoreError
 from tpucache.progress import Progress
 from tpucache.store.ahead import cached_for_threads
-from tpucache.store.fields import IMAGE
-from tpucache.store.files import as_url, check_is_local
+from tpucache.store.files import as_url, check_is_local, is_url
 from tpucache.text import shown
-from tpucache.warmup.sources import archive_samples, parquet, tfrecords
+from tpucache.warmup.sources import archive_samples, parquet, table, tfrecords
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip, plain_members, read_zip, zip_file
 from tpucache.warmup.sources.columns import TableOptions
-from tpucache.warmup.sources.folder import FoundFile, is_ignored, list_images
 from tpucache.warmup.sources.kept import Files, kept_listings
 from tpucache.warmup.sources.source import (
     DerivedSource,
-    Item,
     Listing,
     Member,
-    Sample,
     Source,
     SourceKind,
     expand_braces,
     find_files,
     has_wildcard,
 )
-from tpucache.warmup.sources.table import OPTIONS
+from tpucache.warmup.sources.table import OPTIONS, TableSource
 
 if TYPE_CHECKING:
     from tpucache.store.remote.cache import Copies
     from tpucache.store.remote.url import Remote
 
-_SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
+_WEB: Final = ("https", "http")
+_SCHEMES: Final = ("gs", "s3", "hf", *_WEB, "az", "abfs", "memory")
 _PARQUET: Final = ".parquet"
 _COMPRESSED: Final = (".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: The kinds of files that are copied, by the beginnings of their suffixes.
@@ -54,52 +53,50 @@ _COPIED: Final = {_PARQUET: parquet.KIND, ".tfrec": tfrecords.KIND, ".tar": arch
 _LARGEST: Final = 1 << 30
 
 
-class CloudFolder:
-    """Every image in a folder of an object store, in the order of the bytes of their names."""
+class CloudFiles:
+    """The files in a folder at a URL, with the methods of `ArchiveFiles`."""
 
-    loads_in_threads = True
+    is_several = False
+    inside = "."
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
-    def __repr__(self) -> str:
-        return shown(self._url)
-
-    def list(self) -> Listing:
-        """Return all samples. Folders are classes, as in `FolderSource`."""
-        files = _files(self._url)
-        names = [name for name in files if not any(map(is_ignored, name.split("/")))]
-        if names and all(name.lower().endswith(_PARQUET) for name in names):
-            raise SourceError(f"{self} holds parquet files: give a pattern for them, such as '{self}/*{_PARQUET}'")
-        return list_images(self, [FoundFile(name, name, size) for name, size in files.items()])
-
-    def load(self, sample: Sample) -> Item:
-        remote = _open(self._url)
-        try:
-            return Item({IMAGE: remote.read(sample.path, _LARGEST)})
-        except FormatError:
-            raise SampleError(sample.path, f"has more than {_LARGEST:,} bytes, the most that a file may have") from None
-        except StoreError:
-            if remote.size(sample.path) is None:
-                raise SampleError(sample.path, f"is no longer at {self}") from None
-            raise
-
-
-class CloudZip:
-    """The files of a .zip at a URL, with the methods of `ArchiveFiles`."""
-
-    is_several = False
-    inside = ""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._folder, self._name = _split(url)
-
     def __str__(self) -> str:
         return shown(self._url)
 
-    def entries(self) -> dict[str, Member]:
-        """Return all files and folders by name; the name of a folder ends with a slash."""
+    def entries(self, names: Iterable[str] = ()) -> dict[str, Member]:
+        """Return all files by name; of a web server, which does not list them, those that have these `names`."""
+        if urlsplit(self._url).scheme.lower() in _WEB:
+            inside = (name for name in map(posixpath.normpath, names) if not name.startswith(("/", "..")))
+            return {name: Member("", name, 0, 0, 0, 0) for name in inside}
+        return {name: Member("", name, 0, size, size, 0) for name, size in _files(self._url).items()}
+
+    list = entries
+
+    def read(self, member: Member, path: str) -> bytes:
+        """Return a file's content."""
+        remote = _open(self._url)
+        try:
+            return remote.read(member.name, _LARGEST)
+        except FormatError:
+            raise SampleError(path, f"has more than {_LARGEST:,} bytes, the most that a file may have") from None
+        except StoreError:
+            if remote.size(member.name) is None:
+                raise SampleError(path, f"is no longer at {self}") from None
+            raise
+
+
+class CloudZip(CloudFiles):
+    """The files of a .zip at a URL, with the methods of `ArchiveFiles`."""
+
+    inside = ""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._folder, self._name = _split(url)
+
+    def entries(self, _: Iterable[str] = ()) -> dict[str, Member]:
         remote = _open(self._folder)
         size = remote.size(self._name)
         if size is None:
@@ -110,7 +107,6 @@ class CloudZip:
         return plain_members(members, str(self))
 
     def read(self, member: Member, path: str) -> bytes:
-        """Return a file's content, mostly in one request."""
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file may have at most {_LARGEST:,}")
         remote = _open(self._folder)
@@ -212,12 +208,15 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
         raise SourceError(f"{shown(url)}: a compressed file at a URL cannot be read: decompress it, or make a .zip")
     if kind := next((kind for start, kind in _COPIED.items() if suffix.startswith(start)), None):
         return copy_source(url, kind, options)
-    if suffix in (".csv", ".json") or has_wildcard(path.name):
+    if suffix == ".csv":
+        root = (options or TableOptions()).root
+        files = CloudFiles(as_url(root or _split(url)[0])) if root is None or is_url(root) else None
+        return copy_source(url, table.KIND._replace(open=lambda path, given: TableSource(path, given, files)), options)
+    if suffix == ".json" or has_wildcard(path.name):
         check_is_local(url)
-    if url.lower().startswith(("http://", "https://")):
+    if urlsplit(url).scheme.lower() in _WEB:
         raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a file of samples")
-    (options or TableOptions()).check_used((), f"{shown(url)} is a folder of images")
-    return CloudFolder(url)
+    return ArchiveSource(CloudFiles(url), options)
 
 
 KIND: Final = SourceKind(

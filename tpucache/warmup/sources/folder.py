@@ -42,8 +42,11 @@ _NAMES: Final = (
     "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga heic heif hif dcm dicom"
 )
 SUFFIXES: Final = frozenset(f".{name}" for name in _NAMES.split())
+_ENDINGS: Final = tuple(ending for suffix in sorted(SUFFIXES) for ending in (suffix, suffix.upper()))
 #: Files with this suffix are samples only if there are no images: next to images, they rarely are samples.
 _ARRAY_SUFFIX: Final = ".npy"
+#: Suffixes of files of samples.
+_DATA: Final = (".parquet", ".tfrec", ".tfrecord", ".tar", ".zip")
 #: Files without a suffix that are left out are counted under this name.
 NO_SUFFIX: Final = "(no suffix)"
 _LONGEST_SUFFIX: Final = 10
@@ -59,6 +62,8 @@ JUNK: Final = frozenset(
 #: and their names have the same other words, such as train_images and test_images.
 _TRAIN: Final = frozenset(("train", "training", "trainset"))
 _HELD_OUT: Final = frozenset(("val", "valid", "validation", "test", "testing", "dev", "eval", "valset", "testset"))
+#: `train-00000-of-00002.parquet`: Hugging Face's name for a part of a split.
+_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-\w+)?\.parquet")
 _WORD: Final = re.compile(r"[^\W\d_]+|\d+")
 #: Words in the names of folders with images, and of those with their masks. In a pair of such folders, the other words
 #: are the same, as in train and train_masks.
@@ -112,12 +117,15 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
     left_out = dict(sorted(Counter(_type(suffix) for suffix in suffix_of if suffix not in suffixes).items()))
     if not images:
         others = f", found {left_out_text(left_out)}" if left_out else ""
+        if data := next((file.name for file in files if file.name.lower().endswith(_DATA)), ""):
+            pattern = Path(data).with_name(f"*{Path(data).suffix}")
+            others += f": give those with samples as a pattern, such as '{where}/{pattern}'"
         looked_for = " ".join(sorted({*SUFFIXES, _ARRAY_SUFFIX}))
         raise SourceError(f"{where} holds no images: looked for {looked_for}{others}")
-    if tables := [file.name for file in files if file.name.lower().endswith(".csv")]:
+    if tables := [file.name for file in files if file.name.lower().endswith((".csv", ".tsv", ".jsonl"))]:
         _log.warning(
             "%s: if there are labels of these images in %s, give this table as the source (from an archive: copy it "
-            "out, and give the archive as --root; from a URL: copy the images, too)", where, name_some(tables),
+            "out, and give the archive as --root; from a URL: give the URL of the table)", where, name_some(tables),
         )  # fmt: skip
     folder_of = [folders_of(file.place) for file in images]
     folders = {*folder_of}
@@ -305,6 +313,21 @@ def find_parts(classes: Sequence[str]) -> tuple[list[str], list[str]]:
     return [name for name in train if train[name] in both], [name for name in held_out if held_out[name] in both]
 
 
+def find_shards(root: Path, pattern: str) -> list[Path]:
+    """Return what `find_files` does. Raises SourceError for files of several parts of a data set without braces."""
+    names = find_files(root, pattern)
+    parts = {found[1] for name in names if (found := _SPLIT.fullmatch(name.name))}
+    if len(parts) < 2:
+        words = {word for name in names for word in (name.stem.rstrip("0123456789-_."), *name.parts[:-1])}
+        parts = set().union(*find_parts(sorted(words)))
+    if len(parts) > 1 and "{" not in pattern:
+        raise SourceError(
+            f"{root} holds files of parts of a data set, {', '.join(sorted(parts))}: give a pattern for one of them, "
+            f"such as '{root}/{max(parts)}*', or name all in braces, '{root}/{{a,b}}*'"
+        )
+    return names
+
+
 def _words(name: str) -> frozenset[str]:
     return frozenset(word for word in _WORD.findall(name.lower()) if word.isalpha())
 
@@ -335,19 +358,25 @@ def _advice(path: Path) -> str:
     """Return advice about a missing file if there is one with slashes, leading zeros or another suffix, else ""."""
     if "\\" in str(path) and (found := Path(str(path).replace("\\", "/"))).is_file():
         return f", but {found} is there: write / instead of \\ in the table, `sed -i 's|\\\\|/|g' TABLE`"
-    suffixes = [suffix for known in sorted(SUFFIXES) for suffix in (known, known.upper())]
-    digits = range(len(path.stem) + 1, _MOST_DIGITS if path.stem.isdecimal() else 0)
-    padded = {path.stem.zfill(count): count for count in digits}
-    names = [f"{stem}{suffix}" for stem in padded for suffix in ([path.suffix] if path.suffix else suffixes)]
-    names += [f"{stem}{suffix}" for stem in (path.name, path.stem) for suffix in suffixes]
+    if advice := zeros_advice(path.name, lambda name: path.with_name(name).is_file()):
+        return advice
+    names = (f"{stem}{suffix}" for stem in (path.name, path.stem) for suffix in _ENDINGS)
     name = next((name for name in names if path.with_name(name).is_file()), "")
-    if count := padded.get(Path(name).stem, 0):
-        return (
-            f", but {name} is there: a program read the names as numbers and cut their zeros. Write names with {count} "
-            f"digits, in pandas `table[column].astype(str).str.zfill({count})`"
-        )
     how = f"give --suffix {Path(name).suffix}" if name.startswith(f"{path.name}.") else "correct the paths"
     return f", but {name} is there: did you mean that? Then {how}" if name else ""
+
+
+def zeros_advice(name: str, is_there: Callable[[str], bool]) -> str:
+    """Return advice about a name of digits that `is_there` with leading zeros, else ""."""
+    stem, suffix = posixpath.splitext(name)
+    for count in range(len(stem) + 1, _MOST_DIGITS if stem.isdecimal() else 0):
+        for ending in [suffix] if suffix else ["", *_ENDINGS]:
+            if is_there(found := f"{stem.zfill(count)}{ending}"):
+                return (
+                    f"; {found} is there: a program read the names as numbers and cut their zeros. Write names "
+                    f"with {count} digits, in pandas `table[column].astype(str).str.zfill({count})`"
+                )
+    return ""
 
 
 def read_below(root: Path, name: str, sample: str) -> bytes:

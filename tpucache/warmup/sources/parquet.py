@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.columns import TableOptions, classes_of, tell_of_others, to_listing
-from tpucache.warmup.sources.folder import find_parts, read_below
+from tpucache.warmup.sources.folder import find_shards, read_below
 from tpucache.warmup.sources.source import (
     Item,
     Listing,
@@ -27,15 +26,12 @@ from tpucache.warmup.sources.source import (
     SourceKind,
     cached_until_changed,
     field_names,
-    find_files,
     has_wildcard,
     split_pattern,
 )
 from tpucache.warmup.sources.table import PATH_NAMES
 
 _SUFFIX: Final = ".parquet"
-#: `train-00000-of-00002.parquet`: Hugging Face's name for a part of a split.
-_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-\w+)?\.parquet")
 
 #: Types whose names differ between numpy and Arrow. `to_pandas_dtype` knows them, too, but may need pandas.
 _DTYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
@@ -66,11 +62,18 @@ class ParquetSource:
     def list(self) -> Listing:
         """Return all rows as samples, with paths such as `file#row`."""
         options, where = self._options, self._where
-        names = [name.as_posix() for name in find_files(self._root, self._pattern)]
-        self._check_names(names)
+        names = [name.as_posix() for name in find_shards(self._root, self._pattern)]
         first = names[0]
         roles = self._roles(first)
-        options.tell_of_unused(open_rows(self._root / first).schema.names, where)
+        schema = open_rows(self._root / first).schema
+        if not roles.heavy:
+            raise SourceError(
+                f"{self._root}/{first} has neither images nor lists of numbers, only {', '.join(schema.names)}: if it "
+                "describes images in folders or archives beside it, give one of those as the source"
+            )
+        if "=" in first:
+            _log.warning("%s: columns in the names of folders are not read: write them into the files", where)
+        options.tell_of_unused(schema.names, where)
         light = [name for name in dict.fromkeys((*roles.labels, *roles.kept, options.fold_col)) if name]
         values: dict[str, list[Any]] = {name: [] for name in light}
         samples: list[Sample] = []
@@ -125,21 +128,6 @@ class ParquetSource:
 
     def _roles(self, name: str) -> Roles:
         return find_roles(open_rows(self._root / name).schema, self._options, f"{self._root}/{name}")
-
-    def _check_names(self, names: Sequence[str]) -> None:
-        parts = {found[1] for name in names if (found := _SPLIT.fullmatch(Path(name).name))}
-        if len(parts) < 2:
-            words = {
-                part for name in names for part in (Path(name).stem.rstrip("0123456789-_."), *Path(name).parts[:-1])
-            }
-            train, held_out = find_parts(sorted(words))
-            parts = {*train, *held_out} if "{" not in self._pattern else set()
-        if len(parts) > 1:
-            raise SourceError(
-                f"{self._root} holds files of parts of a data set, {', '.join(sorted(parts))}: give a pattern for one "
-                f"of them, such as '{self._root}/{max(parts)}*{_SUFFIX}', or name all in braces, "
-                f"'{self._root}/{{a,b}}*{_SUFFIX}'"
-            )
 
     def _encoded(self, cell: Any, column: str, path: str) -> bytes:
         if isinstance(cell, Mapping):

@@ -165,12 +165,12 @@ class TableSource:
 
     loads_in_threads = True
 
-    def __init__(self, path: str | Path, options: TableOptions | None = None) -> None:
-        """Take the path of a CSV file. This reads nothing yet."""
+    def __init__(self, path: str | Path, options: TableOptions | None = None, files: Any = None) -> None:
+        """Take the path of a CSV file. This reads nothing yet. `files` are those that paths are relative to."""
         self._path = Path(path).absolute()
         self._options = options or TableOptions()
         self._root = Path(self._options.root or self._path.parent).absolute()
-        self._archive = find_archive(self._root)
+        self._archive = files or find_archive(self._root)
         above = find_archive(self._path)
         self._stored_in = self._path if above is None else above.root / above.pattern
 
@@ -187,9 +187,9 @@ class TableSource:
             )  # fmt: skip
             tell_of_others(str(self._path), options.likely_labels(table.names))
         self._tell_of_repeated(table, rows.images)
-        found = None if self._archive is None else self._archive.list()
-        self._check_heading(path_column(table, options) + options.suffix, found)
         names = [rows.names(row) for row in rows.numbers.values()]
+        found = None if self._archive is None else self._archive.list([*rows.images, *rows.masks])
+        self._check_heading(path_column(table, options) + options.suffix, found)
         members = [() if found is None else _members(found, each) for each in names]
         sizes = map_ahead(self._size, names) if found is None else ((sum(m.bytes for m in each), 0) for each in members)
         samples = [

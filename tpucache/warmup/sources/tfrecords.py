@@ -21,6 +21,7 @@ from tpucache.store.ahead import open_scanned
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.store.files import open_file
 from tpucache.warmup.sources.columns import TableOptions, tell_of_others
+from tpucache.warmup.sources.folder import find_shards
 from tpucache.warmup.sources.source import (
     Item,
     Listing,
@@ -29,7 +30,6 @@ from tpucache.warmup.sources.source import (
     cached_until_changed,
     column_names,
     field_names,
-    find_files,
     has_wildcard,
     spellings,
     split_pattern,
@@ -130,7 +130,7 @@ class TFRecordSource:
         """Return all records as samples, with paths such as `file#record`."""
         samples: list[Sample] = []
         with Progress(None, "list", "records", is_brief=True) as progress:
-            for path in find_files(self._root, self._pattern):
+            for path in find_shards(self._root, self._pattern):
                 if not _NAMES.search(path.name):
                     raise SourceError(
                         f"{self._root / path} is not called .tfrec, .tfrecord or .tfrecords: "
