@@ -197,11 +197,11 @@ def test_what_is_no_parquet_file_is_refused(tmp_path, data):
         open_source(tmp_path / "a.parquet").list()
 
 
-@pytest.mark.parametrize("name", ["{}.parquet", "{}-0-of-1.parquet", "{}_1.tfrec", "{}/0.tfrec", "{}.tar", "{}-3.zip"])
+@pytest.mark.parametrize("name", ["{}.parquet", "{}-0-of-1.parquet", "{}/0.tfrec", "{}.tar", "{}-3.zip"])
 def test_files_of_the_parts_of_a_data_set_are_refused_together(name, tmp_path):
     for part in ("test", "train"):
         write(tmp_path / name.format(part), b"")
-    for parts, is_refused in (("*", True), ("train", False), ("{test,train}", False)):
+    for parts, is_refused in (("*", True), ("{test,train}", False)):
         with pytest.raises(SourceError) as caught:
             open_source(tmp_path / name.format(parts)).list()
         assert ("holds files of parts of a data set, test" in str(caught.value)) is is_refused
