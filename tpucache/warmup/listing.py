@@ -209,9 +209,11 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
 
 def _comparable(label: Any, classes: Sequence[str]) -> str:
     """Return a text that is the same for equal labels, with the names of their classes."""
+    if label is None:
+        return ""
     if isinstance(label, int):
         return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
-    values = [float(np.float32(value)) for value in label or ()]
+    values = [float(np.float32(value)) for value in label]
     if len(classes) == len(values):
         return str(sorted(pair for pair in zip(classes, values, strict=True) if pair[1]))
     return str(values)
