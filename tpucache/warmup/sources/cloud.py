@@ -208,12 +208,12 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
         raise SourceError(f"{shown(url)}: a compressed file at a URL cannot be read: decompress it, or make a .zip")
     if kind := next((kind for start, kind in _COPIED.items() if suffix.startswith(start)), None):
         return copy_source(url, kind, options)
+    if suffix == ".json" or has_wildcard(path.name):
+        check_is_local(url)
     if suffix == ".csv":
         root = (options or TableOptions()).root
         files = CloudFiles(as_url(root or _split(url)[0])) if root is None or is_url(root) else None
         return copy_source(url, table.KIND._replace(open=lambda path, given: TableSource(path, given, files)), options)
-    if suffix == ".json" or has_wildcard(path.name):
-        check_is_local(url)
     if urlsplit(url).scheme.lower() in _WEB:
         raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a file of samples")
     return ArchiveSource(CloudFiles(url), options)
