@@ -27,7 +27,6 @@ from tpucache.warmup.tables import label_column, label_facts
 
 _TRIED: Final = 64
 _SECONDS: Final = 8.0
-_TOLD: Final = ("samples", "files", "left_out", "kinds", "labels", "classes", "class_counts", "seconds")
 
 
 @dataclass(frozen=True)
@@ -75,18 +74,24 @@ class DryRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        expected = self.estimate
         return {
-            **{name: getattr(self, name) for name in _TOLD},
+            "samples": self.samples,
+            "files": dict(self.files),
+            "left_out": dict(self.left_out),
             "tried": len(self.tried),
             "failed": [{"path": tried.path, "reason": tried.reason} for tried in self.failed],
             "listed": [{"path": tried.path, "reason": tried.reason} for tried in self.listed],
             "sizes": {name: list(size) for name, size in self.size_range().items()},
-            "records": expected.records,
-            "bytes": expected.bytes,
-            "working_bytes": expected.spooled,
-            "free_bytes": expected.free,
-            "process_seconds": expected.process_seconds,
+            "kinds": dict(self.kinds),
+            "labels": dict(self.labels),
+            "classes": list(self.classes),
+            "class_counts": list(self.class_counts),
+            "records": self.estimate.records,
+            "bytes": self.estimate.bytes,
+            "working_bytes": self.estimate.spooled,
+            "free_bytes": self.estimate.free,
+            "process_seconds": self.estimate.process_seconds,
+            "seconds": self.seconds,
         }
 
     def size_range(self) -> dict[str, tuple[int, int]]:
@@ -124,9 +129,10 @@ def dry_run(
     trials = Trials(_TRIED, _SECONDS, margin=0.0, look=look.take)
     expected = estimate(encoder, _all_of(plan), above, options.jobs, trials=trials)
     column, names, counts = _labels(plan, look.tried)
+    suffixes = (PurePosixPath(each.path.partition("#")[0]).suffix.lower() or NO_SUFFIX for each in listing.samples)
     return DryRun(
         samples=len(listing.samples),
-        files=dict(Counter(_suffix(sample.path) for sample in listing.samples).most_common()),
+        files=dict(Counter(suffixes).most_common()),
         left_out=listing.left_out,
         tried=look.tried,
         listed=_listed(plan, encoder),
@@ -185,7 +191,3 @@ def _labels(plan: BuildPlan, tried: Sequence[Tried]) -> tuple[Any, tuple[str, ..
         return None, (), ()
     labels, paths = zip(*pairs, strict=True)
     return label_column(labels, paths, plan.listing.classes)
-
-
-def _suffix(path: str) -> str:
-    return PurePosixPath(path.partition("#")[0]).suffix.lower() or NO_SUFFIX

@@ -399,7 +399,7 @@ def _manifest(cache: Cache, layout: _Compaction, shards: Sequence[BuiltShard]) -
     skipped = [Skipped(layout.numbers[each.number], each.path, each.reason) for each in before.skipped]
     manifest = before.changed(
         shards=entries,
-        tables=tuple(_entry(name, data) for name, data in tables.items()),
+        tables=tuple(FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in tables.items()),
         skipped=tuple(sorted(skipped, key=lambda each: each.number)),
         deleted=tuple(Deleted(number, "") for number in range(len(layout.places)) if number not in left),
         fingerprint=cache_fingerprint(fingerprint(before.recipe), entries),
@@ -407,10 +407,6 @@ def _manifest(cache: Cache, layout: _Compaction, shards: Sequence[BuiltShard]) -
         history=None,
     )
     return manifest, tables
-
-
-def _entry(name: str, data: bytes) -> FileEntry:
-    return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def _as_built(name: str, column: Column) -> Column:

@@ -115,17 +115,11 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
 def orientation(image: Image.Image, data: bytes) -> int:
     """Return the EXIF orientation, 1 to 8, of an image that `opened` yielded for `data`; 1 if it cannot be read."""
     try:
-        if image.format != "TIFF":
-            return _asked_orientation(image)
-        with Image.open(io.BytesIO(data)) as copy:
-            return _asked_orientation(copy)
+        with Image.open(io.BytesIO(data)) if image.format == "TIFF" else nullcontext(image) as found:
+            value = found.getexif().get(_EXIF_ORIENTATION, 1)
+            return int(value) if value in TURNS else 1
     except Exception:  # noqa: BLE001  # Pillow's plugins raise anything for a broken file
         return 1
-
-
-def _asked_orientation(image: Image.Image) -> int:
-    value = image.getexif().get(_EXIF_ORIENTATION, 1)
-    return int(value) if value in TURNS else 1
 
 
 def decode(
@@ -254,10 +248,8 @@ def is_heif(data: bytes) -> bool:
 def register_heif(path: str, what: str = "") -> None:
     try:
         _register()
-    except ImportError as error:
-        raise SampleError(path, f"{what}is a HEIC file: `pip install pillow-heif` to read it ({error})") from error
     except Exception as error:
-        raise SampleError(path, f"{what}is a HEIC file, and pillow-heif cannot read it: {error}") from error
+        raise SampleError(path, f"{what}is a HEIC file: `pip install pillow-heif` to read it ({error})") from error
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import Any, Final
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.native import Array
 from tpucache.progress import Progress
+from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.text import parse_json
 from tpucache.warmup.sources.archives import find_archive
@@ -40,6 +41,7 @@ Read = Callable[[Member, str], bytes]
 _TABLE: Final = ".csv"
 _CLASS, _JSON, _TEXT, _ARRAY = "cls", "json", "txt", "npy"
 _MASKS: Final = ("mask", "seg")
+_OF_GROUPS: Final = ("label_cols", "label_sep", "fold_col", "keep", "drop")  # options
 #: How the texts of a JPEG and of a PNG in base64 begin.
 _BASE64: Final = ("/9j/", "iVBORw0KGgo")
 
@@ -57,7 +59,7 @@ class ArchiveSource:
     loads_in_threads = True
 
     def __init__(self, files: Any, options: TableOptions | None = None) -> None:
-        """Take an ArchiveFiles or a CloudZip, and options that name labels among the keys of its JSON."""
+        """Take an ArchiveFiles, CloudFiles or CloudZip, and options that name labels among the keys of its JSON."""
         self._files = files
         self._options = options or TableOptions()
         self._has_groups = False  # `list` decides it, before workers get the source
@@ -80,13 +82,14 @@ class ArchiveSource:
         shared = len(shared_folders([folders_of(places[name]) for name in files])) if files else 0
         paths = ["/".join(places[name].split("/")[shared:]) for name in files]
         self._has_groups = bool(self._options.label_cols) or are_groups(paths)
+        self._options.check_used(_OF_GROUPS if self._has_groups else (), f"{where} is a source without a table")
         if self._has_groups:
             return list_groups(files, self._files.read, self._options, where)
         _check_dots(paths, where)
-        archives = {name: PurePosixPath(member.archive).stem for name, member in entries.items()}
-        are_named = self._files.is_several and not any(map(str.isdigit, "".join(archives.values())))
+        archives = "".join({member.archive for member in entries.values()})
+        are_named = self._files.is_several and not any(map(str.isdigit, archives))
         if are_named and not any("/" in place for place in places.values()):  # an archive for each class
-            places = {name: f"{archives[name]}/{place}" for name, place in places.items()}
+            places = {name: f"{PurePosixPath(entries[name].archive).stem}/{place}" for name, place in places.items()}
         own = "" if self._files.inside else _own_folder([*places.values()])
         found = [
             FoundFile(name, places[name].removeprefix(own), member.bytes, (member,))
@@ -176,11 +179,11 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     if not groups:
         raise SourceError(f"{where} holds no samples")
     samples, found = list[Sample](), list[dict[str, Any]]()
+    told = map_ahead(lambda group: _metadata(group, files, read), groups.values())
     with Progress(len(groups), "list", "samples", is_brief=True) as progress:
-        for number, group in enumerate(groups.values()):
+        for number, (group, (metadata, fault)) in enumerate(zip(groups.values(), told, strict=True)):
             members = tuple(files[name] for name in group.values())
             named = next((name for ending, name in group.items() if _kind(ending) == IMAGE), next(iter(group.values())))
-            metadata, fault = _metadata(group, files, read, named)
             samples.append(Sample(number, named, None, sum(member.bytes for member in members), members, fault))
             found.append(metadata)
             progress.advance(1)
@@ -191,7 +194,7 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
         texts = columns.get(_CLASS, [None] * len(samples))
         if all(isinstance(text, (str, NoneType)) for text in texts):
             columns[_CLASS] = numbers_of_texts([text or "" for text in texts])
-    if missing := [name for name in options.label_cols if name not in columns]:
+    if missing := [name for name in (*options.label_cols, options.fold_col) if name not in (None, *columns)]:
         raise SourceError(f"{where} has no {missing[0]!r} in its JSON: its keys are {', '.join(map(repr, columns))}")
     likely = list(dict.fromkeys(options.likely_labels(columns, _CLASS)))
     labels = options.label_cols or tuple(likely[:1])
@@ -207,9 +210,7 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     return to_listing(samples, columns, where, options, labels=labels, kept=kept, left_out=left)
 
 
-def _metadata(
-    group: Mapping[str, str], files: Mapping[str, Member], read: Read, path: str
-) -> tuple[dict[str, Any], str]:
+def _metadata(group: Mapping[str, str], files: Mapping[str, Member], read: Read) -> tuple[dict[str, Any], str]:
     """Return the label, columns and text of a sample's files, and why one of them cannot be used, or ""."""
     known: dict[str, Any] = {}
     fault = ""
@@ -217,10 +218,10 @@ def _metadata(
         try:
             if kind not in group:
                 continue
-            text = read(files[group[kind]], path).decode("utf-8-sig")  # Windows begins texts with a byte order mark
+            text = read(files[group[kind]], "").decode("utf-8-sig")  # Windows begins texts with a byte order mark
             content = parse_json(text) if kind == _JSON else {kind: text.strip() if kind == _CLASS else text}
             if not isinstance(content, dict):
-                raise SampleError(path, f"its JSON is a {type(content).__name__}: give an object")
+                raise ValueError(f"it is a {type(content).__name__}: give an object")
             known |= content
         except ValueError as error:
             fault = f"its .{kind} cannot be read: {error}"

@@ -68,14 +68,14 @@ class ArchiveFiles:
         """Whether the pattern may match several archives, so that names begin with the name of their archive."""
         return has_wildcard(self.pattern) and not (self.root / self.pattern).is_file()
 
-    def list(self, _names: Iterable[str] = ()) -> dict[str, Member]:
+    def list(self) -> dict[str, Member]:
         """Return all files by name: archive by archive, each in its own order.
 
         Names are relative to `inside`; with several archives, they begin with the archive's path.
         """
         return {name: member for name, member in self.entries().items() if not name.endswith("/")}
 
-    def entries(self) -> dict[str, Member]:
+    def entries(self, _names: Iterable[str] = ()) -> dict[str, Member]:
         """Return all files and folders by name, as `list` does; the name of a folder ends with a slash."""
         found: dict[str, Member] = {}
         start = f"{self.inside}/" if self.inside else ""

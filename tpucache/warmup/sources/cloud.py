@@ -72,8 +72,6 @@ class CloudFiles:
             return {name: Member("", name, 0, 0, 0, 0) for name in inside}
         return {name: Member("", name, 0, size, size, 0) for name, size in _files(self._url).items()}
 
-    list = entries
-
     def read(self, member: Member, path: str) -> bytes:
         """Return a file's content."""
         remote = _open(self._url)
@@ -97,11 +95,8 @@ class CloudZip(CloudFiles):
         self._folder, self._name = _split(url)
 
     def entries(self, _: Iterable[str] = ()) -> dict[str, Member]:
-        remote = _open(self._folder)
-        size = remote.size(self._name)
-        if size is None:
-            raise SourceError(f"{self} does not exist, or its server does not say how large it is")
-        fetch = functools.partial(remote.part, self._name)
+        size = _size(self._folder, self._name)
+        fetch = functools.partial(_open(self._folder).part, self._name)
         with Progress(None, "list", "files", is_brief=True) as progress, zip_file(fetch, size) as file:
             members = list_zip(file, str(self), self._name, progress.advance)
         return plain_members(members, str(self))
@@ -110,7 +105,7 @@ class CloudZip(CloudFiles):
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: a file may have at most {_LARGEST:,}")
         remote = _open(self._folder)
-        size = _size(self._folder, self._name)
+        size = _kept_size(self._folder, self._name)
 
         def pread(count: int, offset: int) -> bytes:
             return remote.part(self._name, offset, min(size, offset + count)) if offset < size else b""
@@ -179,7 +174,6 @@ def _open(url: str) -> Remote:
     return Remote(url)
 
 
-@cached_for_threads(64)
 def _size(folder: str, name: str) -> int:
     size = _open(folder).size(name)
     if size is None:
@@ -187,15 +181,14 @@ def _size(folder: str, name: str) -> int:
     return size
 
 
+_kept_size: Final = cached_for_threads(64)(_size)
+
+
 def _split(url: str) -> tuple[str, str]:
     """Return the URL of a file's folder, including the query, and the file's name."""
     parts = urlsplit(url)
     folder, _, name = parts.path.rpartition("/")
     return urlunsplit(parts._replace(path=folder)), name
-
-
-def _is_at_url(source: str | Path) -> bool:
-    return as_url(source).partition("://")[0].lower() in _SCHEMES and "://" in as_url(source)
 
 
 def _open_source(source: str | Path, options: TableOptions | None) -> Source:
@@ -221,7 +214,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
 
 KIND: Final = SourceKind(
     "a URL of a folder of images (gs://, s3://, hf://), or of .zip, .tar, parquet or TFRecord files",
-    _is_at_url,
+    lambda source: "://" in as_url(source) and as_url(source).partition("://")[0].lower() in _SCHEMES,
     _open_source,
     OPTIONS,
 )

@@ -188,7 +188,7 @@ class TableSource:
             tell_of_others(str(self._path), options.likely_labels(table.names))
         self._tell_of_repeated(table, rows.images)
         names = [rows.names(row) for row in rows.numbers.values()]
-        found = None if self._archive is None else self._archive.list([*rows.images, *rows.masks])
+        found = None if self._archive is None else self._archive.entries([*rows.images, *rows.masks])
         self._check_heading(path_column(table, options) + options.suffix, found)
         members = [() if found is None else _members(found, each) for each in names]
         sizes = map_ahead(self._size, names) if found is None else ((sum(m.bytes for m in each), 0) for each in members)
@@ -381,13 +381,14 @@ def path_column(table: CsvTable, options: TableOptions) -> str:
     return next((name for known in PATH_NAMES for name in free if name.lower() == known), named[0])
 
 
-def _is_table(source: str | Path) -> bool:
-    return Path(source).is_file() and Path(source).suffix.lower() == ".csv"
-
-
 #: The options of a table, in an archive too.
 OPTIONS: Final = frozenset(field.name for field in dataclasses.fields(TableOptions))
-KIND: Final = SourceKind("a .csv table of them", _is_table, TableSource, OPTIONS)
+KIND: Final = SourceKind(
+    "a .csv table of them",
+    lambda source: Path(source).is_file() and Path(source).suffix.lower() == ".csv",
+    TableSource,
+    OPTIONS,
+)
 
 
 def join_rows(table: CsvTable, path_col: str, options: TableOptions) -> tuple[CsvTable, list[Runs], tuple[str, ...]]:
