@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +146,9 @@ def test_a_cache_that_is_read_is_not_removed(root: Path, kept: Path) -> None:
 def test_of_two_that_come_at_once_one_builds_and_the_other_waits(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found: list[ImageFolder] = []
-    threads = [threading.Thread(target=lambda: found.append(opened(root))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert pixels(found[0]) == pixels(found[1])
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(opened, [root] * 2)
+    assert pixels(first) == pixels(second)
     assert capsys.readouterr().err.count("later runs with the same pictures will use this cache") == 1
 
 

@@ -252,7 +252,7 @@ def test_training_uses_the_new_labels_and_does_not_continue_with_others(
 
 @pytest.mark.parametrize(
     ("keys", "digits"),
-    [(["7.png", "8.png", "10.png"], 3), (["7", "8", "10"], 3), (["x", "y"], 0)],
+    [(["7.png", "8.png", "10.png"], 3), (["7", "8", "10"], 3), (["007.png", "8.png", "010.png"], 3), (["x", "y"], 0)],
 )
 def test_numbers_that_lost_their_zeros_are_named_with_what_to_do(
     keys: list[str], digits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ def test_a_process_forked_while_a_reader_is_locked_reads_with_it(cache: Path, ru
 def test_the_lock_keeps_other_threads_out() -> None:
     lock, inside, most = ThreadLock(), 0, 0
 
-    def enter() -> None:
+    def enter(_: int) -> None:
         nonlocal inside, most
         for _ in range(20):
             with lock:
@@ -48,9 +48,6 @@ def test_the_lock_keeps_other_threads_out() -> None:
                 time.sleep(0.0001)
                 inside -= 1
 
-    threads = [threading.Thread(target=enter) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(enter, range(4))]
     assert most == 1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,21 +147,16 @@ def test_threads_do_not_disturb_each_other(name: str, custom: Callable[[str], di
     definition = resolve("strong", _SIDE, _SIDE) if name == "preset" else custom(_NOISE.format(_DRAWS["both"]))
     places = _PLACES * 4
     expected = _all(definition, places)
-    results: dict[int, list[bytes]] = {}
     start = threading.Barrier(4)
 
-    def work(number: int) -> None:
+    def work(_: int) -> Any:
         start.wait()
-        results[number] = _all(definition, places)
+        return _all(definition, places)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(work, range(4))] == [expected] * 4
     finally:
         sys.setswitchinterval(interval)
-    assert list(results.values()) == [expected] * 4

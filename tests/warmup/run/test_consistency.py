@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -250,17 +251,12 @@ def test_threads_digest_the_code_of_a_callable_at_the_same_time(write_module: Ca
     write_module("helper_by_test", "values = [" + "1 + (2 * (3 - 4)), " * 50 + "]\n")
     write_module("digested_by_test", "import helper_by_test\ndef same(image, generator):\n    return image\n")
     expected = code_digests("digested_by_test:same")
-    found = []
     start = threading.Barrier(_THREADS)
 
-    def work() -> None:
+    def work(_: int) -> list[Any]:
         start.wait()
-        found.extend(code_digests("digested_by_test:same") for _ in range(20))
+        return [code_digests("digested_by_test:same") for _ in range(20)]
 
-    threads = [threading.Thread(target=work) for _ in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 20 * _THREADS
+    with ThreadPoolExecutor(_THREADS) as pool:
+        assert [*pool.map(work, range(_THREADS))] == [[expected] * 20] * _THREADS
     assert set(expected["helpers"]) == {"helper_by_test"}

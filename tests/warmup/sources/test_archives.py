@@ -60,8 +60,8 @@ def test_an_archive_lists_and_loads_what_its_folder_does(few, tmp_path, name, to
 
 @pytest.mark.slow
 def test_records_from_archives_are_those_from_the_folder_and_nothing_is_unpacked(few, tmp_path):
-    expected = _records(build_here(few, tmp_path / "folder", Recipe(size=8, variants=1, augment="flip")))
     recipe = Recipe(size=8, variants=1, augment="flip")
+    expected = _records(build_here(few, tmp_path / "folder", recipe))
     for name in ("a.zip", "a.tar"):
         archive = _pack(few, tmp_path / name)
         assert _records(build_cache(archive, tmp_path / f"{name}-cache", recipe, jobs=2)) == expected

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from made import build_here, png, write
 
-from tpucache.errors import SourceError
+from tpucache.errors import SourceError, UsageError
 from tpucache.store.cache import Cache
-from tpucache.warmup.sources import open_source, select_source
+from tpucache.warmup.sources import TableOptions, open_source, select_source
 
 KINDS = ("folder", "zip", "tar")
 
@@ -72,9 +72,11 @@ def test_folders_of_images_are_classes_and_what_is_passed_over_is_named(
 @pytest.mark.parametrize(("names", "classes"), [("cat dog", ("cat", "dog")), ("part-0 part-1", ())])
 def test_archives_that_no_number_tells_apart_are_classes(tmp_path: Path, names: str, classes: tuple[str, ...]) -> None:
     for name in names.split():
-        write(tmp_path / name / "1.png", png(1))
+        write(tmp_path / name / "1.mask.png", png(1))  # no mask, as nothing else is called so
         shutil.make_archive(str(tmp_path / name), "tar", tmp_path / name)
-    assert _found(tmp_path / "*.tar")[0] == classes
+    assert build_here(tmp_path / "*.tar", tmp_path / "cache").classes == classes
+    with pytest.raises(UsageError, match="is a source without a table, which has no --mask-col"):
+        open_source(tmp_path / "*.tar", TableOptions(mask_col="mask")).list()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -257,6 +257,9 @@ def test_a_class_that_is_called_otherwise_is_another_class_and_a_new_one_may_be_
     options = TableOptions(label_cols=("label",), label_sep="|")
     with pytest.raises(SourceError, match="leave out --labels numbers"):
         build_here(select_source(table("a"), limit=2), tmp_path / "numbers", labels="numbers")
+    build_here(Stated([(0, 1), (0, 0)]), tmp_path / "marks")
+    with pytest.raises(SourceError, match="another label"):
+        build_here(Stated([(0, 1), None]), tmp_path / "marks")
     values = Stated([(0.5, NAN)] * 2)
     assert build_here(values, tmp_path / "values") == build_here(values, tmp_path / "values")
     table("a|b", "c|a", "b")

@@ -207,6 +207,12 @@ def test_files_of_the_parts_of_a_data_set_are_refused_together(name, tmp_path):
         assert ("holds files of parts of a data set, test" in str(caught.value)) is is_refused
 
 
+def test_a_file_that_only_describes_images_is_refused(tmp_path):
+    _write(tmp_path / "a.parquet", {"url": ["u"], "label": [1]})
+    with pytest.raises(SourceError, match="has neither images nor lists of numbers, only url, label"):
+        open_source(tmp_path).list()
+
+
 @pytest.mark.parametrize("labels", [[3, 4], [["a"], ["b"]]])
 def test_a_separator_for_labels_that_are_no_text_is_refused(labels, tmp_path):
     _write(tmp_path / "a.parquet", {"image": [png(1)] * 2, "label": labels})
