@@ -130,7 +130,7 @@ def test_of_an_image_folder_that_changes_meanwhile_nothing_is_kept(tmp_path: Pat
 def test_a_builder_whose_build_is_refused_ends_with_its_workers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SampleError, match="no number"):
+    with pytest.raises(SourceError, match="no number"):
         tpucache.open_or_build(large_folder(tmp_path / "photos"), tmp_path / "cache", RECIPE, jobs=2, labels="numbers")
     assert not capfd.readouterr().err
     assert not builders()

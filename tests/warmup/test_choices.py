@@ -151,7 +151,7 @@ def test_labels_like_those_of_a_cache_of_numbers_are_numbers(valid: Path, tmp_pa
     assert main(["warmup", str(valid / "a.csv"), str(tmp_path / "a"), "--size", "8", *flags]) == 0
     assert main(["warmup", str(valid / "b.csv"), str(tmp_path / "b"), "--like", str(tmp_path / "a"), *flags]) == 0
     assert CachedDataset(tmp_path / "b").labels.tolist() == [[0], [1], [2], [3], [4], [5]]
-    with pytest.raises(SampleError, match="'cat', which is no number"):
+    with pytest.raises(SourceError, match="'cat', which is no number"):
         build_here(valid, tmp_path / "c", labels="numbers")
 
 

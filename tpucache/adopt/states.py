@@ -25,8 +25,9 @@ from tpucache.store.files import OpenFolder
 from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
 from tpucache.warmup.run.executors import Executor, Task, to_pickle
 from tpucache.warmup.sources.datasets import DatasetSource, class_names, is_stream, labelled_item
-from tpucache.warmup.sources.folder import FolderSource, walk
+from tpucache.warmup.sources.folder import walk
 from tpucache.warmup.sources.source import Item, Items, Listing, Sample, name_some
+from tpucache.warmup.sources.tree import FolderSource
 
 #: The suffixes of pictures in torchvision: `torchvision.datasets.folder.IMG_EXTENSIONS`.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

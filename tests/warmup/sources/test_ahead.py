@@ -20,7 +20,7 @@ from tpucache.store.ahead import Lateness
 from tpucache.store.files import read_file
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.growing import build_for_readers
-from tpucache.warmup.sources.folder import FolderSource
+from tpucache.warmup.sources import FolderSource
 from tpucache.warmup.sources.source import Item, LoadAhead, Sample
 
 SAMPLES = [Sample(number, f"{number:03d}.png", bytes=1000) for number in range(100)]

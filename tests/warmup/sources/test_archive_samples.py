@@ -81,7 +81,7 @@ def test_labels_in_json_and_captions(tmp_path):
     several = label_source(open_source(path, TableOptions(label_cols=("x", "y"))), "auto").list()
     assert [sample.label for sample in several.samples] == [(0, 1), (1, 1), (0, 1)]
     assert several.classes == several.value_names == ("x", "y")
-    with pytest.raises(SourceError, match="no 'none' in its JSON: its keys are 'x', 'y'"):
+    with pytest.raises(SourceError, match="no column 'none': there are 'x', 'y'"):
         open_source(path, TableOptions(label_cols=("none",))).list()
 
 

@@ -13,13 +13,10 @@ from typing import Any, Final, cast
 from tpucache.errors import DependencyError, SourceError
 from tpucache.plugins import PartTable
 from tpucache.store.files import check_is_local, is_url
-from tpucache.warmup.sources import archive_samples as archives
-from tpucache.warmup.sources import cloud, datasets, folder, parquet, table, tfrecords
-from tpucache.warmup.sources.archive_samples import ArchiveSource
+from tpucache.warmup.sources import cloud, datasets, parquet, table, tfrecords, tree
 from tpucache.warmup.sources.coco import box_source
 from tpucache.warmup.sources.columns import TableOptions
 from tpucache.warmup.sources.datasets import DatasetSource, pad_source
-from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.source import (
@@ -34,6 +31,7 @@ from tpucache.warmup.sources.source import (
 )
 from tpucache.warmup.sources.table import TableSource
 from tpucache.warmup.sources.tfrecords import TFRecordSource
+from tpucache.warmup.sources.tree import ArchiveSource, FolderSource
 
 __all__ = [
     "ArchiveSource",
@@ -82,10 +80,10 @@ _KINDS: Final = PartTable[SourceKind](
     "tpucache.sources",
     {
         "saved": datasets.SAVED,
-        "folder": folder.KIND,
-        "images": folder.PATTERN,
+        "folder": tree.FOLDER,
+        "images": tree.IMAGES,
         "table": table.KIND,
-        "archive": archives.KIND,
+        "archive": tree.ARCHIVE,
         "parquet": parquet.KIND,
         "tfrecord": tfrecords.KIND,
         "dataset": datasets.KIND,

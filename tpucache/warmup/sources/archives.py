@@ -75,7 +75,7 @@ class ArchiveFiles:
         """
         return {name: member for name, member in self.entries().items() if not name.endswith("/")}
 
-    def entries(self, _names: Iterable[str] = ()) -> dict[str, Member]:
+    def entries(self, _: Iterable[str] | None = None) -> dict[str, Member]:
         """Return all files and folders by name, as `list` does; the name of a folder ends with a slash."""
         found: dict[str, Member] = {}
         start = f"{self.inside}/" if self.inside else ""

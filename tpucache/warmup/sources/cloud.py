@@ -22,8 +22,7 @@ from tpucache.progress import Progress
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.files import as_url, check_is_local, is_url
 from tpucache.text import shown
-from tpucache.warmup.sources import archive_samples, parquet, table, tfrecords
-from tpucache.warmup.sources.archive_samples import ArchiveSource
+from tpucache.warmup.sources import parquet, table, tfrecords, tree
 from tpucache.warmup.sources.archives import list_zip, plain_members, read_zip, zip_file
 from tpucache.warmup.sources.columns import TableOptions
 from tpucache.warmup.sources.kept import Files, kept_listings
@@ -38,6 +37,7 @@ from tpucache.warmup.sources.source import (
     has_wildcard,
 )
 from tpucache.warmup.sources.table import OPTIONS, TableSource
+from tpucache.warmup.sources.tree import TreeSource
 
 if TYPE_CHECKING:
     from tpucache.store.remote.cache import Copies
@@ -48,13 +48,13 @@ _SCHEMES: Final = ("gs", "s3", "hf", *_WEB, "az", "abfs", "memory")
 _PARQUET: Final = ".parquet"
 _COMPRESSED: Final = (".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: The kinds of files that are copied, by the beginnings of their suffixes.
-_COPIED: Final = {_PARQUET: parquet.KIND, ".tfrec": tfrecords.KIND, ".tar": archive_samples.KIND}
+_COPIED: Final = {_PARQUET: parquet.KIND, ".tfrec": tfrecords.KIND, ".tar": tree.ARCHIVE}
 #: The most bytes that are read from one file. A larger file is not a photograph.
 _LARGEST: Final = 1 << 30
 
 
 class CloudFiles:
-    """The files in a folder at a URL, with the methods of `ArchiveFiles`."""
+    """The files in a folder at a URL."""
 
     is_several = False
     inside = "."
@@ -65,12 +65,12 @@ class CloudFiles:
     def __str__(self) -> str:
         return shown(self._url)
 
-    def entries(self, names: Iterable[str] = ()) -> dict[str, Member]:
+    def entries(self, names: Iterable[str] | None = None) -> dict[str, Member]:
         """Return all files by name; of a web server, which does not list them, those that have these `names`."""
         if urlsplit(self._url).scheme.lower() in _WEB:
-            inside = (name for name in map(posixpath.normpath, names) if not name.startswith(("/", "..")))
-            return {name: Member("", name, 0, 0, 0, 0) for name in inside}
-        return {name: Member("", name, 0, size, size, 0) for name, size in _files(self._url).items()}
+            inside = (name for name in map(posixpath.normpath, names or ()) if not name.startswith(("/", "..")))
+            return {name: Member("", name) for name in inside}
+        return {name: Member("", name, bytes=size) for name, size in _files(self._url).items()}
 
     def read(self, member: Member, path: str) -> bytes:
         """Return a file's content."""
@@ -86,7 +86,7 @@ class CloudFiles:
 
 
 class CloudZip(CloudFiles):
-    """The files of a .zip at a URL, with the methods of `ArchiveFiles`."""
+    """The files of a .zip at a URL."""
 
     inside = ""
 
@@ -94,7 +94,7 @@ class CloudZip(CloudFiles):
         super().__init__(url)
         self._folder, self._name = _split(url)
 
-    def entries(self, _: Iterable[str] = ()) -> dict[str, Member]:
+    def entries(self, _: Iterable[str] | None = None) -> dict[str, Member]:
         size = _size(self._folder, self._name)
         fetch = functools.partial(_open(self._folder).part, self._name)
         with Progress(None, "list", "files", is_brief=True) as progress, zip_file(fetch, size) as file:
@@ -196,7 +196,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
     path = PurePosixPath(urlsplit(url).path)
     suffix = PurePosixPath(expand_braces(path.name)[0]).suffix.lower()
     if suffix == ".zip":
-        return ArchiveSource(CloudZip(url), options)
+        return TreeSource(CloudZip(url), options)
     if suffix in _COMPRESSED:
         raise SourceError(f"{shown(url)}: a compressed file at a URL cannot be read: decompress it, or make a .zip")
     if kind := next((kind for start, kind in _COPIED.items() if suffix.startswith(start)), None):
@@ -209,7 +209,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
         return copy_source(url, table.KIND._replace(open=lambda path, given: TableSource(path, given, files)), options)
     if urlsplit(url).scheme.lower() in _WEB:
         raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a file of samples")
-    return ArchiveSource(CloudFiles(url), options)
+    return TreeSource(CloudFiles(url), options)
 
 
 KIND: Final = SourceKind(

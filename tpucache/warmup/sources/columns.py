@@ -27,6 +27,8 @@ LABEL_NAMES: Final = ("label", "target", "labels", "targets", "class", "cls", "s
 MISSING_WORDS: Final = frozenset(
     ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
 )
+#: Kinds of columns: numbers or text, and lists of numbers.
+PLAIN, ARRAY = "plain", "array"
 _PADDED: Final = re.compile(r"\s*[+-]?0\d")
 #: float64 holds every whole number below this one.
 _EXACT: Final = 2**53
@@ -178,25 +180,64 @@ def classes_of(feature: Any) -> tuple[tuple[str, ...], bool]:
     return (tuple(names), inner is not feature) if is_named else ((), False)
 
 
+@dataclass(frozen=True)
+class Roles:
+    """The columns that are the label, go into the samples table, or hold the arrays of samples."""
+
+    labels: tuple[str, ...]
+    kept: tuple[str, ...]
+    arrays: tuple[str, ...] = ()
+
+
+def find_roles(
+    kinds: Mapping[str, str], options: TableOptions, where: str, *, used: Iterable[str] = (), likely: Sequence[str] = ()
+) -> Roles:
+    """Return what the columns of `kinds` are, and warn of those that are left out.
+
+    A kind is PLAIN for numbers or text, ARRAY for lists of numbers, or any other text. Columns that are `used`
+    otherwise are left out. Without the option `label_cols`, the first of the `likely` labels is the label.
+    """
+    for name in (*options.label_cols, options.fold_col):
+        if name is not None and name not in kinds:
+            raise SourceError(f"{where} has no column {name!r}: there are {', '.join(map(repr, kinds))}")
+    if not options.rle_cols:  # columns that differ within an image are left out by now
+        options.tell_of_unused([*kinds], where)
+    labels = options.label_cols or tuple(likely[:1])
+    if not options.label_cols:
+        tell_of_others(where, likely)
+    others = {*used, *labels, options.fold_col}
+    free = [name for name in kinds if name not in others and options.is_kept(name)]
+    if unread := [name for name in free if kinds[name] not in (PLAIN, ARRAY)]:
+        _log.warning("%s: leaving out columns that are neither numbers nor plain text: %s", where, ", ".join(unread))
+    kept, arrays = (tuple(name for name in free if kinds[name] == kind) for kind in (PLAIN, ARRAY))
+    return Roles(labels, kept, arrays)
+
+
+def tell_of_others(where: str, likely: Sequence[str]) -> None:
+    """Warn that the first column is the label, and the others are named like labels, too."""
+    if likely[1:]:
+        shown = ", ".join(map(repr, likely[1:]))
+        _log.warning("%s: using the labels in %r, not in %s: --label-col names what to use", where, likely[0], shown)
+
+
 def to_listing(
     samples: Sequence[Sample],
     columns: Mapping[str, Sequence[Any]],
     where: str,
     options: TableOptions,
+    roles: Roles,
     *,
-    labels: Sequence[str],
-    kept: Iterable[str],
     lines: Sequence[int] = (),
     is_own: bool = False,
     **facts: Any,
 ) -> Listing:
-    """Return the listing of samples with these columns: some are `labels`, and others `kept` in the samples table.
+    """Return the listing of samples with these columns.
 
     `lines` are the lines of the samples, which errors name; `is_own` is that of `column_labels`, whose errors are
     raised; `facts` are fields of the Listing.
     """
-    if labels:
-        given = {name: columns[name] for name in labels}
+    if roles.labels:
+        given = {name: columns[name] for name in roles.labels}
         found, faults = column_labels(
             given, where, separator=options.label_sep, is_own=is_own, must_have=bool(options.label_cols)
         )
@@ -205,10 +246,10 @@ def to_listing(
             dataclasses.replace(sample, label=label, fault=sample.fault or faults.get(at, ""))
             for at, (sample, label) in enumerate(zip(samples, found, strict=True))
         ]
-    fold, own = options.fold_col, {name: columns[name] for name in kept}
+    fold, own = options.fold_col, {name: columns[name] for name in roles.kept}
     table = {} if fold is None else {"fold": fold_numbers(columns[fold], f"{where}, column {fold!r}")}
     return Listing(
-        samples, columns=table | sample_columns(own), value_names=tuple(labels), spellings=spellings(own), **facts
+        samples, columns=table | sample_columns(own), value_names=roles.labels, spellings=spellings(own), **facts
     )
 
 
@@ -267,13 +308,6 @@ def _split(cells: Sequence[Any], separator: str, where: str, is_own: bool) -> li
     if is_own:
         return [tuple(part_names(cell, separator)) for cell in texts]
     return [tuple(part.strip() for part in cell.split(separator) if part.strip()) for cell in texts]
-
-
-def tell_of_others(where: str, likely: Sequence[str]) -> None:
-    """Warn that the first column is the label, and the others are named like labels, too."""
-    if likely[1:]:
-        shown = ", ".join(map(repr, likely[1:]))
-        _log.warning("%s: using the labels in %r, not in %s: --label-col names what to use", where, likely[0], shown)
 
 
 def sample_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Column]:

@@ -26,10 +26,9 @@ from tpucache.plugins import load_callable
 from tpucache.store.ahead import cached_for_threads
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.warmup.sources.columns import LABEL_NAMES, classes_of
-from tpucache.warmup.sources.folder import FolderSource, read_sample
+from tpucache.warmup.sources.folder import read_sample
 from tpucache.warmup.sources.kept import Copy
 from tpucache.warmup.sources.source import (
-    CheckedSource,
     DerivedSource,
     Item,
     Items,
@@ -41,7 +40,6 @@ from tpucache.warmup.sources.source import (
     source_name,
     unique,
 )
-from tpucache.warmup.sources.table import TableSource
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -435,16 +433,13 @@ def to_label(value: Any, key: str, path: str) -> Any:
 def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:
     """Return a source that pads sequences to `pad` numbers; None: as many as the longest has, which reading finds.
 
-    `truncate` cuts longer sequences; without it, their samples do not load. A source of images is returned unchanged if
-    `pad` is None. Raises UsageError for a `pad` below 1, and for `truncate` without `pad`.
+    `truncate` cuts longer sequences; without it, their samples do not load. Raises UsageError for a `pad` below 1, and for `truncate` without `pad`.
     """
     if pad is not None and pad < 1:
         raise UsageError(f"pad is at least 1, not {pad}")
     if truncate and pad is None:
         raise UsageError("truncate needs a length to cut to: give --pad, too")
-    inner = source.source if isinstance(source, CheckedSource) else source
-    has_images = isinstance(inner, (FolderSource, TableSource))
-    return source if has_images and pad is None else PaddedSource(source, pad, truncate)
+    return PaddedSource(source, pad, truncate)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -1,10 +1,11 @@
 """What a tree of files means: `list_images` decides it from names alone, for folders, archives and buckets alike.
 
-FolderSource reads such a tree from the disk: one subfolder for each class, or a flat folder without labels.
+DiskFiles are the files of such a tree on the disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -13,28 +14,21 @@ import re
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.ahead import map_ahead
-from tpucache.store.fields import IMAGE
 from tpucache.store.files import read_file
-from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.warmup.sources.source import (
-    Item,
     Listing,
     Member,
     Sample,
-    SourceKind,
-    expand_braces,
     find_files,
-    has_wildcard,
     left_out_text,
     name_some,
-    split_pattern,
 )
 
 #: Suffixes of images; other files are not samples. Whether a file really is an image shows when it is decoded.
@@ -85,91 +79,49 @@ Folders = tuple[str, ...]
 _log: Final = logging.getLogger("tpucache")
 
 
-class FoundFile(NamedTuple):
-    """A file or a folder, whose name ends with a slash, in a tree: its `name` in the source, its size and last change.
-
-    `place` is the part of the file's path whose folders may be classes. If the file is in an archive, `members` has the
-    file's Member.
-    """
-
-    name: str
-    place: str
-    bytes: int
-    members: tuple[Member, ...] = ()
-    written_ns: int = 0
-
-
-def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
+def list_images(where: object, entries: Mapping[str, Member], place_of: Callable[[str], str] = str) -> Listing:
     """Return the images in a tree, in the order of the bytes of their names. `where` names the tree in messages.
 
-    Each folder at the top is a class, with all its images at any depth; if one folder contains all images, its folders
-    are the classes. An empty folder beside class folders is a class without samples. Hidden files and those that
-    systems add are ignored, and files of other types are counted as left out. If the classes look like parts of a data
-    set, such as train and test, the listing has a `doubt`.
+    `entries` are its files and folders by name; the names of folders end with a slash. `place_of` returns the part of a
+    name whose folders may be classes. Each folder at the top is a class, with all its images at any depth; if one
+    folder contains all images, its folders are the classes. An empty folder beside class folders is a class without
+    samples. Hidden files and those that systems add are ignored, and files of other types are counted as left out. If
+    the classes look like parts of a data set, such as train and test, the listing has a `doubt`.
     """
-    files, empty = _visible(where, found)
-    suffix_of = [posixpath.splitext(file.name)[1].lower() for file in files]
-    suffixes = SUFFIXES if not SUFFIXES.isdisjoint(suffix_of) else {_ARRAY_SUFFIX}
-    images = sorted(
-        (file for file, suffix in zip(files, suffix_of, strict=True) if suffix in suffixes),
-        key=lambda file: [os.fsencode(part) for part in file.name.split("/")],
-    )
-    left_out = dict(sorted(Counter(_type(suffix) for suffix in suffix_of if suffix not in suffixes).items()))
+    places, empty = _visible(where, {name: place_of(name) for name in entries})
+    suffix_of = {name: posixpath.splitext(name)[1].lower() for name in places}
+    suffixes = {_ARRAY_SUFFIX} if SUFFIXES.isdisjoint(suffix_of.values()) else SUFFIXES
+    images = sorted((name for name, suffix in suffix_of.items() if suffix in suffixes), key=_in_bytes)
+    left_out = dict(sorted(Counter(_type(each) for each in suffix_of.values() if each not in suffixes).items()))
     if not images:
-        others = f", found {left_out_text(left_out)}" if left_out else ""
-        if data := next((file.name for file in files if file.name.lower().endswith(_DATA)), ""):
-            pattern = Path(data).with_name(f"*{Path(data).suffix}")
-            others += f": give those with samples as a pattern, such as '{where}/{pattern}'"
-        looked_for = " ".join(sorted({*SUFFIXES, _ARRAY_SUFFIX}))
-        raise SourceError(f"{where} holds no images: looked for {looked_for}{others}")
-    if tables := [file.name for file in files if file.name.lower().endswith((".csv", ".tsv", ".jsonl"))]:
+        raise _no_images(where, places, left_out)
+    if tables := [name for name in places if name.lower().endswith((".csv", ".tsv", ".jsonl"))]:
         _log.warning(
             "%s: if there are labels of these images in %s, give this table as the source (from an archive: copy it "
             "out, and give the archive as --root; from a URL: give the URL of the table)", where, name_some(tables),
         )  # fmt: skip
-    folder_of = [folders_of(file.place) for file in images]
-    folders = {*folder_of}
-    above = _passed_over({*folders, *empty} if folders != {()} else folders)
+    folder_of = {name: folders_of(places[name]) for name in images}
+    above, classes = _find_classes(where, folder_of, empty)
     depth = len(above)
-    named = {parts[depth] for parts in folders if len(parts) > depth}
-    without = {parts[depth] for parts in empty if len(parts) > depth} - named if named else set[str]()
-    classes = tuple(sorted(named | without))
-    loose = [file.name for file, parts in zip(images, folder_of, strict=True) if len(parts) == depth]
-    if loose and classes:
-        raise SourceError(
-            f"{where} holds images such as {loose[0]!r} next to folders such as {classes[0]!r}: put every image into "
-            "the folder of its class, or all into one folder"
-        )
-    if above and classes:
-        _log.warning("%s: all images are in %s, whose folders are the classes", where, "/".join(above))
-    if without:
-        _log.warning(
-            "%s: empty folders are classes without a sample, which keep their numbers: %s",
-            where,
-            name_some(sorted(without)),
-        )
-    unused = {parts[depth] for file in files if len(parts := folders_of(file.place)) > depth} - {*classes}
-    if classes and unused:
-        _log.warning("%s: folders without an image are not classes: %s", where, name_some(sorted(unused)))
-    inner: dict[str, set[str]] = {name: set() for name in named}
-    for parts in folders:
-        if len(parts) > depth + 1:
-            inner[parts[depth]].add(parts[depth + 1])
-    if len(named) > 1 and len(shared := set.intersection(*inner.values())) > 1:
-        _log.warning(
-            "%s: each of the classes %s has the folders %s: if those are the classes, give one of these as the source",
-            where, name_some(sorted(classes)), name_some(sorted(shared)),
-        )  # fmt: skip
+    others = {parts[depth] for place in places.values() if len(parts := folders_of(place)) > depth}
+    if classes and (unused := sorted(others - {*classes})):
+        _log.warning("%s: folders without an image are not classes: %s", where, name_some(unused))
     numbers = {name: number for number, name in enumerate(classes)}
     samples = [
         Sample(
-            number, file.name, numbers[parts[depth]] if classes else None, file.bytes, file.members, "", file.written_ns
+            number,
+            name,
+            numbers[folder_of[name][depth]] if classes else None,
+            entries[name].bytes,
+            (entries[name],) if entries[name].archive else (),
+            written_ns=entries[name].written_ns,
         )
-        for number, (file, parts) in enumerate(zip(images, folder_of, strict=True))
+        for number, name in enumerate(images)
     ]
     place = "/".join((str(where).rstrip("/"), *above))
-    doubt = _doubt(place, {parts[depth:] for parts in folders}, classes) or _pair_doubt(place, images, classes, depth)
-    if ending := _ending_of_pairs({posixpath.splitext(file.place)[0] for file in images}):
+    inside = ["/".join(places[name].split("/")[depth:]) for name in images]
+    doubt = _doubt(where, place, inside, classes) or _pair_doubt(place, inside, classes)
+    if ending := _ending_of_pairs({posixpath.splitext(each)[0] for each in inside}):
         _log.warning(
             "%s: half of the images are called as the other half, with %r added. If they are the masks of the others, "
             "name both files of each sample in a .csv, and give its column of masks as --mask-col; --exclude '*%s.*' "
@@ -178,27 +130,39 @@ def list_images(where: object, found: Iterable[FoundFile]) -> Listing:
     return Listing(samples, classes, left_out=left_out, doubt=doubt)
 
 
-def _visible(where: object, found: Iterable[FoundFile]) -> tuple[list[FoundFile], Collection[Folders]]:
+def _in_bytes(name: str) -> list[bytes]:
+    return [os.fsencode(part) for part in name.split("/")]
+
+
+def _visible(where: object, places: Mapping[str, str]) -> tuple[dict[str, str], set[Folders]]:
     """Return the files that are not ignored, and the folders in which there is nothing else. Warn of ignored ones."""
-    kept, folders, ignored = list[FoundFile](), set[Folders](), set[str]()
-    for file in found:
-        *above, last = file.place.split("/")
-        part = next(filter(is_ignored, above), "")
-        if part:
-            ignored.add(part)
-            above = above[: above.index(part)]
-        elif last and not is_ignored(last):
-            kept.append(file)
-            continue
-        elif last.lower() in JUNK:
-            ignored.add(last)
-        folders.add(tuple(above))
+    kept, folders, ignored = dict[str, str](), set[Folders](), set[str]()
+    for name, place in places.items():
+        parts = place.split("/")
+        hidden = next(filter(is_ignored, parts), "")
+        if parts[-1] and not hidden:
+            kept[name] = place
+        else:
+            folders.add(tuple(parts[: parts.index(hidden)]))  # the name of a folder ends with a slash
+        if hidden and (hidden != parts[-1] or hidden.lower() in JUNK):
+            ignored.add(hidden)
     if ignored:
         _log.warning("%s: ignored, because hidden or made by systems: %s", where, name_some(sorted(ignored)))
-    used = {folders_of(file.place) for file in kept}
-    used |= {parts[:depth] for parts in used for depth in range(len(parts))}
-    inner = {parts[:depth] for parts in folders for depth in range(len(parts))}
-    return kept, folders - used - inner
+    used = {folders_of(place) for place in kept.values()}
+    return kept, folders - used - _above(used) - _above(folders)
+
+
+def _above(folders: Iterable[Folders]) -> set[Folders]:
+    return {parts[:depth] for parts in folders for depth in range(len(parts))}
+
+
+def _no_images(where: object, places: Iterable[str], left_out: Mapping[str, int]) -> SourceError:
+    others = f", found {left_out_text(left_out)}" if left_out else ""
+    if data := next((name for name in places if name.lower().endswith(_DATA)), ""):
+        pattern = Path(data).with_name(f"*{Path(data).suffix}")
+        others += f": give those with samples as a pattern, such as '{where}/{pattern}'"
+    looked_for = " ".join(sorted({*SUFFIXES, _ARRAY_SUFFIX}))
+    return SourceError(f"{where} holds no images: looked for {looked_for}{others}")
 
 
 def folders_of(place: str) -> Folders:
@@ -212,29 +176,61 @@ def shared_folders(paths: Collection[Folders]) -> Folders:
     return tuple(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _passed_over(folders: set[Folders]) -> Folders:
-    """Return the folder that holds the class folders; () if the source itself holds them.
+def _find_classes(
+    where: object, folder_of: Mapping[str, Folders], empty: Collection[Folders]
+) -> tuple[Folders, tuple[str, ...]]:
+    """Return the folder that holds the class folders, () for the source itself, and the names of the classes.
 
-    `folders` are those with images, and empty ones. The result is the longest path with which they all begin; if this
-    path is itself one of `folders`, it is a class, and the result is the folder above it.
+    The folder is the longest path with which the folders of all images, and empty ones, begin; if this path is itself
+    one of them, it is a class, and the result is the folder above it.
     """
-    shared = shared_folders(folders)
-    return shared[:-1] if shared in folders else shared
+    folders = {*folder_of.values()}
+    known = {*folders, *empty} if folders != {()} else folders
+    shared = shared_folders(known)
+    above = shared[:-1] if shared in known else shared
+    depth = len(above)
+    named = {parts[depth] for parts in folders if len(parts) > depth}
+    without = {parts[depth] for parts in empty if len(parts) > depth} - named if named else set[str]()
+    classes = tuple(sorted(named | without))
+    loose = next((name for name, parts in folder_of.items() if len(parts) == depth), "")
+    if loose and classes:
+        raise SourceError(
+            f"{where} holds images such as {loose!r} next to folders such as {classes[0]!r}: put every image into the "
+            "folder of its class, or all into one folder"
+        )
+    if above and classes:
+        _log.warning("%s: all images are in %s, whose folders are the classes", where, "/".join(above))
+    if without:
+        _log.warning(
+            "%s: empty folders are classes without a sample, which keep their numbers: %s",
+            where,
+            name_some(sorted(without)),
+        )
+    return above, classes
 
 
-def _doubt(where: str, folders: Collection[Folders], classes: Sequence[str]) -> str:
-    """Return why folders are probably parts of a data set, or images and masks, judged by their names, or ""."""
+def _doubt(where: object, place: str, images: Sequence[str], classes: Sequence[str]) -> str:
+    """Return why folders are probably parts of a data set, or images and masks, judged by their names, or "".
+
+    Warn of folders that are in each class.
+    """
     inner: dict[Folders, set[str]] = {(): {*classes}}
-    for parts in folders:
+    for parts in set(map(folders_of, images)):
         for depth in range(1, len(parts)):
             inner.setdefault(parts[:depth], set()).add(parts[depth])
+    below = [inner.get((name,), set()) for name in {parts[0] for parts in map(folders_of, images) if parts}]
+    if len(below) > 1 and len(shared := set.intersection(*below)) > 1:
+        _log.warning(
+            "%s: each of the classes %s has the folders %s: if those are the classes, give one of these as the source",
+            where, name_some(sorted(classes)), name_some(sorted(shared)),
+        )  # fmt: skip
     for parts, found in sorted(inner.items()):
-        place, names = "/".join((where, *parts)), sorted(found)
+        names = sorted(found)
         train, held_out = find_parts(names)
         if train and held_out:
-            return _parts_text(where, place, parts, [*train, *held_out])
+            return _parts_text(place, parts, [*train, *held_out])
         if images_and_masks := _find_masks(names):
-            return _masks_text(place, *images_and_masks)
+            return _masks_text("/".join((place, *parts)), *images_and_masks)
     return ""
 
 
@@ -246,14 +242,14 @@ def _masks_text(place: str, images: str, masks: str) -> str:
     )
 
 
-def _pair_doubt(place: str, images: Sequence[FoundFile], classes: Sequence[str], depth: int) -> str:
+def _pair_doubt(place: str, images: Sequence[str], classes: Sequence[str]) -> str:
     """Return why two folders are probably images and masks, or "": their files pair up, and one is of another kind."""
     if len(classes) != 2:
         return ""
     types: dict[str, dict[str, str]] = {name: {} for name in classes}
-    for file in images:
-        name, *below = file.place.split("/")[depth:]
-        stem, suffix = posixpath.splitext("/".join(below))
+    for image in images:
+        name, _, below = image.partition("/")
+        stem, suffix = posixpath.splitext(below)
         types[name][stem] = suffix
     first, second = types.values()
     masks = [name for name in classes if _words(name) & _MASKS]
@@ -273,7 +269,8 @@ def _ending_of_pairs(stems: Collection[str]) -> str:
     return ending if count > 1 and 2 * count == len(stems) else ""
 
 
-def _parts_text(where: str, place: str, above: Folders, names: Sequence[str]) -> str:
+def _parts_text(where: str, above: Folders, names: Sequence[str]) -> str:
+    place = "/".join((where, *above))
     text = f"{place} holds the folders {', '.join(names)}, which are parts of a data set"
     if above:
         return (
@@ -390,37 +387,41 @@ def read_below(root: Path, name: str, sample: str) -> bytes:
     return read_sample(path, sample)
 
 
-class FolderSource:
-    """The images in a folder, at any depth or those that match a pattern; see `list_images`.
+class DiskFiles:
+    """The files in a folder on the disk, at any depth or those that match a pattern.
 
     Links are followed, except those to a folder above them.
     """
 
-    loads_in_threads = True
+    is_several = False
+    inside = "."
 
-    def __init__(self, root: str | Path, pattern: str = "") -> None:
-        """Take a folder, and a pattern for the files in it. This reads nothing yet."""
-        self._root, self._pattern = Path(root).absolute(), pattern
+    def __init__(self, root: Path, pattern: str = "") -> None:
+        self._root, self._pattern = root, pattern
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return str(self._root / self._pattern)
 
-    def list(self) -> Listing:
-        """Return all samples."""
-        if self._pattern:
-            paths = find_files(self._root, self._pattern)
-            files = map_ahead(lambda path: _found(path.as_posix(), (self._root / path).stat()), paths)
-            return list_images(self._root, [*files])
-        found = []
-        with Progress(None, "list", "files", is_brief=True) as progress:
-            for path, status in walk(self._root, is_ignored):
-                found.append(_found(path, status))
-                progress.advance(not path.endswith("/"))
-        return list_images(self, found)
+    def entries(self, names: Iterable[str] | None = None) -> dict[str, Member]:
+        """Return all files and folders by name, without what is hidden, or the files that have these `names`."""
+        if names is None and not self._pattern:
+            with Progress(None, "list", "files", is_brief=True) as progress:
+                found = dict[str, Member]()
+                for name, status in walk(self._root, is_ignored):
+                    found[name] = _member(name, status)
+                    progress.advance(not name.endswith("/"))
+            return found
+        chosen = [path.as_posix() for path in find_files(self._root, self._pattern)] if names is None else [*names]
+        return {posixpath.normpath(each.name): each for each in map_ahead(self._look, chosen)}
 
-    def load(self, sample: Sample) -> Item:
-        """Return its content."""
-        return Item({IMAGE: read_sample(os.path.join(self._root, sample.path), sample.path)})
+    def read(self, member: Member, path: str) -> bytes:
+        """Return a file's content."""
+        return read_sample(os.path.join(self._root, member.name), path)
+
+    def _look(self, name: str) -> Member:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a zero byte
+            return _member(name, os.stat(os.path.join(self._root, name)))
+        return Member("", name)  # reading it raises the error
 
 
 def written_ns(status: os.stat_result) -> int:
@@ -428,8 +429,8 @@ def written_ns(status: os.stat_result) -> int:
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _found(path: str, status: os.stat_result) -> FoundFile:
-    return FoundFile(path, path, status.st_size, written_ns=written_ns(status))
+def _member(name: str, status: os.stat_result) -> Member:
+    return Member("", name, bytes=status.st_size, written_ns=written_ns(status))
 
 
 def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> Iterator[tuple[str, os.stat_result]]:
@@ -466,30 +467,3 @@ def walk(root: str | Path, is_left: Callable[[str], bool] = lambda _: False) -> 
                 yield f"{path}/" if is_folder else path, status
     except OSError as error:
         raise SourceError(f"{str(error.filename).rstrip('/')}: {error.strerror}") from error
-
-
-def _is_pattern(source: str | Path) -> bool:
-    if not has_wildcard(str(source)) or Path(source).exists():
-        return False
-    return {Path(each).suffix.lower() for each in expand_braces(str(source))} <= SUFFIXES
-
-
-def _open(source: str | Path, _: object) -> FolderSource:
-    folder = Path(source)
-    if (folder / WORK_NAME).is_dir() or ((folder / MANIFEST_NAME).is_file() and any(folder.glob("*.lmdb"))):
-        raise SourceError(
-            f"{source} is a finished cache: train, bench and CachedDataset read it directly, and "
-            "`tpucache relabel` changes its labels. For another size or codec give the images that it was made of, and "
-            "another folder for the new cache"
-        )
-    return FolderSource(folder)
-
-
-KIND: Final = SourceKind(
-    "a folder of images",
-    lambda source: Path(source).is_dir() and next(Path(source).glob("*.parquet"), None) is None,
-    _open,
-)
-PATTERN: Final = SourceKind(
-    "a pattern of images such as 'photos/*.jpg'", _is_pattern, lambda source, _: FolderSource(*split_pattern(source))
-)

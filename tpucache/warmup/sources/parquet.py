@@ -6,8 +6,7 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,7 +16,7 @@ from tpucache.errors import DependencyError, SampleError, SourceError, TpucacheE
 from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.columns import TableOptions, classes_of, tell_of_others, to_listing
+from tpucache.warmup.sources.columns import ARRAY, PLAIN, TableOptions, classes_of, find_roles, to_listing
 from tpucache.warmup.sources.folder import find_shards, read_below
 from tpucache.warmup.sources.source import (
     Item,
@@ -53,38 +52,45 @@ class ParquetSource:
         path = Path(pattern)
         self._options = options or TableOptions()
         self._root, self._pattern = split_pattern(path / f"*{_SUFFIX}" if path.is_dir() else path)
-        self._where = str(self._root / self._pattern)
         self._images = Path(self._options.root or self._root).absolute()
+        self._heavy: dict[str, str] = {}  # `list` finds the columns that `load` reads, and their fields
 
     def __repr__(self) -> str:
-        return self._where
+        return str(self._root / self._pattern)
 
     def list(self) -> Listing:
         """Return all rows as samples, with paths such as `file#row`."""
-        options, where = self._options, self._where
+        options, where = self._options, repr(self)
         names = [name.as_posix() for name in find_shards(self._root, self._pattern)]
-        first = names[0]
-        roles = self._roles(first)
-        schema = open_rows(self._root / first).schema
-        if not roles.heavy:
+        first = f"{self._root}/{names[0]}"
+        described = _describe(open_rows(self._root / names[0]).schema)
+        kinds, classes = described
+        image, mask = _find_images(kinds, options, first)
+        free = [name for name in kinds if name not in {image, mask, options.fold_col} and not options.is_dropped(name)]
+        likely = options.likely_labels(free) or [name for name in free if name in classes]
+        if len(likely) > 1 and not options.label_cols and not options.likely_labels(free):
+            raise SourceError(f"{first} has several columns of classes, {', '.join(likely)}: name one with --label-col")
+        roles = find_roles(kinds, options, first, used=(image, mask), likely=likely)
+        arrays = field_names(roles.arrays)
+        self._heavy = {column: field for column, field in ((image, IMAGE), (mask, MASK)) if column} | arrays
+        if not self._heavy:
             raise SourceError(
-                f"{self._root}/{first} has neither images nor lists of numbers, only {', '.join(schema.names)}: if it "
-                "describes images in folders or archives beside it, give one of those as the source"
+                f"{first} has neither images nor lists of numbers, only {', '.join(kinds)}: if it describes images in "
+                "folders or archives beside it, give one of those as the source"
             )
-        if "=" in first:
+        if "=" in names[0]:
             _log.warning("%s: columns in the names of folders are not read: write them into the files", where)
-        options.tell_of_unused(schema.names, where)
-        light = [name for name in dict.fromkeys((*roles.labels, *roles.kept, options.fold_col)) if name]
-        values: dict[str, list[Any]] = {name: [] for name in light}
+        light = {name for name in (*roles.labels, *roles.kept, options.fold_col) if name}
+        values: dict[str, list[Any]] = {name: [] for name in kinds if name in light}
         samples: list[Sample] = []
         with Progress(None, "list", "rows", is_brief=True) as progress:
             for name in names:
-                if self._roles(name) != roles:
-                    raise SourceError(f"{self._root}/{name} has other columns than {first}: give files of one kind")
                 rows = open_rows(self._root / name)
-                for column, found in rows.read_columns(light).items():
+                if _describe(rows.schema) != described:
+                    raise SourceError(f"{self._root}/{name} has other columns than {names[0]}: give files of one kind")
+                for column, found in rows.read_columns([*values]).items():
                     values[column] += found
-                sizes = rows.sizes(roles.heavy)
+                sizes = rows.sizes(self._heavy)
                 samples += [
                     Sample(number, f"{name}#{row}", None, size)
                     for row, (number, size) in enumerate(enumerate(sizes, len(samples)))
@@ -92,64 +98,43 @@ class ParquetSource:
                 progress.advance(len(sizes))
         if not samples:
             raise SourceError(f"{where} holds no rows")
-        if roles.unread:
-            _log.warning("leaving out columns of %s that are neither numbers nor text: %s", where, roles.unread)
-        if not options.label_cols:
-            tell_of_others(where, options.likely_labels([*roles.labels, *roles.kept]))
-        return to_listing(
-            samples,
-            values,
-            where,
-            options,
-            labels=roles.labels,
-            kept=roles.kept,
-            classes=roles.classes,
-            has_class_lists=roles.has_class_lists,
-        )
+        own, has_lists = classes.get(roles.labels[0], ((), False)) if len(roles.labels) == 1 else ((), False)
+        return to_listing(samples, values, where, options, roles, classes=own, has_class_lists=has_lists)
 
     def load(self, sample: Sample) -> Item:
         """Return its content."""
         name, _, row = sample.path.rpartition("#")
         try:
-            roles = self._roles(name)
-            cells = open_rows(self._root / name).row(int(row), roles.heavy)
+            cells = open_rows(self._root / name).row(int(row), tuple(self._heavy))
         except IndexError as error:
             raise SampleError(sample.path, "is no longer in its file, which has fewer rows now") from error
         except SourceError as error:
             raise SampleError(sample.path, f"cannot be read: {error}") from error
-        fields: dict[str, bytes | Array] = {
-            field: self._encoded(cells[column].as_py(), column, sample.path)
-            for column, field in ((roles.image, IMAGE), (roles.mask, MASK))
-            if column
-        }
-        safe = field_names(roles.arrays)
-        fields |= {safe[column]: _array(cells[column], column, sample.path) for column in roles.arrays}
-        return Item(fields)
+        return Item({field: self._field(cells[column], column, sample.path) for column, field in self._heavy.items()})
 
-    def _roles(self, name: str) -> Roles:
-        return find_roles(open_rows(self._root / name).schema, self._options, f"{self._root}/{name}")
-
-    def _encoded(self, cell: Any, column: str, path: str) -> bytes:
-        if isinstance(cell, Mapping):
-            cell = cell.get("bytes") or cell.get("path")
-        if isinstance(cell, bytes) and cell:
-            return cell
-        if not isinstance(cell, str) or not cell:
+    def _field(self, cell: Any, column: str, path: str) -> bytes | Array:
+        value = cell.as_py()
+        if isinstance(value, list):
+            return _array(cell, value, column, path)
+        if isinstance(value, Mapping):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes) and value:
+            return value
+        if not isinstance(value, str) or not value:
             raise SampleError(path, f"has no image in column {column!r}")
-        name = cell + self._options.suffix
+        name = value + self._options.suffix
         try:
             return read_below(self._images, name, path)
         except SampleError as error:
             raise SampleError(path, f"{name!r} {error.reason} (--root is the folder of such files)") from error
 
 
-def _array(cell: Any, column: str, path: str) -> Array:
-    value = cell.as_py()
+def _array(cell: Any, value: Sequence[Any], column: str, path: str) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise SampleError(path, f"column {column!r} holds lists of different lengths in one row") from error
-    if value is None or array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf":
         raise SampleError(path, f"column {column!r} has no numbers in this row, or one is missing")
     kind = getattr(cell.type, "storage_type", cell.type)
     while hasattr(kind, "value_type"):
@@ -172,90 +157,51 @@ KIND: Final = SourceKind(
 )
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The names of columns by their meaning; `image` and `mask` are "" if there is none.
-
-    `kept` are the columns that go into the samples table. `unread` are columns of types that are not kept. `classes`
-    are the names of the classes, if the metadata has them; of those in lists with `has_class_lists`.
-    """
-
-    image: str
-    mask: str
-    labels: tuple[str, ...]
-    classes: tuple[str, ...]
-    has_class_lists: bool
-    arrays: tuple[str, ...]
-    kept: tuple[str, ...]
-    unread: tuple[str, ...]
-
-    @property
-    def heavy(self) -> tuple[str, ...]:
-        """The columns that are read sample by sample."""
-        return tuple(name for name in (self.image, self.mask, *self.arrays) if name)
-
-
-def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
-    """Return the meanings of the columns of an Arrow schema. `where` names the file in messages."""
-    kinds = {field.name: _kind(field.type) for field in schema if not options.is_dropped(field.name)}
-    stated = _features(schema)
-    features = {name: found for name in kinds if (found := classes_of(stated.get(name)))[0]}
-    for name in (options.path_col, options.mask_col, options.fold_col, *options.label_cols):
-        if name is not None and name not in kinds:
-            raise SourceError(f"{where} has no column {name!r}: there are {', '.join(map(repr, kinds))}")
-    images = [name for name, kind in kinds.items() if kind == "image"]
-    mask = options.mask_col or (MASK if MASK in images else "")
-    image = options.path_col or _image([name for name in images if name != mask], kinds, where)
-    free = [name for name in kinds if name not in {image, mask, options.fold_col}]
-    labels = options.label_cols or tuple(options.likely_labels(free)[:1])
-    if not labels and (classes := [name for name in free if name in features]):
-        if len(classes) > 1:
-            raise SourceError(
-                f"{where} has several columns of classes, {', '.join(classes)}: name one with --label-col"
-            )
-        labels = tuple(classes)
-    wanted = [name for name in free if name not in labels and options.is_kept(name)]
-    arrays = tuple(name for name in wanted if kinds[name] == "numbers")
-    kept = tuple(name for name in wanted if kinds[name] in ("text", "number"))
-    unread = tuple(name for name in wanted if name not in (*arrays, *kept))
-    own, has_lists = features.get(labels[0], ((), False)) if len(labels) == 1 else ((), False)
-    return Roles(image, mask, labels, own, has_lists, arrays, kept, unread)
-
-
-def _features(schema: Any) -> Mapping[str, Any]:
+def _describe(schema: Any) -> tuple[dict[str, str], dict[str, tuple[tuple[str, ...], bool]]]:
+    """Return the kind of each column of an Arrow schema, and the results of `classes_of` for columns of classes."""
+    kinds = {field.name: _kind(field.type) for field in schema}
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
-        return {}
-    return features if isinstance(features, dict) else {}
+        features = {}
+    stated = features if isinstance(features, dict) else {}
+    return kinds, {name: found for name in kinds if (found := classes_of(stated.get(name)))[0]}
 
 
 def _kind(kind: Any) -> str:
-    """Return what an Arrow type holds: image (bytes, or a struct with them), text, number, numbers (lists), or ""."""
+    """Return what an Arrow type holds: IMAGE (bytes, or a struct with them), PLAIN, ARRAY, or ""."""
     types = _pyarrow().types
     kind = getattr(kind, "storage_type", kind)  # Hugging Face's arrays have an extension type
     if types.is_dictionary(kind):
         return _kind(kind.value_type)
     is_struct = types.is_struct(kind) and "bytes" in [kind.field(number).name for number in range(kind.num_fields)]
     if is_struct or types.is_binary(kind) or types.is_large_binary(kind):
-        return "image"
-    if types.is_string(kind) or types.is_large_string(kind):
-        return "text"
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return "number"
+        return IMAGE
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return "numbers" if _kind(kind.value_type) in ("number", "numbers") else ""
-    return ""
+        is_text = types.is_string(kind.value_type) or types.is_large_string(kind.value_type)
+        return ARRAY if not is_text and _kind(kind.value_type) in (PLAIN, ARRAY) else ""
+    are_values = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+    return PLAIN if are_values or types.is_string(kind) or types.is_large_string(kind) else ""
 
 
-def _image(images: Sequence[str], kinds: Mapping[str, str], where: str) -> str:
-    if IMAGE in images or len(images) == 1:
-        return IMAGE if IMAGE in images else images[0]
-    if images:
-        raise SourceError(f"{where} has several columns of images, {', '.join(images)}: name one with --path-col")
-    paths = [name for known in PATH_NAMES for name, kind in kinds.items() if name.lower() == known and kind == "text"]
-    has_numbers = "numbers" in kinds.values()
-    return next((name for name in paths if not (has_numbers and name.lower() == "id")), "")
+def _find_images(kinds: Mapping[str, str], options: TableOptions, where: str) -> tuple[str, str]:
+    """Return the columns of images, or of their paths, and of masks; "" if there is none."""
+    for name in (options.path_col, options.mask_col, options.fold_col, *options.label_cols):
+        if name is not None and name not in kinds:
+            raise SourceError(f"{where} has no column {name!r}: there are {', '.join(map(repr, kinds))}")
+    free = [name for name in kinds if not options.is_dropped(name)]
+    images = [name for name in free if kinds[name] == IMAGE]
+    mask = options.mask_col or (MASK if MASK in images else "")
+    others = [name for name in images if name != mask]
+    if options.path_col is not None or len(others) == 1:
+        return options.path_col or others[0], mask
+    if others and IMAGE not in others:
+        raise SourceError(f"{where} has several columns of images, {', '.join(others)}: name one with --path-col")
+    if others:
+        return IMAGE, mask
+    paths = [name for known in PATH_NAMES for name in free if name.lower() == known and kinds[name] == PLAIN]
+    has_arrays = ARRAY in kinds.values()
+    return next((name for name in paths if not (has_arrays and name.lower() == "id")), ""), mask
 
 
 class ParquetRows:
@@ -292,7 +238,7 @@ class ParquetRows:
         table = _checked(self._path, lambda: self._file.read(list(names), use_threads=False))
         return {name: _checked(self._path, table.column(name).to_pylist) for name in names}
 
-    def sizes(self, names: Sequence[str]) -> list[int]:
+    def sizes(self, names: Collection[str]) -> list[int]:
         """Return the approximate bytes of some columns in each row: the mean over its row group."""
         sizes: list[int] = []
         for group in self._groups:

@@ -51,19 +51,44 @@ _UNKNOWN_BYTES: Final = 2 << 20
 
 
 class Member(NamedTuple):
-    """A file in an archive, with everything that is needed to read it without the archive's directory.
+    """A file of a source, with everything that is needed to read it.
 
-    `archive` is the archive's path relative to the source's root, and `name` the file's path in the archive. The file's
-    header begins at `offset`. The file has `bytes` bytes, and `packed` bytes when compressed. `checksum` is the
-    archive's checksum of the content (zip) or the header (tar).
+    `name` is its path in the folder or archive, and `bytes` its size. `written_ns` is its last change (0: unknown). In
+    an archive, whose path relative to the source's root is `archive`, its header begins at `offset`; it has `packed`
+    bytes when compressed, and `checksum` is the archive's checksum of the content (zip) or the header (tar).
     """
 
     archive: str
     name: str
-    offset: int
-    bytes: int
-    packed: int
-    checksum: int
+    offset: int = 0
+    bytes: int = 0
+    packed: int = 0
+    checksum: int = 0
+    written_ns: int = 0
+
+
+class Files(Protocol):
+    """The files of a folder on a disk, of archives, or at a URL. `is_several`: names begin with that of an archive.
+
+    `inside` is the folder in an archive; "" means that the whole archive is read.
+    """
+
+    @property
+    def is_several(self) -> bool: ...
+
+    @property
+    def inside(self) -> str: ...
+
+    def entries(self, names: Iterable[str] | None = None, /) -> dict[str, Member]:
+        """Return all files and folders by name, or at least the files that have these `names`.
+
+        The name of a folder ends with a slash.
+        """
+        ...
+
+    def read(self, member: Member, path: str) -> bytes:
+        """Return a file's content; `path` names the sample in errors."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,8 +97,9 @@ class Sample:
 
     `number` identifies its records, and `path` is its unique name. `label` may be raw, as labels.py describes; it is a
     Label once it is read. By `bytes`, the size in the source, and `written_ns`, its last change, later runs notice a
-    change (0: unknown). `members` are its files, if in an archive. `fault` says why it cannot be used, if that is known
-    without loading it; the text completes a sentence that begins with the path.
+    change (0: unknown). `members` are its files, unless it is the only file, called as the sample, of a folder. `runs`
+    are the run lengths of its mask: class numbers and texts; None: it has none. `fault` says why it cannot be used, if
+    that is known without loading it; the text completes a sentence that begins with the path.
     """
 
     number: int
@@ -83,6 +109,7 @@ class Sample:
     members: tuple[Member, ...] = ()
     fault: str = ""
     written_ns: int = field(default=0, compare=False)
+    runs: Sequence[tuple[int, str]] | None = None
 
 
 @dataclass(frozen=True)

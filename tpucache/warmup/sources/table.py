@@ -5,12 +5,11 @@ Masks may be run lengths in cells, in Kaggle's order: down the columns, and the 
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import io
+import itertools
 import logging
-import os
 import posixpath
 import re
 import sys
@@ -23,28 +22,28 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
-from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.store.files import read_file
 from tpucache.text import OWN_HEADING, PREDICTION_COLUMNS, SEPARATOR, from_cell, from_heading, part_names
 from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.columns import (
     MISSING_WORDS,
+    PLAIN,
     TableOptions,
     are_names,
+    find_roles,
     numbers_of_texts,
-    tell_of_others,
     to_listing,
     to_number,
 )
-from tpucache.warmup.sources.folder import SUFFIXES, read_sample, written_ns
+from tpucache.warmup.sources.folder import SUFFIXES, DiskFiles
 from tpucache.warmup.sources.source import (
+    Files,
     Item,
     Listing,
     Member,
     Sample,
     SourceKind,
-    cached_until_changed,
     repeated,
     unique,
 )
@@ -165,81 +164,74 @@ class TableSource:
 
     loads_in_threads = True
 
-    def __init__(self, path: str | Path, options: TableOptions | None = None, files: Any = None) -> None:
+    def __init__(self, path: str | Path, options: TableOptions | None = None, files: Files | None = None) -> None:
         """Take the path of a CSV file. This reads nothing yet. `files` are those that paths are relative to."""
         self._path = Path(path).absolute()
         self._options = options or TableOptions()
-        self._root = Path(self._options.root or self._path.parent).absolute()
-        self._archive = files or find_archive(self._root)
-        above = find_archive(self._path)
-        self._stored_in = self._path if above is None else above.root / above.pattern
+        root = Path(self._options.root or self._path.parent).absolute()
+        self._files = files or find_archive(root) or DiskFiles(root)
 
     def __repr__(self) -> str:
         return str(self._path)
 
     def list(self) -> Listing:
         """Return all rows as samples."""
-        table, rows, options = _read(self._path, self._options)
-        if options != self._options:
-            _log.warning(
-                "%s: using the labels in column %r; --label-col chooses another, --keep %s makes it a plain column",
-                self._path, options.label_cols[0], options.label_cols[0],
-            )  # fmt: skip
-            tell_of_others(str(self._path), options.likely_labels(table.names))
-        self._tell_of_repeated(table, rows.images)
-        names = [rows.names(row) for row in rows.numbers.values()]
-        found = None if self._archive is None else self._archive.entries([*rows.images, *rows.masks])
-        self._check_heading(path_column(table, options) + options.suffix, found)
-        members = [() if found is None else _members(found, each) for each in names]
-        sizes = map_ahead(self._size, names) if found is None else ((sum(m.bytes for m in each), 0) for each in members)
-        samples = [
-            Sample(row, name, None, size + rows.run_bytes(row), own, rows.lacks.get(row, ""), written)
-            for (name, row), own, (size, written) in zip(rows.numbers.items(), members, sizes, strict=True)
-        ]
-        return table_listing(table, samples, options, mask_names=rows.mask_names)
+        table, options = read_table(self._path), self._options
+        path_name, likely = path_column(table, options), self._likely_labels(table)
+        runs, mask_names = None, tuple[str, ...]()
+        if options.rle_cols:
+            table, runs, mask_names = join_rows(table, path_name, options)
+        images = [cell + options.suffix if cell.strip() else "" for cell in table.column(path_name)]
+        masks = [name for name in [options.mask_col] if name is not None]
+        columns = [images, *map(table.column, masks)]
+        heading = path_name + options.suffix
+        found = self._files.entries([*filter(None, itertools.chain(*columns)), heading])
+        self._check_heading(heading, found)
+        self._tell_of_repeated(table, images)
+        labels = (options.label_cols or likely[:1]) if options.label_sep is None else ()
+        needed = {path_name: "path", **dict.fromkeys(labels, "label"), **dict.fromkeys(masks, "mask")}
+        lacks = _lacks(table, needed)
+        samples = list[Sample]()
+        paths = unique(image or f"line {line}" for image, line in zip(images, table.lines, strict=True))
+        for row, (path, *names) in enumerate(zip(paths, *columns, strict=True)):
+            members = tuple(member for name in names if (member := found.get(posixpath.normpath(name))) is not None)
+            fault = "" if len(members) == len(names) else f"is not in {self._files}, or its mask is not"
+            own = runs[row] if runs else None
+            size = sum(member.bytes for member in members) + sum(len(text) for _, text in own or ())
+            written = max((member.written_ns for member in members), default=0)
+            samples.append(Sample(row, path, None, size, members, lacks.get(row, fault), written, own))
+        return table_listing(table, samples, options, likely, mask_names=mask_names)
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a row's image, and its mask, if the table has masks: bytes or run lengths.
-
-        Each process reads the table once, and again when it changes.
-        """
+        """Return the bytes of a row's image, and its mask, if the table has masks: bytes or run lengths."""
         if sample.fault:
             raise SampleError(sample.path, sample.fault)
-        try:
-            rows = _rows_of(self._stored_in, self._path, self._options)
-        except SourceError as error:
-            raise SampleError(sample.path, f"{self._path} cannot be read any more: {error}") from error
-        row = rows.numbers.get(sample.path)
-        if row is None:
-            raise SampleError(sample.path, f"is no longer in {self._path}: put its row back")
-        image, *masks = rows.names(row)
-        fields = {IMAGE: self._load(sample, 0, image)}
+        image, *masks = sample.members
+        fields = {IMAGE: self._files.read(image, sample.path)}
         for mask in masks:
             try:
-                fields[MASK] = self._load(sample, 1, mask)
+                fields[MASK] = self._files.read(mask, sample.path)
             except SampleError as error:
-                raise SampleError(sample.path, f"its mask {mask!r} {error.reason}", error.file) from error
-        if rows.runs is None:
+                raise SampleError(sample.path, f"its mask {mask.name!r} {error.reason}", error.file) from error
+        if sample.runs is None:
             return Item(fields)
-        runs = read_runs(rows.runs[row], self._options.rle_relative, sample.path)
+        runs = read_runs(sample.runs, self._options.rle_relative, sample.path)
         return Item(fields, mask_runs=runs, runs_order=self._options.rle_order)
 
-    def _load(self, sample: Sample, place: int, name: str) -> bytes:
-        """Return the bytes of a sample's file `name`; in an archive, of its member at position `place`."""
-        if self._archive is None:
-            return read_sample(self._root / name, sample.path)
-        if not sample.members:
-            raise SampleError(sample.path, f"is not in {self._archive}, or its mask is not")
-        return self._archive.read(sample.members[place], sample.path)
-
-    def _size(self, names: Sequence[str]) -> tuple[int, int]:
-        """Return the size of files and their last change. A missing file counts as 0, and is an error when loaded."""
-        total = latest = 0
-        for name in filter(None, names):
-            with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a zero byte
-                status = os.stat(self._root / name)
-                total, latest = total + status.st_size, max(latest, written_ns(status))
-        return total, latest
+    def _likely_labels(self, table: CsvTable) -> Sequence[str]:
+        """Return the columns that are labels by their names, if the options name neither labels nor masks."""
+        options = self._options
+        if options.label_cols or options.mask_col or options.rle_cols:
+            return ()
+        others = path_column(table, options), options.fold_col
+        likely = options.likely_labels([name for name in table.names if name not in others])
+        likely = [name for name in likely if any(map(str.strip, table.column(name)))]
+        if likely:
+            _log.warning(
+                "%s: using the labels in column %r; --label-col chooses another, --keep %s makes it a plain column",
+                self._path, likely[0], likely[0],
+            )  # fmt: skip
+        return likely
 
     def _tell_of_repeated(self, table: CsvTable, images: Sequence[str]) -> None:
         first: dict[str, int] = {}
@@ -251,10 +243,10 @@ class TableSource:
                 self._path, len(again), image, table.lines[first[image]], table.lines[again[0]],
             )  # fmt: skip
 
-    def _check_heading(self, name: str, found: Mapping[str, Member] | None) -> None:
+    def _check_heading(self, name: str, found: Mapping[str, Member]) -> None:
         """Raise SourceError if the heading of the column of paths, with the suffix, is the `name` of an image."""
-        place = self._root / name  # Path.is_file fails for a name that is too long
-        is_there = bool(_members(found, [name])) if found is not None else os.path.isfile(place)  # noqa: PTH113
+        member = found.get(posixpath.normpath(name))
+        is_there = member is not None and bool(member.archive or member.written_ns)
         if is_there or (PurePath(name).suffix.lower() in SUFFIXES and not self._options.suffix):
             raise SourceError(
                 f"{self._path}: the first line must name the columns, but has {name!r:.200}, an image: put a line such "
@@ -262,92 +254,31 @@ class TableSource:
             )
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The data of a table that loading needs.
-
-    `numbers` has the row number of each sample by its path. `images` and `masks` have a path for each row; `masks` is
-    empty if the table has no column of masks. `lacks` says why some rows cannot be loaded. `runs` are the run lengths
-    of each row, None without any, and `mask_names` the names of their classes.
-    """
-
-    numbers: dict[str, int]
-    images: list[str]
-    masks: list[str]
-    lacks: dict[int, str]
-    runs: list[Runs] | None
-    mask_names: tuple[str, ...]
-
-    def names(self, row: int) -> list[str]:
-        """Return the paths of a row's image and mask, if the table has masks; "" for a missing path."""
-        return [column[row] for column in (self.images, self.masks) if column]
-
-    def run_bytes(self, row: int) -> int:
-        return 0 if self.runs is None else sum(len(text) for _, text in self.runs[row])
-
-
-def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member, ...]:
-    """Return the members with these names, or () if one of them is missing."""
-    known = tuple(member for name in names if (member := found.get(posixpath.normpath(name))) is not None)
-    return known if len(known) == len(names) else ()
-
-
-@cached_until_changed(2)
-def _rows_of(_stored_in: Path, path: Path, options: TableOptions) -> _Rows:
-    return _read(path, options)[1]
-
-
-def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Rows, TableOptions]:
-    """Return a table with one row for each sample, what loading needs of it, and the options.
-
-    If `options` name neither labels nor masks, the returned options name the default label column if it is not empty.
-    """
-    table = read_table(path)
-    if not (options.label_cols or options.mask_col or options.rle_cols):
-        others = path_column(table, options), options.fold_col
-        names = [name for name in table.names if name not in others]
-        found = [name for name in options.likely_labels(names) if any(map(str.strip, table.column(name)))]
-        options = dataclasses.replace(options, label_cols=tuple(found[:1]))
-    runs, mask_names = None, tuple[str, ...]()
-    if options.rle_cols:
-        table, runs, mask_names = join_rows(table, path_column(table, options), options)
-    path_name = path_column(table, options)
-    needed = {path_name: "path"}
-    if options.label_sep is None:
-        needed |= dict.fromkeys(options.label_cols, "label")
-    if options.mask_col is not None:
-        needed[options.mask_col] = "mask"
+def _lacks(table: CsvTable, needed: Mapping[str, str]) -> dict[int, str]:
+    """Return why some rows cannot be loaded: they lack what a column has."""
     lacks: dict[int, str] = {}
     for name, what in needed.items():
         for row, cell in enumerate(table.column(name)):
             if not cell.strip():
                 lacks.setdefault(row, f"has no {what} in column {name!r}")
-    images = [cell + options.suffix if cell.strip() else "" for cell in table.column(path_name)]
-    names = unique(image or f"line {line}" for image, line in zip(images, table.lines, strict=True))
-    masks = table.column(options.mask_col) if options.mask_col is not None else []
-    rows = _Rows({name: row for row, name in enumerate(names)}, images, masks, lacks, runs, mask_names)
-    return table, rows, options
+    return lacks
 
 
-def table_listing(table: CsvTable, samples: Sequence[Sample], options: TableOptions, **facts: Any) -> Listing:
-    """Return the listing of samples, one for each row of a table, with raw labels, folds and kept columns."""
-    if len(options.label_cols) == 1 and options.label_sep is None:
-        _refuse_several(table, options.label_cols[0])
-    if not options.rle_cols:  # columns that differ within an image are left out of the table by now
-        options.tell_of_unused(table.names, str(table.path))
-    used = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
-    kept = [name for name in table.names if name not in used and options.is_kept(name)]
-    columns = {name: table.column(name) for name in (*options.label_cols, options.fold_col) if name is not None}
+def table_listing(
+    table: CsvTable, samples: Sequence[Sample], options: TableOptions, likely: Sequence[str] = (), **facts: Any
+) -> Listing:
+    """Return the listing of samples, one for each row of a table, with raw labels, folds and kept columns.
+
+    The first of the `likely` labels is the label if the options name none.
+    """
+    used = (path_column(table, options), options.mask_col or "")
+    roles = find_roles(dict.fromkeys(table.names, PLAIN), options, str(table.path), used=used, likely=likely)
+    if len(roles.labels) == 1 and options.label_sep is None:
+        _refuse_several(table, roles.labels[0])
+    columns: dict[str, Sequence[Any]] = {**table.columns}
+    columns |= {name: numbers_of_texts(table.column(name)) for name in roles.kept}
     return to_listing(
-        samples,
-        columns | {name: numbers_of_texts(table.column(name)) for name in kept},
-        str(table.path),
-        options,
-        labels=options.label_cols,
-        kept=kept,
-        lines=table.lines,
-        is_own=table.is_own,
-        **facts,
+        samples, columns, str(table.path), options, roles, lines=table.lines, is_own=table.is_own, **facts
     )
 
 

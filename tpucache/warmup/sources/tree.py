@@ -1,4 +1,4 @@
-"""Samples in archives: images in folders, as on disk, or files grouped by keys, as in WebDataset's shards.
+"""Samples in a folder, in archives or at a URL: images in class folders, or files grouped by keys, as in WebDataset.
 
 A key is a file's path up to the first dot of its name: `0001.jpg`, `0001.cls` and `0001.json` are one sample. The text
 after the dot decides the file's meaning. With a usual suffix of images, it is an image, or a mask if the text begins
@@ -20,19 +20,33 @@ from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.ahead import map_ahead
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.text import parse_json
 from tpucache.warmup.sources.archives import find_archive
-from tpucache.warmup.sources.columns import TableOptions, numbers_of_texts, tell_of_others, to_listing
+from tpucache.warmup.sources.columns import PLAIN, TableOptions, find_roles, numbers_of_texts, to_listing
 from tpucache.warmup.sources.folder import (
     NO_SUFFIX,
     SUFFIXES,
-    FoundFile,
+    DiskFiles,
     folders_of,
     is_ignored,
     list_images,
     shared_folders,
 )
-from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, field_names, load_npy
+from tpucache.warmup.sources.source import (
+    Files,
+    Item,
+    Listing,
+    Member,
+    Sample,
+    Source,
+    SourceKind,
+    expand_braces,
+    field_names,
+    has_wildcard,
+    load_npy,
+    split_pattern,
+)
 from tpucache.warmup.sources.table import OPTIONS, TableSource
 
 #: Reads a member; the text names the sample in errors.
@@ -48,8 +62,8 @@ _BASE64: Final = ("/9j/", "iVBORw0KGgo")
 _log: Final = logging.getLogger("tpucache")
 
 
-class ArchiveSource:
-    """The samples in one archive or several.
+class TreeSource:
+    """The samples in a tree of files: in a folder, in one archive or several, or at a URL.
 
     If any image has a `.cls` file, or if options name labels, files with the same key (the path up to the first dot of
     the name) are one sample, as in WebDataset. If there are no folders that could be classes, a `.json` or `.txt` file
@@ -58,10 +72,11 @@ class ArchiveSource:
 
     loads_in_threads = True
 
-    def __init__(self, files: Any, options: TableOptions | None = None) -> None:
-        """Take an ArchiveFiles, CloudFiles or CloudZip, and options that name labels among the keys of its JSON."""
+    def __init__(self, files: Files, options: TableOptions | None = None, where: str = "") -> None:
+        """Take the files, options that name labels among the keys of their JSON, and the tree's name in messages."""
         self._files = files
         self._options = options or TableOptions()
+        self._where = where or str(files)
         self._has_groups = False  # `list` decides it, before workers get the source
 
     def __repr__(self) -> str:
@@ -69,7 +84,7 @@ class ArchiveSource:
 
     def list(self) -> Listing:
         """Return all samples."""
-        entries, where = self._files.entries(), str(self._files)
+        entries, where = self._files.entries(), self._where
         places = {
             name: name.removeprefix(f"{member.archive}/") if self._files.is_several else name
             for name, member in entries.items()
@@ -81,7 +96,7 @@ class ArchiveSource:
         }
         shared = len(shared_folders([folders_of(places[name]) for name in files])) if files else 0
         paths = ["/".join(places[name].split("/")[shared:]) for name in files]
-        self._has_groups = bool(self._options.label_cols) or are_groups(paths)
+        self._has_groups = are_groups(paths, bool(self._options.label_cols))
         self._options.check_used(_OF_GROUPS if self._has_groups else (), f"{where} is a source without a table")
         if self._has_groups:
             return list_groups(files, self._files.read, self._options, where)
@@ -91,12 +106,9 @@ class ArchiveSource:
         if are_named and not any("/" in place for place in places.values()):  # an archive for each class
             places = {name: f"{PurePosixPath(entries[name].archive).stem}/{place}" for name, place in places.items()}
         own = "" if self._files.inside else _own_folder([*places.values()])
-        found = [
-            FoundFile(name, places[name].removeprefix(own), member.bytes, (member,))
-            for name, member in entries.items()
-            if places[name] != own
-        ]
-        return list_images(f"{where.rstrip('/')}/{own.rstrip('/')}" if own else where, found)
+        top = f"{where.rstrip('/')}/{own.rstrip('/')}" if own else where
+        entries = {name: member for name, member in entries.items() if places[name] != own}
+        return list_images(top, entries, lambda name: places[name].removeprefix(own))
 
     def load(self, sample: Sample) -> Item:
         """Return its content."""
@@ -104,7 +116,21 @@ class ArchiveSource:
             raise SampleError(sample.path, sample.fault)
         if self._has_groups:
             return read_group(sample, self._files.read)
-        return Item({IMAGE: self._files.read(sample.members[0], sample.path)})
+        member = sample.members[0] if sample.members else Member("", sample.path)
+        return Item({IMAGE: self._files.read(member, sample.path)})
+
+
+class ArchiveSource(TreeSource):
+    """The samples in one archive or several."""
+
+
+class FolderSource(TreeSource):
+    """The images in a folder, at any depth or those that match a pattern."""
+
+    def __init__(self, root: str | Path, pattern: str = "", options: TableOptions | None = None) -> None:
+        """Take a folder, a pattern for the files in it, and the options of a TreeSource. This reads nothing yet."""
+        folder = Path(root).absolute()
+        super().__init__(DiskFiles(folder, pattern), options, str(folder))
 
 
 def _own_folder(places: Sequence[str]) -> str:
@@ -114,7 +140,7 @@ def _own_folder(places: Sequence[str]) -> str:
     return "" if len(tops) != 1 or is_loose else f"{tops.pop()}/"
 
 
-def _open(source: str | Path, options: TableOptions | None) -> Source:
+def _open_archive(source: str | Path, options: TableOptions | None) -> Source:
     files = find_archive(source)
     if files is None or files.inside.lower().endswith(_TABLE):
         return TableSource(source, options)
@@ -126,26 +152,51 @@ def _open(source: str | Path, options: TableOptions | None) -> Source:
     return TableSource(Path(source) / tables[0], options) if tables else ArchiveSource(files, options)
 
 
-KIND: Final = SourceKind(
-    "a .zip or .tar of images, or a pattern of such files",
-    find_archive,
-    _open,
-    OPTIONS,
+ARCHIVE: Final = SourceKind(
+    "a .zip or .tar of images, or a pattern of such files", find_archive, _open_archive, OPTIONS
 )
 
 
-def are_groups(names: Sequence[str]) -> bool:
+def _is_pattern(source: str | Path) -> bool:
+    if not has_wildcard(str(source)) or Path(source).exists():
+        return False
+    return {Path(each).suffix.lower() for each in expand_braces(str(source))} <= SUFFIXES
+
+
+def _open_folder(source: str | Path, options: TableOptions | None) -> TreeSource:
+    folder = Path(source)
+    if (folder / WORK_NAME).is_dir() or ((folder / MANIFEST_NAME).is_file() and any(folder.glob("*.lmdb"))):
+        raise SourceError(
+            f"{source} is a finished cache: train, bench and CachedDataset read it directly, and "
+            "`tpucache relabel` changes its labels. For another size or codec give the images that it was made of, and "
+            "another folder for the new cache"
+        )
+    return FolderSource(folder, options=options)
+
+
+FOLDER: Final = SourceKind(
+    "a folder of images",
+    lambda source: Path(source).is_dir() and next(Path(source).glob("*.parquet"), None) is None,
+    _open_folder,
+    frozenset(_OF_GROUPS),
+)
+IMAGES: Final = SourceKind(
+    "a pattern of images such as 'photos/*.jpg'", _is_pattern, lambda source, _: FolderSource(*split_pattern(source))
+)
+
+
+def are_groups(names: Sequence[str], has_labels: bool = False) -> bool:
     """Return whether files with the same key are one sample, as in WebDataset; `names` are their paths.
 
     This is so if an image and a `.cls` file have the same key. If no file is in a folder, so that no folder can be a
-    class, an image and a `.json` or `.txt` file are enough.
+    class, an image and a `.json` or `.txt` file are enough; with `has_labels`, any such file is.
     """
     kinds: dict[str, set[str]] = {}
     for name in names:
         key, ending = _split(name)
         kinds.setdefault(key, set()).add(_kind(ending))
-    wanted = {_CLASS} if any("/" in name for name in names) else {_CLASS, _JSON, _TEXT}
-    return any(IMAGE in found and found & wanted for found in kinds.values())
+    wanted = {_CLASS} if any("/" in name for name in names) and not has_labels else {_CLASS, _JSON, _TEXT}
+    return any((IMAGE in found or has_labels) and found & wanted for found in kinds.values())
 
 
 def _check_dots(names: Sequence[str], where: str) -> None:
@@ -184,7 +235,9 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
         for number, (group, (metadata, fault)) in enumerate(zip(groups.values(), told, strict=True)):
             members = tuple(files[name] for name in group.values())
             named = next((name for ending, name in group.items() if _kind(ending) == IMAGE), next(iter(group.values())))
-            samples.append(Sample(number, named, None, sum(member.bytes for member in members), members, fault))
+            written = max(member.written_ns for member in members)
+            size = sum(member.bytes for member in members)
+            samples.append(Sample(number, named, None, size, members, fault, written))
             found.append(metadata)
             progress.advance(1)
     columns: dict[str, Sequence[Any]] = {
@@ -194,20 +247,10 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
         texts = columns.get(_CLASS, [None] * len(samples))
         if all(isinstance(text, (str, NoneType)) for text in texts):
             columns[_CLASS] = numbers_of_texts([text or "" for text in texts])
-    if missing := [name for name in (*options.label_cols, options.fold_col) if name not in (None, *columns)]:
-        raise SourceError(f"{where} has no {missing[0]!r} in its JSON: its keys are {', '.join(map(repr, columns))}")
+    kinds = {name: PLAIN if all(map(_is_plain, values)) else "" for name, values in columns.items()}
     likely = list(dict.fromkeys(options.likely_labels(columns, _CLASS)))
-    labels = options.label_cols or tuple(likely[:1])
-    if not options.label_cols:
-        tell_of_others(where, likely)
-    free = [name for name in columns if name not in labels and options.is_kept(name)]
-    kept = [name for name in free if all(map(_is_plain, columns[name]))]
-    if unread := [name for name in free if name not in kept]:
-        _log.warning(
-            "%s: leaving out keys of JSON that are neither numbers nor plain text: %s", where, ", ".join(unread)
-        )
-    left = dict(sorted(left_out.items()))
-    return to_listing(samples, columns, where, options, labels=labels, kept=kept, left_out=left)
+    roles = find_roles(kinds, options, where, likely=likely)
+    return to_listing(samples, columns, where, options, roles, left_out=dict(sorted(left_out.items())))
 
 
 def _metadata(group: Mapping[str, str], files: Mapping[str, Member], read: Read) -> tuple[dict[str, Any], str]:
