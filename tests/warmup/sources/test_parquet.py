@@ -124,6 +124,19 @@ def test_several_label_columns_lists_of_classes_and_numbers(tmp_path):
     assert open_source(path, TableOptions(label_cols=("age", "a"))).list().value_names == ("age", "a")
 
 
+def test_folders_that_state_columns_are_columns(tmp_path):
+    for n, name in enumerate(("label=cat/year=1/0", "label=dog/year=2/0", "label=dog/year=2/1")):
+        _write(tmp_path / f"{name}.parquet", {"image": _images([n, n])})
+    with pytest.raises(SourceError, match=r"give those with samples as a pattern, such as '.*/\*\*/\*\.parquet'"):
+        open_source(tmp_path).list()
+    listing = label_source(open_source(tmp_path / "**" / "*.parquet"), "auto").list()
+    assert (listing.classes, [sample.label for sample in listing.samples]) == (("cat", "dog"), [0, 0, 1, 1, 1, 1])
+    assert listing.columns["year"].tolist() == [1, 1, 2, 2, 2, 2]
+    _write(tmp_path / "2.parquet", {"image": _images([3])})
+    with pytest.raises(SourceError, match=r"label=cat/year=1/0.parquet has other columns than 2.parquet"):
+        open_source(tmp_path / "**" / "*.parquet").list()
+
+
 def test_lists_of_numbers_are_arrays(tmp_path):
     columns = {
         "input_ids": [[1, 2, 3], [4, 5, 6]],

@@ -14,7 +14,7 @@ import logging
 import pickle
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -433,7 +433,8 @@ def to_label(value: Any, key: str, path: str) -> Any:
 def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:
     """Return a source that pads sequences to `pad` numbers; None: as many as the longest has, which reading finds.
 
-    `truncate` cuts longer sequences; without it, their samples do not load. Raises UsageError for a `pad` below 1, and for `truncate` without `pad`.
+    `truncate` cuts longer sequences; without it, their samples do not load. Samples with an image are not changed.
+    Raises UsageError for a `pad` below 1, and for `truncate` without `pad`.
     """
     if pad is not None and pad < 1:
         raise UsageError(f"pad is at least 1, not {pad}")
@@ -442,37 +443,41 @@ def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -
     return PaddedSource(source, pad, truncate)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(repr=False)
 class PaddedSource(DerivedSource):
     """The samples of another source; if they have no image, zeros are appended to their sequences.
 
     The main sequence is `input_ids`, `ids`, `tokens` or the first array of one dimension; all arrays of the same length
     are padded. A padded sample also has a column `length`, and a mask `attention_mask`, uint8 (length,) of 1 and 0,
     unless it has a field `attention_mask` or `mask`. If all sequences have the same length and `pad` is None, nothing
-    changes.
+    changes. Call `list` before the source is sent to workers.
     """
 
     source: Source
     pad: int | None
     truncate: bool
+    #: The length of padded sequences, and their dtypes by name, the main one first; {} if nothing is padded.
+    length: int = 0
+    dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def list(self) -> Listing:
         """Return the listing of `source`."""
         listing = self.source.list()
-        self.__dict__["_shape"] = shape = self._find_shape(listing.samples)
+        lengths = self._find_lengths(listing.samples)
+        self.length = self.pad or max(lengths, default=0)
         if self.pad is None:
+            self.dtypes = self.dtypes if len(lengths) > 1 else {}
             return listing
-        if not shape[0]:
+        if not self.dtypes:
             raise UsageError(f"{source_name(self.source)} has no sequences: leave out --pad")
         return dataclasses.replace(listing, asked={**listing.asked, "pad": self.pad, "truncate": self.truncate})
 
     def load(self, sample: Sample) -> Item:
         """Load a sample from `source`, and return its padded item."""
         item = self.source.load(sample)
-        dtypes, length = self._shape
-        if not dtypes:
+        if not self.dtypes:
             return item
-        arrays, (main, *_) = _sequences(item), dtypes
+        arrays, main, length = _arrays(item), next(iter(self.dtypes)), self.length
         if main not in arrays:
             raise SampleError(sample.path, f"has no sequence {main!r}, as other samples have")
         own = len(arrays[main])
@@ -483,8 +488,8 @@ class PaddedSource(DerivedSource):
                 "sequence, or cut with --truncate",
             )
         fields = dict(item.fields)
-        for name, dtype in dtypes.items():
-            if len(arrays.get(name, ())) != own or name not in arrays:
+        for name, dtype in self.dtypes.items():
+            if name not in arrays or len(arrays[name]) != own:
                 raise SampleError(sample.path, f"{name!r} is not a sequence of {own:,} numbers, like the main sequence")
             padded = np.zeros(length, arrays[name].dtype if own else dtype)  # an empty list has no dtype
             padded[:own] = arrays[name][:length]
@@ -494,35 +499,25 @@ class PaddedSource(DerivedSource):
         name = f"{LENGTH}_" if LENGTH in item.columns else LENGTH
         return dataclasses.replace(item, fields=fields, columns={**item.columns, name: own})
 
-    @functools.cached_property
-    def _shape(self) -> tuple[Mapping[str, str], int]:
-        """The dtypes of the sequences by name, the main one first, and their length; ({}, 0) if nothing is padded.
-
-        `list` computes it once, and workers receive it with the source.
-        """
-        return self._find_shape(self.source.list().samples)
-
-    def _find_shape(self, samples: Sequence[Sample]) -> tuple[Mapping[str, str], int]:
-        main, dtypes, lengths = "", dict[str, str](), set[int]()
+    def _find_lengths(self, samples: Sequence[Sample]) -> Collection[int]:
+        """Find the `dtypes` of sequences, and return the lengths of the main one: in all samples if `pad` is None."""
+        self.dtypes, main, lengths = {}, "", set[int]()
         for number, sample in enumerate(samples):
-            is_known = any(lengths)  # empty lists do not show the dtype
-            if (number >= _TRIED and not dtypes) or (self.pad is not None and (is_known or number >= _TRIED)):
+            if (number >= _TRIED and not any(lengths)) or (self.pad is not None and any(lengths)):
                 break
             with contextlib.suppress(SampleError):
                 item = self.source.load(sample)
-                arrays = _sequences(item)
-                if not is_known and number < _TRIED:
+                arrays = _arrays(item)
+                if not any(lengths):  # empty lists do not show the dtype
                     if IMAGE in item.fields or not arrays:
-                        return {}, 0
+                        return ()
                     main = next(name for name in (*_MAIN, *arrays) if name in arrays)
-                    alike = [name for name in arrays if name != main and len(arrays[name]) == len(arrays[main])]
-                    dtypes = {name: arrays[name].dtype.str for name in (main, *alike)}
+                    alike = [name for name in arrays if len(arrays[name]) == len(arrays[main])]
+                    self.dtypes = {name: arrays[name].dtype.str for name in (main, *alike)}
                 if main in arrays:
                     lengths.add(len(arrays[main]))
-        if self.pad is not None:
-            return dtypes, self.pad
-        return (dtypes, max(lengths)) if len(lengths) > 1 else ({}, 0)
+        return lengths
 
 
-def _sequences(item: Item) -> dict[str, Array]:
+def _arrays(item: Item) -> dict[str, Array]:
     return {name: value for name, value in item.fields.items() if isinstance(value, np.ndarray) and value.ndim == 1}

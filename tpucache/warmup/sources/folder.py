@@ -29,6 +29,7 @@ from tpucache.warmup.sources.source import (
     find_files,
     left_out_text,
     name_some,
+    path_key,
 )
 
 #: Suffixes of images; other files are not samples. Whether a file really is an image shows when it is decoded.
@@ -91,7 +92,7 @@ def list_images(where: object, entries: Mapping[str, Member], place_of: Callable
     places, empty = _visible(where, {name: place_of(name) for name in entries})
     suffix_of = {name: posixpath.splitext(name)[1].lower() for name in places}
     suffixes = {_ARRAY_SUFFIX} if SUFFIXES.isdisjoint(suffix_of.values()) else SUFFIXES
-    images = sorted((name for name, suffix in suffix_of.items() if suffix in suffixes), key=_in_bytes)
+    images = sorted((name for name, suffix in suffix_of.items() if suffix in suffixes), key=path_key)
     left_out = dict(sorted(Counter(_type(each) for each in suffix_of.values() if each not in suffixes).items()))
     if not images:
         raise _no_images(where, places, left_out)
@@ -130,10 +131,6 @@ def list_images(where: object, entries: Mapping[str, Member], place_of: Callable
     return Listing(samples, classes, left_out=left_out, doubt=doubt)
 
 
-def _in_bytes(name: str) -> list[bytes]:
-    return [os.fsencode(part) for part in name.split("/")]
-
-
 def _visible(where: object, places: Mapping[str, str]) -> tuple[dict[str, str], set[Folders]]:
     """Return the files that are not ignored, and the folders in which there is nothing else. Warn of ignored ones."""
     kept, folders, ignored = dict[str, str](), set[Folders](), set[str]()
@@ -159,8 +156,7 @@ def _above(folders: Iterable[Folders]) -> set[Folders]:
 def _no_images(where: object, places: Iterable[str], left_out: Mapping[str, int]) -> SourceError:
     others = f", found {left_out_text(left_out)}" if left_out else ""
     if data := next((name for name in places if name.lower().endswith(_DATA)), ""):
-        pattern = Path(data).with_name(f"*{Path(data).suffix}")
-        others += f": give those with samples as a pattern, such as '{where}/{pattern}'"
+        others += f": give those with samples as a pattern, such as '{where}/**/*{Path(data).suffix}'"
     looked_for = " ".join(sorted({*SUFFIXES, _ARRAY_SUFFIX}))
     return SourceError(f"{where} holds no images: looked for {looked_for}{others}")
 

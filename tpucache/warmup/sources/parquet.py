@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,15 @@ from tpucache.errors import DependencyError, SampleError, SourceError, TpucacheE
 from tpucache.native import Array
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.columns import ARRAY, PLAIN, TableOptions, classes_of, find_roles, to_listing
+from tpucache.warmup.sources.columns import (
+    ARRAY,
+    PLAIN,
+    TableOptions,
+    classes_of,
+    find_roles,
+    numbers_of_texts,
+    to_listing,
+)
 from tpucache.warmup.sources.folder import find_shards, read_below
 from tpucache.warmup.sources.source import (
     Item,
@@ -41,8 +48,6 @@ _BUFFER: Final = 1 << 20
 
 T = TypeVar("T")
 
-_log: Final = logging.getLogger("tpucache")
-
 
 class ParquetSource:
     """The rows of parquet files, file by file in the order of the bytes of their names."""
@@ -64,7 +69,7 @@ class ParquetSource:
         names = [name.as_posix() for name in find_shards(self._root, self._pattern)]
         first = f"{self._root}/{names[0]}"
         described = _describe(open_rows(self._root / names[0]).schema)
-        kinds, classes = described
+        kinds, classes = {**described[0], **dict.fromkeys(_in_folders(names[0]), PLAIN)}, described[1]
         image, mask = _find_images(kinds, options, first)
         free = [name for name in kinds if name not in {image, mask, options.fold_col} and not options.is_dropped(name)]
         likely = options.likely_labels(free) or [name for name in free if name in classes]
@@ -78,19 +83,18 @@ class ParquetSource:
                 f"{first} has neither images nor lists of numbers, only {', '.join(kinds)}: if it describes images in "
                 "folders or archives beside it, give one of those as the source"
             )
-        if "=" in names[0]:
-            _log.warning("%s: columns in the names of folders are not read: write them into the files", where)
         light = {name for name in (*roles.labels, *roles.kept, options.fold_col) if name}
         values: dict[str, list[Any]] = {name: [] for name in kinds if name in light}
         samples: list[Sample] = []
         with Progress(None, "list", "rows", is_brief=True) as progress:
             for name in names:
-                rows = open_rows(self._root / name)
-                if _describe(rows.schema) != described:
+                rows, stated = open_rows(self._root / name), _in_folders(name)
+                if _describe(rows.schema) != described or stated.keys() != _in_folders(names[0]).keys():
                     raise SourceError(f"{self._root}/{name} has other columns than {names[0]}: give files of one kind")
-                for column, found in rows.read_columns([*values]).items():
-                    values[column] += found
                 sizes = rows.sizes(self._heavy)
+                found = rows.read_columns([each for each in values if each not in stated])
+                for column in values:
+                    values[column] += found[column] if column in found else [stated[column]] * len(sizes)
                 samples += [
                     Sample(number, f"{name}#{row}", None, size)
                     for row, (number, size) in enumerate(enumerate(sizes, len(samples)))
@@ -98,6 +102,8 @@ class ParquetSource:
                 progress.advance(len(sizes))
         if not samples:
             raise SourceError(f"{where} holds no rows")
+        for name in _in_folders(names[0]).keys() & {*roles.kept}:
+            values[name] = [*numbers_of_texts(values[name])]
         own, has_lists = classes.get(roles.labels[0], ((), False)) if len(roles.labels) == 1 else ((), False)
         return to_listing(samples, values, where, options, roles, classes=own, has_class_lists=has_lists)
 
@@ -166,6 +172,11 @@ def _describe(schema: Any) -> tuple[dict[str, str], dict[str, tuple[tuple[str, .
         features = {}
     stated = features if isinstance(features, dict) else {}
     return kinds, {name: found for name in kinds if (found := classes_of(stated.get(name)))[0]}
+
+
+def _in_folders(name: str) -> dict[str, str]:
+    """Return the columns that the folders of a file state for all its rows, as `label=cat/0.parquet` does."""
+    return {key: value for part in name.split("/")[:-1] for key, equal, value in [part.partition("=")] if equal}
 
 
 def _kind(kind: Any) -> str:

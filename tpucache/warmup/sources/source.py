@@ -553,7 +553,12 @@ def find_files(root: Path, pattern: str) -> list[Path]:
         if not matched:
             raise SourceError(f"{exact} matches no file")
         names |= matched
-    return sorted(names, key=lambda name: [os.fsencode(part) for part in name.parts])
+    return sorted(names, key=lambda name: path_key(name.as_posix()))
+
+
+def path_key(name: str) -> list[bytes]:
+    """Return a key that sorts paths by the bytes of their folders and names."""
+    return [os.fsencode(part) for part in name.split("/")]
 
 
 def load_npy(data: bytes) -> Array:

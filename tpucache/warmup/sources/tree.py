@@ -45,6 +45,7 @@ from tpucache.warmup.sources.source import (
     field_names,
     has_wildcard,
     load_npy,
+    path_key,
     split_pattern,
 )
 from tpucache.warmup.sources.table import OPTIONS, TableSource
@@ -212,13 +213,13 @@ def _check_dots(names: Sequence[str], where: str) -> None:
 
 
 def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
-    """Return one sample for each group of files with the same key, in the order of the files.
+    """Return one sample for each group of files with the same key, in the order of an archive, or else of the names.
 
     `read` reads a file. `options` name the labels: keys of the samples' .json files, or `cls` or `txt`.
     """
     groups: dict[str, dict[str, str]] = {}
     left_out: Counter[str] = Counter()
-    for name in files:
+    for name in sorted(files, key=lambda name: [] if files[name].archive else path_key(name)):
         key, ending = _split(name)
         if not _kind(ending):
             left_out[f".{ending}" if ending else NO_SUFFIX] += 1
