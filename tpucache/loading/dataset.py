@@ -88,11 +88,12 @@ class CachedDataset(Dataset[Item]):
         resolution: int | tuple[int, int] | None = None,
         frequencies: int | None = None,
         version: int | None = None,
+        max_age: float = 30.0,
     ) -> None:
         """Open a cache. A shard is opened when it is first read.
 
         `cache` is a folder; or "kaggle:slug", which is searched where such datasets are mounted (see `find_cache`); or
-        a URL such as "gs://bucket/cache" (see `RemoteCache.open_url` for `cache_dir` and `cache_bytes`).
+        a URL such as "gs://bucket/cache": see `RemoteCache.open_url` for `cache_dir`, `cache_bytes`, `max_age`.
 
         `variant` 0 gives the clean images, 1 to K one augmented variant. "epoch" gives each sample another augmented
         variant in each epoch, all K in K epochs; a cache without augmented variants then gives clean images, with a
@@ -117,7 +118,7 @@ class CachedDataset(Dataset[Item]):
         too little memory.
         """
         most = None if cache_bytes is None else to_integer("cache_bytes", cache_bytes, 0)
-        opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, most, version)
+        opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, most, version, max_age)
         self.place: str = opened.place
         self.directory: Path = opened.directory
         self._resolution = resolution, frequencies
@@ -325,9 +326,8 @@ class CachedDataset(Dataset[Item]):
     def in_variant(self, variant: Variant) -> CachedDataset:
         """Return a dataset of all samples of the cache in the variant `variant`, a number or "epoch"."""
         reader = self._open_reader
-        resolution, frequencies = self._resolution
         return CachedDataset(
-            reader.cache, variant, in_memory=reader.in_memory, resolution=resolution, frequencies=frequencies
+            reader.cache, variant, in_memory=reader.in_memory, resolution=self.resolution, frequencies=self.frequencies
         )
 
     def in_resolution(self, resolution: int | tuple[int, int] | None) -> CachedDataset:

@@ -50,17 +50,18 @@ def open_cache(
     cache_dir: str | Path | None = None,
     cache_bytes: int | None = None,
     version: int | None = None,
+    max_age: float = 30.0,
 ) -> Cache:
     """Open a cache, given as a folder, "kaggle:slug" or a URL. In a folder, only the manifest is read.
 
     `version` is the number of the version to open, by default the newest; "cache@2" also names version 2 of "cache".
     """
-    is_remote = is_url(cache) and not os.fspath(cache).startswith(KAGGLE)
+    is_remote = is_url(cache)
     if is_remote or cache_dir is not None:
         from tpucache.store.remote.cache import RemoteCache
 
-        place = as_url(cache) if is_remote else os.fspath(locate(cache).absolute())
-        return RemoteCache.open_url(place, cache_dir, cache_bytes, version=version)
+        place = as_url(cache) if is_remote else str(locate(cache).absolute())
+        return RemoteCache.open_url(place, cache_dir, cache_bytes, max_age, version)
     return Cache.open(locate(cache).absolute(), version)  # absolute, because the working folder may change
 
 

@@ -255,13 +255,13 @@ def test_a_full_disk_ends_keeping_with_one_warning(
 
 
 def test_without_a_network_what_is_here_is_used_with_a_warning(
-    opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Opened, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = batches(opened())
-    monkeypatch.setattr("tpucache.store.remote.cache._FRESH_SECONDS", 0.0)
-    server.fault = lambda name, number: "503"
-    with caplog.at_level(logging.WARNING, "tpucache"):
-        assert batches(opened()) == expected
+    with caplog.at_level(logging.INFO, "tpucache"):
+        expected = batches(opened())
+        assert f"{server.url}: reading version 1, " in caplog.text
+        server.fault = lambda name, number: "503"
+        assert batches(opened(max_age=0)) == expected
     assert any("The local copy of the manifest from an earlier time is used" in message for message in caplog.messages)
 
 

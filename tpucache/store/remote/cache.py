@@ -105,14 +105,14 @@ class RemoteCache(Cache):
         url: str,
         cache_dir: str | Path | None = None,
         cache_bytes: int | None = None,
-        max_age: float | None = None,
+        max_age: float = _FRESH_SECONDS,
         version: int | None = None,
     ) -> RemoteCache:
         """Read a cache's manifest and tables from its URL by three requests, or fewer if this machine has copies.
 
         Copies are kept below `cache_dir` (default: `cache_directory()`), with at most `cache_bytes` of shards
-        (default: 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago (default:
-        30) is not read again. If the URL cannot be reached, an older copy is used, with a warning. `version` is the
+        (default: 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago is not read
+        again. If the URL cannot be reached, an older copy is used, with a warning. `version` is the
         version to open, by default the newest; "@2" after the URL names version 2, too.
         """
         check_locks("streaming a cache from a URL")
@@ -121,7 +121,7 @@ class RemoteCache(Cache):
         below = cache_directory(cache_dir)
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
             try:
-                directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
+                directory, manifest = _read_manifest(remote, url, below, max_age)
                 if number is not None:
                     directory, manifest = _read_version(remote, manifest, number, below)
                 check_own(directory, below)
@@ -242,6 +242,7 @@ def clear_kept(kept: KeptCopy) -> None:
 
 def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Pieces) -> Fetcher:
     local = LocalCopy(cache.directory, pieces, most_bytes)
+    _log.info("%s: reading version %d, %s", shown(url), cache.manifest.number, cache.directory.name)
     link = Link(Remote(url, silence=SILENCE_SECONDS), pieces, cache.describe, shown(url))
     return Fetcher(link, local, pieces)
 
@@ -255,21 +256,27 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
     own_folder(note.parent, below)
     with only_one(note.with_suffix(".lock"), _PATIENCE):
         last, age = _read_note(note)
-        if last is not None and age < max_age and (found := _local_manifest(below, last)):
+        found = _local_manifest(below, last)
+        if found is not None and 0 <= age < max_age:
             return found
         try:
             manifest, data = remote.manifest()
         except NotACacheError:
             raise
         except StoreError as error:
-            if last is None or not (found := _local_manifest(below, last)):
+            if found is None:
                 raise
             _log.warning("%s. The local copy of the manifest from an earlier time is used", error)
             return found
-        directory = own_folder(below / manifest.identity, below)
-        if not _local_manifest(below, manifest.identity):
-            write_atomically(directory / MANIFEST_COPY, data)
+        kept = _keep(below, manifest, data)
         write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
+    return kept
+
+
+def _keep(below: Path, manifest: Manifest, data: bytes) -> tuple[Path, Manifest]:
+    directory = own_folder(below / manifest.identity, below)
+    if not _local_manifest(below, manifest.identity):
+        write_atomically(directory / MANIFEST_COPY, data)
     return directory, manifest
 
 
@@ -277,10 +284,7 @@ def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) ->
     if number < newest.number and (found := _local_manifest(below, newest.parents[number - 1])):
         return found
     manifest = earlier_version(newest, number, remote.shown, remote.small_file)
-    directory = own_folder(below / manifest.identity, below)
-    if not _local_manifest(below, manifest.identity):
-        write_atomically(directory / MANIFEST_COPY, manifest.text.encode())
-    return directory, manifest
+    return _keep(below, manifest, manifest.text.encode())
 
 
 def own_folder(directory: Path, below: Path) -> Path:
@@ -308,20 +312,19 @@ def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
     return (below / identity, manifest) if manifest.identity == identity else None
 
 
-def _read_note(note: Path) -> tuple[str | None, float]:
+def _read_note(note: Path) -> tuple[str, float]:
     """Return the identity of the cache that this machine last saw at a URL, and how many seconds ago.
 
-    Returns (None, 0.0) if the file is missing or invalid, or another user owns it or may write it.
+    Returns ("", 0.0) if the file is missing or invalid, or another user owns it or may write it.
     """
     try:
         found, below = note.lstat(), note.parent.parent.stat()
         if found.st_uid not in (os.geteuid(), below.st_uid) or found.st_mode & stat.S_IWOTH:
-            return None, 0.0
-        identity, age = _read_json(note).get("identity"), time.time() - found.st_mtime
+            return "", 0.0
+        identity, age = str(_read_json(note).get("identity")), time.time() - found.st_mtime
     except OSError:
-        return None, 0.0
-    is_right = isinstance(identity, str) and _IDENTITY.fullmatch(identity)
-    return (identity, age if age >= 0 else _FRESH_SECONDS) if is_right else (None, 0.0)
+        return "", 0.0
+    return (identity, age) if _IDENTITY.fullmatch(identity) else ("", 0.0)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
