@@ -102,6 +102,19 @@ def test_a_folder_means_what_a_tar_with_its_files_means(tmp_path):
     ] * 2
 
 
+def test_boxes_of_yolo_are_told_of_and_a_text_alone_is_no_sample(tmp_path, caplog):
+    files = {
+        "1.png": b"1",
+        "1.txt": b"0 0.5 0.5 1 1\n2 .1 .2 .3 .4\n",
+        "2.png": b"2",
+        "2.txt": b"",
+        "classes.txt": b"x",
+    }
+    listing = open_source(write(tmp_path / "a.tar", tar_of(files))).list()
+    assert ([sample.path for sample in listing.samples], listing.left_out) == (["1.png", "2.png"], {".txt": 1})
+    assert "boxes in .txt files, as of YOLO, are kept as text" in caplog.text
+
+
 def test_arrays_are_fields_and_other_files_are_left_out(tmp_path):
     path = _write(tmp_path / "a.tar", [{"features.npy": np.arange(4) + n, "cls": n, "pyd": {"a": 1}} for n in range(2)])
     source = open_source(path, TableOptions(label_cols=("cls",)))

@@ -110,6 +110,8 @@ def test_files_of_systems_are_named_and_hidden_ones_are_not(tmp_path: Path, capl
         (("seg_train/cat/1.png", "seg_test/cat/2.png"), "seg_train", ["seg_test"]),
         (("train2017/1.png", "val2017/2.png"), "train2017", ["val2017"]),
         (("train/1.png", "test1/2.png"), "train", ["test1"]),
+        (("Training/1.png", "PublicTest/2.png", "PrivateTest/3.png"), "Training", ["PublicTest", "PrivateTest"]),
+        (("trainA/1.png", "trainB/2.png", "testA/3.png", "testB/4.png"), "trainA", ["testA", "testB"]),
     ],
 )
 def test_parts_of_a_data_set_are_refused_with_the_command_for_each(
@@ -151,7 +153,7 @@ def test_images_and_their_masks_are_no_classes(tmp_path: Path, kind: str, names:
     [
         ("Original/1.png|Original/2.png|Ground Truth/1.png|Ground Truth/2.png", "Original and Ground Truth"),
         ("img/1.png|img/2.png|masks_human/1.png|masks_human/2.png", "img and masks_human"),
-        ("A/1.jpg|A/2.jpg|B/1.png|B/2.png", "A and B"),
+        ("A/1.jpg|A/2.jpg|B/in/1.png|B/in/2.png", "A and B"),
         ("cat/1.png|cat/2.png|dog/1.png|dog/2.png", ""),
         ("cat/1.jpg|cat/2.jpg|dog/3.png|dog/4.png", ""),
     ],
@@ -161,12 +163,22 @@ def test_two_folders_whose_files_pair_up_are_images_and_masks(tmp_path: Path, na
     assert f"holds the folders {masks}, which" in doubt if masks else not doubt
 
 
-@pytest.mark.parametrize(("names", "is_told"), [("1 1_mask 2 2_mask", True), ("1 1_mask 2 2_seg 3", False)])
-def test_images_and_masks_side_by_side_are_told_of(
-    tmp_path: Path, names: str, is_told: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("a/1 a/1_mask a/2 a/2_mask", "called as the other half, with '_mask' added"),
+        ("mask_1 1 mask_2 2", "called as the other half, with 'mask_' added"),
+        ("1 1_mask 2 2_seg 3", ""),
+        ("HR/1 HR/2 LR/1 LR/2", "the folders 'HR', 'LR' become classes, and their files have the same names"),
+        ("part1/1 part2/2", "the folders 'part1', 'part2' become classes: if they are pieces"),
+        ("cat1/1 cat2/2", ""),
+    ],
+)
+def test_what_may_be_no_class_is_told_of(
+    tmp_path: Path, names: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_source(_make(tmp_path, "folder", *(f"cat/{name}.png" for name in names.split()))).list()
-    assert ("called as the other half, with '_mask' added" in caplog.text) is is_told
+    open_source(_make(tmp_path, "folder", *(f"{name}.png" for name in names.split()))).list()
+    assert told in caplog.text if told else not caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,10 +232,15 @@ def test_one_such_name_alone_is_a_class(tmp_path: Path, names: tuple[str, ...]) 
     assert listing.doubt == ""
 
 
-def test_classes_with_the_same_folders_in_each_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    names = ("color/cat/1.png", "color/dog/2.png", "grey/cat/1.png", "grey/dog/2.png")
-    assert open_source(_make(tmp_path, "folder", *names)).list().classes == ("color", "grey")
-    assert "each of the classes 'color', 'grey' has the folders 'cat', 'dog': if those are the classes" in caplog.text
+@pytest.mark.parametrize(("inner", "is_refused"), [("cat", True), ("emu", False)])
+def test_classes_with_the_same_folders_in_each_are_told_of(
+    tmp_path: Path, inner: str, is_refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("color/cat/1.png", "color/dog/2.png", "grey/cat/1.png", "grey/dog/2.png", f"grey/{inner}/3.png")
+    doubt = open_source(_make(tmp_path, "folder", *names)).list().doubt
+    told = "'color', 'grey' have the folders 'cat', 'dog' each: if those are the classes"
+    assert told in (doubt if is_refused else caplog.text)
+    assert bool(doubt) is is_refused
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])

@@ -60,6 +60,7 @@ _HELD_OUT: Final = frozenset(("val", "valid", "validation", "test", "testing", "
 #: `train-00000-of-00002.parquet`: Hugging Face's name for a part of a split.
 _SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-\w+)?\.parquet")
 _WORD: Final = re.compile(r"[^\W\d_]+|\d+")
+_CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 #: Words in the names of folders with images, and of those with their masks. In a pair of such folders, the other words
 #: are the same, as in train and train_masks.
 _IMAGES: Final = frozenset(("images", "image", "imgs", "img", "jpegimages", "input", "inputs", "leftimg", "bit"))
@@ -70,7 +71,12 @@ _MASKS: Final = frozenset(
     )
 )
 #: Where an ending of a file's name, such as _mask, may begin.
-_BREAK: Final = re.compile(r"[_\-. ](?=[^/]*$)")
+_BREAK: Final = re.compile(r"[_\-. ]")
+#: Words in the names of numbered folders that are pieces of one.
+_PIECES: Final = frozenset(("part", "batch", "chunk", "piece", "shard", "fold", "subset"))
+_NUMBER: Final = re.compile(r"\d+")
+#: As many folders may have the same pictures in other forms, such as sizes, or colour and grey.
+_MOST_FORMS: Final = 4
 _MOST_DIGITS: Final = 20
 
 #: The folders in a path, from the root of a tree.
@@ -121,11 +127,11 @@ def list_images(where: object, entries: Mapping[str, Member], place_of: Callable
     ]
     place = "/".join((str(where).rstrip("/"), *above))
     inside = ["/".join(places[name].split("/")[depth:]) for name in images]
-    doubt = _doubt(where, place, inside, classes) or _pair_doubt(place, inside, classes)
+    doubt = _doubt(where, place, inside, classes) or _pair_doubt(where, place, inside, classes)
     if ending := _ending_of_pairs({posixpath.splitext(each)[0] for each in inside}):
         _log.warning(
             "%s: half of the images are called as the other half, with %r added. If they are the masks of the others, "
-            "name both files of each sample in a .csv, and give its column of masks as --mask-col; --exclude '*%s.*' "
+            "name both files of each sample in a .csv, and give its column of masks as --mask-col; --exclude '*%s*' "
             "leaves them out", where, ending, ending,
         )  # fmt: skip
     return Listing(samples, classes, left_out=left_out, doubt=doubt)
@@ -206,20 +212,15 @@ def _find_classes(
 
 
 def _doubt(where: object, place: str, images: Sequence[str], classes: Sequence[str]) -> str:
-    """Return why folders are probably parts of a data set, or images and masks, judged by their names, or "".
+    """Return why folders are probably parts of a data set, forms of it, or images and masks, judged by names, or "".
 
     Warn of folders that are in each class.
     """
     inner: dict[Folders, set[str]] = {(): {*classes}}
-    for parts in set(map(folders_of, images)):
+    folders = set(map(folders_of, images))
+    for parts in folders:
         for depth in range(1, len(parts)):
             inner.setdefault(parts[:depth], set()).add(parts[depth])
-    below = [inner.get((name,), set()) for name in {parts[0] for parts in map(folders_of, images) if parts}]
-    if len(below) > 1 and len(shared := set.intersection(*below)) > 1:
-        _log.warning(
-            "%s: each of the classes %s has the folders %s: if those are the classes, give one of these as the source",
-            where, name_some(sorted(classes)), name_some(sorted(shared)),
-        )  # fmt: skip
     for parts, found in sorted(inner.items()):
         names = sorted(found)
         train, held_out = find_parts(names)
@@ -227,6 +228,18 @@ def _doubt(where: object, place: str, images: Sequence[str], classes: Sequence[s
             return _parts_text(place, parts, [*train, *held_out])
         if images_and_masks := _find_masks(names):
             return _masks_text("/".join((place, *parts)), *images_and_masks)
+    below = [inner.get(parts, set()) for parts in {parts[:1] for parts in folders}]
+    shared = sorted(set.intersection(*below))
+    if len(below) < 2 or len(shared) < 2:
+        return ""
+    text = f"the folders {name_some(classes)} have the folders {name_some(shared)} each"
+    if all(found == {*shared} for found in below) and all(len(parts) > 1 for parts in folders):
+        return (
+            f"{place}: {text}: if those are the classes, warm up one of these, `warmup "
+            f"{shlex.quote(f'{place}/{classes[0]}')} CACHE …`. If {classes[0]} is a class, give --classes FILE with "
+            f"the names of the folders in {place}"
+        )
+    _log.warning("%s: %s: if those are the classes, give one of these as the source", where, text)
     return ""
 
 
@@ -238,31 +251,49 @@ def _masks_text(place: str, images: str, masks: str) -> str:
     )
 
 
-def _pair_doubt(place: str, images: Sequence[str], classes: Sequence[str]) -> str:
-    """Return why two folders are probably images and masks, or "": their files pair up, and one is of another kind."""
-    if len(classes) != 2:
+def _pair_doubt(where: object, place: str, images: Sequence[str], classes: Sequence[str]) -> str:
+    """Return why two folders are probably images and masks, or "": their files pair up, and one is of another kind.
+
+    Warn of folders whose files are called alike, and of a folder that was cut into numbered ones.
+    """
+    numbered = {_NUMBER.sub("", name) for name in classes}
+    if len(classes) > 1 and len(numbered) == 1 and _words(*numbered) & _PIECES:
+        _log.warning(
+            "%s: the folders %s become classes: if they are pieces of one folder, name their files in a .csv",
+            where,
+            name_some(classes),
+        )
+    if not 1 < len(classes) <= _MOST_FORMS:
         return ""
     types: dict[str, dict[str, str]] = {name: {} for name in classes}
     for image in images:
-        name, _, below = image.partition("/")
-        stem, suffix = posixpath.splitext(below)
-        types[name][stem] = suffix
-    first, second = types.values()
+        stem, suffix = posixpath.splitext(posixpath.basename(image))
+        types[image.partition("/")[0]][stem] = suffix
+    first, *others = types.values()
+    if len(first) < 2 or any(each.keys() != first.keys() for each in others):
+        return ""
     masks = [name for name in classes if _words(name) & _MASKS]
     masks = masks or [name for name in classes if {*types[name].values()} == {".png"}]
-    if len(first) < 2 or first.keys() != second.keys() or len(masks) != 1:
-        return ""
-    (others,) = {*classes} - {*masks}
-    return _masks_text(place, others, masks[0])
+    if len(classes) == 2 and len(masks) == 1:
+        (images_of,) = {*classes} - {*masks}
+        return _masks_text(place, images_of, masks[0])
+    _log.warning(
+        "%s: the folders %s become classes, and their files have the same names: if these are the same pictures in "
+        "several forms, give one of the folders as the source", where, name_some(classes),
+    )  # fmt: skip
+    return ""
 
 
 def _ending_of_pairs(stems: Collection[str]) -> str:
-    """Return the ending by which half of some paths, without their types, differs from the other half, or ""."""
-    endings = Counter(
-        stem[at.start() :] for stem in stems for at in _BREAK.finditer(stem) if stem[: at.start()] in stems
-    )
-    ending, count = endings.most_common(1)[0] if endings else ("", 0)
-    return ending if count > 1 and 2 * count == len(stems) else ""
+    """Return the ending or beginning by which half of some paths, without types, differ from the other half, or ""."""
+    added: Counter[str] = Counter()
+    for stem in stems:
+        folder, slash, name = stem.rpartition("/")
+        for at in _BREAK.finditer(name):
+            added[name[at.start() :]] += f"{folder}{slash}{name[: at.start()]}" in stems
+            added[name[: at.end()]] += f"{folder}{slash}{name[at.end() :]}" in stems
+    text, count = added.most_common(1)[0] if added else ("", 0)
+    return text if count > 1 and 2 * count == len(stems) else ""
 
 
 def _parts_text(where: str, above: Folders, names: Sequence[str]) -> str:
@@ -296,12 +327,15 @@ def find_parts(classes: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the names of parts for training and those that are held out; both are empty without such names.
 
     In each of the two there is a name for each name of the other with the same words besides those of `_TRAIN` and
-    `_HELD_OUT`, so that bullet_train and test_tube are no parts.
+    `_HELD_OUT`, so that bullet_train and test_tube are no parts. If all names have such words, and one for training has
+    no other, all are parts.
     """
-    words = {name: _words(name) - {"set"} for name in classes}
+    words = {name: _words(_CAMEL.sub(" ", name)) - {"set"} for name in classes}
     train, held_out = (
         {name: found - part for name, found in words.items() if found & part} for part in (_TRAIN, _HELD_OUT)
     )
+    if held_out and frozenset() in train.values() and {*train, *held_out} == {*classes}:
+        return [*train], [*held_out]
     both = {*train.values()} & {*held_out.values()}
     return [name for name in train if train[name] in both], [name for name in held_out if held_out[name] in both]
 

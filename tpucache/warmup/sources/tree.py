@@ -23,7 +23,7 @@ from tpucache.store.fields import IMAGE, MASK
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.text import parse_json
 from tpucache.warmup.sources.archives import find_archive
-from tpucache.warmup.sources.columns import PLAIN, TableOptions, find_roles, numbers_of_texts, to_listing
+from tpucache.warmup.sources.columns import PLAIN, TableOptions, find_roles, numbers_of_texts, to_listing, to_number
 from tpucache.warmup.sources.folder import (
     NO_SUFFIX,
     SUFFIXES,
@@ -228,6 +228,8 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
                 f"{where}: {other!r} and {name!r} are the same file of a sample, as WebDataset does not tell large "
                 "from small letters in suffixes: give each file a name of its own before the first dot"
             )
+    for key in [key for key, group in groups.items() if {*map(_kind, group)} <= {_JSON, _TEXT}]:  # of no sample
+        left_out.update(f".{ending}" for ending in groups.pop(key))
     if not groups:
         raise SourceError(f"{where} holds no samples")
     samples, found = list[Sample](), list[dict[str, Any]]()
@@ -248,6 +250,11 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
         texts = columns.get(_CLASS, [None] * len(samples))
         if all(isinstance(text, (str, NoneType)) for text in texts):
             columns[_CLASS] = numbers_of_texts([text or "" for text in texts])
+    texts = [text for text in columns.get(_TEXT, ()) if text]
+    if texts and all(map(_are_boxes, texts)):
+        _log.warning(
+            "%s: boxes in .txt files, as of YOLO, are kept as text: --boxes reads them from COCO's JSON", where
+        )
     kinds = {name: PLAIN if all(map(_is_plain, values)) else "" for name, values in columns.items()}
     likely = list(dict.fromkeys(options.likely_labels(columns, _CLASS)))
     roles = find_roles(kinds, options, where, likely=likely)
@@ -272,6 +279,12 @@ def _metadata(group: Mapping[str, str], files: Mapping[str, Member], read: Read)
         except SampleError as error:
             fault = error.reason
     return known, fault
+
+
+def _are_boxes(text: str) -> bool:
+    """Return whether all lines are a class, and the middle, width and height of a box, or an outline, as of YOLO."""
+    lines = map(str.split, text.splitlines())
+    return all(len(parts) > 4 and None not in map(to_number, parts) for parts in lines)
 
 
 def _is_plain(value: Any) -> bool:
