@@ -126,10 +126,9 @@ class ArchiveSource(TreeSource):
 
 
 class FolderSource(TreeSource):
-    """The images in a folder, at any depth or those that match a pattern."""
+    """The images in the folder `root`, at any depth or those that match a pattern."""
 
     def __init__(self, root: str | Path, pattern: str = "", options: TableOptions | None = None) -> None:
-        """Take a folder, a pattern for the files in it, and the options of a TreeSource. This reads nothing yet."""
         folder = Path(root).absolute()
         super().__init__(DiskFiles(folder, pattern), options, str(folder))
 
