@@ -158,14 +158,16 @@ def test_files_of_samples_are_copied_once_and_give_what_they_give_on_a_disk(
     assert records(tmp_path / "own") == records(tmp_path / "web") == records(tmp_path / "bucket")
 
 
-def test_a_table_at_a_url_names_files_beside_it(tables: Server, photos: Path, tmp_path: Path) -> None:
+def test_a_table_at_a_url_names_files_beside_it_also_after_a_stop(tables: Server, photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tables.folder)
     rows = [f"{path.relative_to(photos)},{path.parent.name}" for path in photos.rglob("*.jpg")]
     (tables.folder / "all.csv").write_text("\n".join(["path,label", *rows, "../all.csv,cat", "gone.jpg,cat"]))
-    found = [
-        build_here(f"{where}/all.csv", tmp_path / str(number), _RECIPE, on_error="skip")
-        for number, where in enumerate((tables.folder, tables.url, put(tables.folder, "all")))
-    ]
+    found = [build_here(tables.folder / "all.csv", tmp_path / "local", _RECIPE, on_error="skip")]
+    for number, where in enumerate((tables.url, put(tables.folder, "all"))):
+        given = f"{where}/all.csv", tmp_path / str(number), _RECIPE
+        with pytest.raises(Stopped):
+            build_here(*given, on_error="skip", on_progress=stop_after(-1))
+        found.append(build_here(*given, on_error="skip"))
     assert found[0].shards == found[1].shards == found[2].shards
     assert [[each.path for each in manifest.skipped] for manifest in found] == [["../all.csv", "gone.jpg"]] * 3
 
