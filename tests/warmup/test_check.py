@@ -36,12 +36,12 @@ def table(folder: Path, *labels: str, fold: str | None = "fold", **options: Any)
 
 _OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "another label column": ({"labels": ("age",)}, "another label"),
-    "no label column": ({"labels": ()}, "made with labels, and not all of them can be read now"),
-    "another fold column": ({"labels": ("kind",), "fold": "split"}, "column 'fold' .* other values"),
+    "no label column": ({"labels": ()}, "another label: '0000.jpg': cat before and .has no label"),
+    "another fold column": ({"labels": ("kind",), "fold": "split"}, "another value in column 'fold'"),
     "no fold column": ({"labels": ("kind",), "fold": None}, "column 'fold"),
     "a mask column": (
         {"labels": ("kind",), "mask_col": "note"},
-        "has a column 'note', and the source does not have it",
+        "column 'note': '0000.jpg': a before and .none. now",
     ),
     "several labels": ({"labels": ("age", "split")}, "another label"),
     "a separator": ({"labels": ("kind",), "label_sep": "|"}, "another label"),
@@ -65,16 +65,16 @@ def test_other_columns_on_a_finished_cache_are_refused(
 
 def test_labels_given_after_a_cache_was_made_without_any_are_refused(folder: Path, tmp_path: Path) -> None:
     build_here(table(folder), tmp_path / "cache")
-    with pytest.raises(SourceError, match="was made without labels, and the source has labels now"):
+    with pytest.raises(SourceError, match=r"another label: '0000.jpg': .none. before and cat now"):
         build_here(table(folder, "kind"), tmp_path / "cache")
 
 
 _EDITS = {
     "labels at equal count": ("0000.jpg,cat", "0000.jpg,dog", "another label"),
-    "a fold": ("cat,31,0,1", "cat,31,5,1", "column 'fold'.*'0000.jpg', 0 before and 5 now"),
+    "a fold": ("cat,31,0,1", "cat,31,5,1", "column 'fold'.*'0000.jpg': 0 before and 5 now"),
     "a kept column": ("1,a\n", "1,z\n", "column 'note'.*a before and z now"),
     "a number of a kept column": ("64,2,1,007", "64,2,1,7", "column 'note'.*007 before and 7 now"),
-    "a column's name": ("split", "part", "no column 'part'"),
+    "a column's name": ("split", "part", "column 'part': '0000.jpg': .none. before and 1 now"),
     "two rows that change places": (
         "0000.jpg,cat,31,0,1,a\n0001.jpg,dog,7,1,0,b",
         "0000.jpg,dog,31,0,1,a\n0001.jpg,cat,7,1,0,b",
