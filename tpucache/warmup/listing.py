@@ -1,4 +1,4 @@
-"""Numbers the samples of a source as in a cache, and checks that source and recipe still fit the cache."""
+"""Compares a source and a recipe with those of a cache, and numbers the samples as there: one rule for changed ones."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,11 @@ from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL, MASK
 from tpucache.store.manifest import Manifest, differ_in_values, label_options, mask_name_difference
 from tpucache.store.samples import IMAGE_COLUMNS, SampleTable
-from tpucache.warmup.changes import NOTHING, Changes, compare, label_text
+from tpucache.text import named
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
+from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.labelled import UnreadLabelError, labels_before
 from tpucache.warmup.sources.source import Item, Listing, LoadAhead, Sample, Source, name_some, taken
 
@@ -33,6 +35,8 @@ SIZE_COLUMN: Final = "source_bytes"
 #: The columns of the samples table that every cache may have; all others came from its source.
 OWN_COLUMNS: Final = ("number", "path", LABEL, SIZE_COLUMN, *IMAGE_COLUMNS)
 _ABSENT: Final = "-"
+#: The value of a sample that has no label, or no such column.
+_NOTHING: Final = "(none)"
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -61,13 +65,79 @@ _GREY_PALETTE: Final = (
 )
 
 
+@dataclass(frozen=True)
+class Changes:
+    """How samples differ from those of a cache: texts by path. `what` is that in which the `changed` ones differ."""
+
+    what: str
+    gone: Mapping[str, str]
+    new: Mapping[str, str]
+    changed: Mapping[str, str]
+
+    @property
+    def answer(self) -> Literal["same", "more", "fewer", "changed"]:
+        """Whether this still is the source of the cache; "fewer" may have new samples, too."""
+        if self.changed:
+            return "changed"
+        if self.gone:
+            return "fewer"
+        return "more" if self.new else "same"
+
+    def __str__(self) -> str:
+        kinds = {"gone": self.gone, "new": self.new, f"samples have another {self.what}": self.changed}
+        return "; ".join(f"{len(each):,} {kind}: {named(each.values())}" for kind, each in kinds.items() if each)
+
+    def refuse(self, cache: Path) -> None:
+        """Raise SourceError unless samples are the same, or more."""
+        if self.gone or self.changed:
+            raise SourceError(
+                f"the source is not that of {cache} any more: {self}. Give the same options and the source as it was, "
+                "or another folder to build anew. `tpucache relabel` changes labels, folds and other columns of a "
+                f"cache, and `tpucache delete {cache} --paths FILE` deletes samples"
+            )
+
+
+def compare(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """Compare values of samples by path, those of a cache and those now; None is not known."""
+    return Changes(
+        what,
+        gone={path: repr(path) for path in before if path not in now},
+        new={path: repr(path) for path in now if path not in before},
+        changed={
+            path: f"{path!r}: {old!s:.80} before and {now[path]!s:.80} now"
+            for path, old in before.items()
+            if path in now and not _is_same(old, now[path])
+        },
+    )
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is None or new is None or old == new or str(old) == str(new):
+        return True
+    number, are_texts = to_number(str(old)), isinstance(old, str) and isinstance(new, str)
+    return not are_texts and number is not None and number == to_number(str(new))
+
+
+def _label_text(label: Any, classes: Sequence[str]) -> str:
+    if label is None:
+        return _NOTHING
+    if isinstance(label, int):
+        return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
+    if isinstance(label, str) or any(isinstance(part, str) for part in label):
+        return str(label)
+    values = np.asarray(label, np.float32).tolist()
+    if len(classes) == len(values):
+        return str(sorted(pair for pair in zip(classes, values, strict=True) if pair[1]))
+    return str(values)
+
+
 def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
     """Return the sizes of samples in their source, in bytes: uint64 (n,)."""
     return np.array([sample.bytes for sample in samples], np.uint64)
 
 
 def compare_sizes(table: SampleTable, samples: Sequence[Sample], others: Iterable[str] = ()) -> Changes:
-    """Compare samples, and their sizes, with those in a table, and with the paths of others whose size is not known."""
+    """Compare samples and sizes with those in a table, and with `others` of unknown size."""
     sizes: Any = table.get(SIZE_COLUMN, np.zeros(len(table.paths)))
     before = dict.fromkeys(others)
     before |= {path: size or None for path, size in zip(table.paths, np.asarray(sizes).tolist(), strict=True)}
@@ -75,7 +145,7 @@ def compare_sizes(table: SampleTable, samples: Sequence[Sample], others: Iterabl
 
 
 def check_sizes(changed: Sequence[Sample]) -> None:
-    """Raise SourceError if there is a sample whose size has changed since its records were made."""
+    """Raise SourceError for samples whose size has changed since their records were made."""
     if changed:
         raise SourceError(
             f"{len(changed):,} samples have another size than when their records were made: "
@@ -87,8 +157,7 @@ def check_sizes(changed: Sequence[Sample]) -> None:
 def number_samples(listing: Listing, cache: Cache, *, retry: bool = False) -> Listing:
     """Return a listing in which each sample of the cache, kept or skipped, has its old number; new samples follow.
 
-    If a relabelled cache gets no samples, the listing has the labels and columns of the cache. Raises SourceError if
-    samples are gone or have another size.
+    Raises SourceError if samples are gone or have another size.
     """
     manifest, table = cache.manifest, cache.samples
     check_boxes(manifest, listing, cache.directory)
@@ -133,7 +202,7 @@ def _labels(table: SampleTable) -> list[Any]:
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
-    """Return the position in `listing` of each sample of `numbered`, as text: slices such as `5:155 0:5`."""
+    """Return where each sample of `numbered` is in `listing`, as by `to_slices`."""
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
     return to_slices([places.get(sample.path) for sample in numbered.samples])
 
@@ -150,7 +219,7 @@ def to_slices(places: Sequence[int | None]) -> str:
 
 
 def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
-    """Return the position of each sample in the source, by the sample's number, as the manifest states it."""
+    """Return the position of each sample in the source by its number, from the manifest."""
     places, number = dict[int, int](), 0
     for part in str(manifest.source.get("order", "")).split():
         if part == _ABSENT:
@@ -166,9 +235,7 @@ def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
 
 
 def as_asked(source: Source, manifest: Manifest) -> Source:
-    """Return `source`, read with the options with which a cache was built: limit, patterns, padding, labels,
-    classes.
-    """
+    """Return `source`, read with the options of a cache: limit, patterns, padding, labels, classes."""
     asked, read = _saved(manifest.source.get("asked")), _saved(manifest.source.get("labels"))
     part = select_source(
         source,
@@ -185,7 +252,7 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
 
 
 def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise SourceError if options such as --limit have other values `now` than `before`, when the build began."""
+    """Raise SourceError if options such as --limit differ from those when the build began."""
     changed = [
         f"--{name} {before.get(name, 'not given')}, now {now.get(name, 'not given')}"
         for name in sorted({*before, *now})
@@ -196,7 +263,7 @@ def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def check_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if names differ from those of a finished cache: of given classes, of values or of masks."""
+    """Raise SourceError if names of given classes, values or masks differ from those of a finished cache."""
     if manifest.classes and "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
         raise SourceError(
             f"{cache} was made with --classes, and the source now has other classes, or the same in another order: "
@@ -212,7 +279,7 @@ def check_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
 
 
 def check_boxes(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if only one of the two, the cache and the listing, was made with --boxes."""
+    """Raise SourceError if only the cache or only the listing has --boxes."""
     before, now = _saved(manifest.source.get("asked")).get("boxes"), listing.asked.get("boxes")
     if (before is None) != (now is None):
         made = "without --boxes: leave --boxes out" if before is None else f"with --boxes {before}: give --boxes again"
@@ -226,13 +293,13 @@ def _saved(content: Any) -> Mapping[str, Any]:
 def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
     """Raise SourceError when labels, classes, folds or other columns differ from those of a finished cache.
 
-    Of labels that are stored in the samples, the first ones that can be read are compared.
+    Of labels stored in the samples, the first ones are compared.
     """
     table, folder = cache.samples, cache.directory
     samples = [listing.samples[number] for number in table.numbers.tolist()]
     items = _first_items(source, samples)
     _check_labels(listing, samples, items, cache)
-    absent = {sample.path: NOTHING for sample in samples}
+    absent = {sample.path: _NOTHING for sample in samples}
     have_own = any(item.columns for item in items.values())  # columns may be stored in the samples, too
     for name in sorted({*table, *listing.columns} - {*OWN_COLUMNS}):
         column = listing.columns.get(name)
@@ -245,25 +312,22 @@ def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
 def _check_labels(listing: Listing, samples: Sequence[Sample], items: Mapping[str, Item], cache: Cache) -> None:
     folder, classes = cache.directory, cache.manifest.classes
     before = {
-        sample.path: label_text(label, classes) for sample, label in zip(samples, _labels(cache.samples), strict=True)
+        sample.path: _label_text(label, classes) for sample, label in zip(samples, _labels(cache.samples), strict=True)
     }
-    now: dict[str, str | None] = {sample.path: label_text(sample.label, listing.classes) for sample in samples}
+    now: dict[str, str | None] = {sample.path: _label_text(sample.label, listing.classes) for sample in samples}
     if all(sample.label is None for sample in samples):  # labels are stored in the samples
-        labels = {path: item.label for path, item in items.items()}
         known = listing.classes[: len(classes)] or tuple(map(str, range(len(classes))))
-        if known != classes and any(isinstance(label, (int, tuple)) for label in labels.values()):
+        if known != classes and any(isinstance(item.label, (int, tuple)) for item in items.values()):
             raise SourceError(
                 f"{folder} has the classes {classes}, and the source now has {known}: the labels in its samples would "
                 "mean other classes. Give the same source, or another folder to build anew"
             )
-        now = {**dict.fromkeys(before), **{path: label_text(label, classes) for path, label in labels.items()}}
+        now = {**dict.fromkeys(before), **{path: _label_text(item.label, classes) for path, item in items.items()}}
     compare("label", before, now).refuse(folder)
 
 
 def _first_items(source: Source, samples: Sequence[Sample]) -> dict[str, Item]:
-    """Return the first one or two of eight samples that can be read, by path; in place of a label that cannot be read,
-    why.
-    """
+    """Return the first one or two readable samples of eight, by path. A text says why a label cannot be read."""
     items = dict[str, Item]()
     for sample in samples[:_TRIED]:
         try:
@@ -284,7 +348,7 @@ def compared_numbers(listing: Listing) -> frozenset[int]:
 
 
 def content_digests(manifest: Manifest) -> dict[int, str]:
-    """Return the content hashes in a manifest by sample number: those of skipped samples, and of a few kept samples."""
+    """Return the content hashes in a manifest by sample number: of skipped samples, and of a few others."""
     saved = manifest.source.get("digests")
     pairs = saved.items() if isinstance(saved, dict) else ()
     return {
@@ -295,7 +359,7 @@ def content_digests(manifest: Manifest) -> dict[int, str]:
 
 
 def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
-    """Raise SourceError when the content of a few samples has changed since the cache was built."""
+    """Raise SourceError when the content of a few samples has changed."""
     skipped = {skip.number for skip in cache.manifest.skipped}
     began = time.monotonic()
     for number, digest in sorted(content_digests(cache.manifest).items()):
@@ -335,10 +399,9 @@ def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
-    """Raise RecipeError if the pixels of masks are probably not class numbers, but black and white or levels of grey.
+    """Raise RecipeError if the pixels of masks are probably black and white or levels of grey, not class numbers.
 
-    The values of up to 32 masks are judged together: a mask with only 0 and 255 is right if other masks have classes
-    such as 1 and 2, because 255 is a pixel without a class.
+    Up to 32 masks are judged together: one with only 0 and 255 is right if others have classes such as 1 and 2.
     """
     found: list[list[int]] = []  # the values of each mask
     positions = np.linspace(0, len(listing.samples) - 1, _MASKS).round().astype(int).tolist()
