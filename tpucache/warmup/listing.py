@@ -263,7 +263,7 @@ def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def check_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if names of given classes, values or masks differ from those of a finished cache."""
+    """Raise SourceError if names of given classes, values or masks differ from those of a cache."""
     if manifest.classes and "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
         raise SourceError(
             f"{cache} was made with --classes, and the source now has other classes, or the same in another order: "
@@ -327,7 +327,7 @@ def _check_labels(listing: Listing, samples: Sequence[Sample], items: Mapping[st
 
 
 def _first_items(source: Source, samples: Sequence[Sample]) -> dict[str, Item]:
-    """Return the first one or two readable samples of eight, by path. A text says why a label cannot be read."""
+    """Return the first two readable samples of eight, by path. A text says why a label cannot be read."""
     items = dict[str, Item]()
     for sample in samples[:_TRIED]:
         try:
