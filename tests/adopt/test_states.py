@@ -46,8 +46,8 @@ def documented(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
 
 
 def listed(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
-    folder = list_pictures(str(root))
-    return list(folder.classes), [(os.path.join(root, file.path), file.label) for file in folder.files]
+    listing = list_pictures(str(root)).listing
+    return list(listing.classes), [(os.path.join(root, each.path), each.label) for each in listing.samples]
 
 
 def test_the_order_is_the_documented_one(odd: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_cannot_be_listed_is_told(tmp_path: Path, root: Path) -> None:
     (root / "empty").mkdir()
     with pytest.raises(SourceError, match=r"without a picture: 'empty'.*allow_empty=True"):
         list_pictures(str(root))
-    assert list_pictures(str(root), allow_empty=True).classes == ("10", "9", "cat", "empty")
+    assert list_pictures(str(root), allow_empty=True).listing.classes == ("10", "9", "cat", "empty")
 
 
 def test_what_was_just_written_is_looked_at_once_the_clock_has_ticked() -> None:
@@ -147,7 +147,7 @@ def test_what_was_just_written_is_looked_at_once_the_clock_has_ticked() -> None:
 
 
 def test_workers_are_sent_no_listing(root: Path) -> None:
-    source = PictureFolderSource(str(root), list_pictures(str(root)))
+    source = PictureFolderSource(str(root), list_pictures(str(root)).listing)
     sample = source.list().samples[0]
     assert (sample.path, sample.label) == ("10/a.png", 0)
     copy = pickle.loads(pickle.dumps(source))

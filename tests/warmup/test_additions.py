@@ -149,7 +149,7 @@ def test_pictures_redrawn_at_their_size_are_refused(tmp_path: Path, name: str) -
     with pytest.raises(BuildError, match=r"5.bmp'.* the source or its code has changed"):
         build()
     paint(200, *range(30))
-    with pytest.raises(SourceError, match=r"0.bmp' has another content than when"):
+    with pytest.raises(SourceError, match=r"another content: '(p/)?0.bmp'"):
         build()
     assert digests(cache) == before
 

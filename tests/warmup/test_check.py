@@ -36,12 +36,16 @@ def table(folder: Path, *labels: str, fold: str | None = "fold", **options: Any)
 
 _OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "another label column": ({"labels": ("age",)}, "another label"),
-    "no label column": ({"labels": ()}, "made with labels, and not all of them can be read now"),
-    "another fold column": ({"labels": ("kind",), "fold": "split"}, "column 'fold' .* other values"),
+    "no label column": ({"labels": ()}, "another label: '0000.jpg': cat before and .has no label"),
+    "labels where there were none": (
+        {"made": (), "labels": ("kind",)},
+        "another label: '0000.jpg': .none. before and cat now",
+    ),
+    "another fold column": ({"labels": ("kind",), "fold": "split"}, "another value in column 'fold'"),
     "no fold column": ({"labels": ("kind",), "fold": None}, "column 'fold"),
     "a mask column": (
         {"labels": ("kind",), "mask_col": "note"},
-        "has a column 'note', and the source does not have it",
+        "column 'note': '0000.jpg': a before and .none. now",
     ),
     "several labels": ({"labels": ("age", "split")}, "another label"),
     "a separator": ({"labels": ("kind",), "label_sep": "|"}, "another label"),
@@ -52,29 +56,21 @@ _OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 def test_other_columns_on_a_finished_cache_are_refused(
     folder: Path, tmp_path: Path, options: dict[str, Any], reason: str
 ) -> None:
-    cache = tmp_path / "cache"
-    build_here(table(folder, "kind"), cache)
+    cache, made, labels = tmp_path / "cache", options.pop("made", ("kind",)), options.pop("labels")
+    build_here(table(folder, *made), cache)
     before = digests(cache)
-    labels = options.pop("labels")
     with pytest.raises(SourceError, match=rf"{reason}.*another folder"):
         build_here(table(folder, *labels, **options), cache)
+    build_here(table(folder, *made), cache)
     assert digests(cache) == before
-    build_here(table(folder, "kind"), cache)
-    assert digests(cache) == before
-
-
-def test_labels_given_after_a_cache_was_made_without_any_are_refused(folder: Path, tmp_path: Path) -> None:
-    build_here(table(folder), tmp_path / "cache")
-    with pytest.raises(SourceError, match="was made without labels, and the source has labels now"):
-        build_here(table(folder, "kind"), tmp_path / "cache")
 
 
 _EDITS = {
     "labels at equal count": ("0000.jpg,cat", "0000.jpg,dog", "another label"),
-    "a fold": ("cat,31,0,1", "cat,31,5,1", "column 'fold'.*'0000.jpg', 0 before and 5 now"),
+    "a fold": ("cat,31,0,1", "cat,31,5,1", "column 'fold'.*'0000.jpg': 0 before and 5 now"),
     "a kept column": ("1,a\n", "1,z\n", "column 'note'.*a before and z now"),
     "a number of a kept column": ("64,2,1,007", "64,2,1,7", "column 'note'.*007 before and 7 now"),
-    "a column's name": ("split", "part", "no column 'part'"),
+    "a column's name": ("split", "part", "column 'part': '0000.jpg': .none. before and 1 now"),
     "two rows that change places": (
         "0000.jpg,cat,31,0,1,a\n0001.jpg,dog,7,1,0,b",
         "0000.jpg,dog,31,0,1,a\n0001.jpg,cat,7,1,0,b",
@@ -174,16 +170,14 @@ def test_what_labels_were_read_as_is_stated(
     assert build_here(source, tmp_path / "cache", labels=asked) == manifest
 
 
-def test_labels_read_otherwise_are_refused(folder: Path, tmp_path: Path) -> None:
-    build_here(table(folder, "age"), tmp_path / "cache", labels="numbers")
-    with pytest.raises(SourceError, match="another label"):
-        build_here(table(folder, "age"), tmp_path / "cache")
-
-
-def test_a_repair_reads_labels_as_they_were_read(folder: Path, tmp_path: Path) -> None:
+def test_labels_read_otherwise_are_refused_and_a_repair_reads_them_as_they_were_read(
+    folder: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     build_here(table(folder, "age"), cache, labels="numbers")
     before = digests(cache)
+    with pytest.raises(SourceError, match="another label"):
+        build_here(table(folder, "age"), cache)
     (cache / "index.npy").unlink()
     repair_cache(table(folder, "age"), cache, jobs=1)
     assert digests(cache) == before

@@ -202,11 +202,10 @@ class ImageFolder(PictureDataset):
                 "folder as cache="
             )
         find = functools.partial(list_pictures, real, allow_empty=allow_empty)
-        folder = find()
-        source = functools.partial(PictureFolderSource, real, folder)
-        super().__init__(
-            kept.open(folder.state, source, lambda: find().state, len(folder.files)), transform, target_transform
-        )
+        listing, state = find()
+        source = functools.partial(PictureFolderSource, real, listing)
+        found = kept.open(state, source, lambda: find().state, len(listing.samples))
+        super().__init__(found, transform, target_transform)
         paths = [os.path.join(self.root, path) for path in self._cached.table.paths]
         self.samples: list[tuple[str, Any]] = list(zip(paths, self.targets, strict=True))
         self.imgs = self.samples

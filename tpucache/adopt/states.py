@@ -69,31 +69,20 @@ def compared(count: int) -> Sequence[int]:
     return sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
 
 
-class PictureFile(NamedTuple):
-    """A picture file: its `path` relative to the root, and its `label`, the number of its class.
+def state_of(*facts: object) -> str:
+    """Return a digest of 32 hexadecimal digits of facts, whose `repr` differs whenever they differ."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
-    `written` and `changed` are its mtime and ctime in ns; `inode` is 0 if the file system may number inodes anew with
-    each mount.
-    """
 
-    path: str
-    label: int
-    bytes: int
-    written: int
-    changed: int
-    inode: int
+def _facts(path: str, status: os.stat_result) -> tuple[str, int, int, int]:
+    return path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class PictureFolder(NamedTuple):
-    """The class names and picture files of a folder, in torchvision's order."""
+    """The pictures of a folder, in torchvision's order, and a digest that changes whenever a picture does."""
 
-    classes: tuple[str, ...]
-    files: tuple[PictureFile, ...]
-
-    @property
-    def state(self) -> str:
-        """A digest of 32 hexadecimal digits. It changes whenever a picture is added, removed or changed."""
-        return hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:32]
+    listing: Listing
+    state: str
 
 
 def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
@@ -104,70 +93,62 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
     above. No file is opened. With `allow_empty`, a folder without pictures is a class, too.
     """
     found = at_rest(lambda: list(walk(root)))
+    # Other file systems may number inodes anew with each mount.
     keeps_inodes = file_system(OpenFolder(Path(root)).number) in LOCAL_FILE_SYSTEMS
     classes = tuple(sorted(path[:-1] for path, _ in found if path.endswith("/") and path.count("/") == 1))
     if not classes:
         raise SourceError(f"{root} has no folders: put the pictures of each class into a folder of its name")
-    numbers = {name: number for number, name in enumerate(classes)}
-    files = [
-        PictureFile(
-            path,
-            numbers[path.partition("/")[0]],
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-            status.st_ino if keeps_inodes else 0,
-        )
-        for path, status in found
-        if "/" in path and path.lower().endswith(EXTENSIONS)
-    ]
     # torchvision sorts by the folder's path as text, so that `a-b` comes before `a/b`, and then by the file's name.
-    files.sort(key=lambda file: (file.label, *file.path.rpartition("/")[::2]))
-    empty = sorted({*classes} - {classes[file.label] for file in files})
+    pictures = sorted(
+        (each for each in found if "/" in each[0] and each[0].lower().endswith(EXTENSIONS)),
+        key=lambda each: (each[0].partition("/")[0], *each[0].rpartition("/")[::2]),
+    )
+    numbers = {name: number for number, name in enumerate(classes)}
+    samples = [
+        Sample(number, path, numbers[path.partition("/")[0]], status.st_size)
+        for number, (path, status) in enumerate(pictures)
+    ]
+    empty = sorted({*classes} - {classes[sample.label] for sample in samples})
     if empty and not allow_empty:
         raise SourceError(
             f"{root} has folders without a picture: {name_some(empty)}. Pictures are {' '.join(EXTENSIONS)}; remove "
             "the folders, or give allow_empty=True to keep them as classes without samples"
         )
-    return PictureFolder(classes, tuple(files))
+    facts = [(*_facts(*each), each[1].st_ino if keeps_inodes else 0) for each in pictures]
+    return PictureFolder(Listing(samples, classes), state_of(classes, facts))
 
 
 class PictureFolderSource(FolderSource):
     """A source for warmup: the pictures of a folder in torchvision's order, each labelled with its class number."""
 
-    def __init__(self, root: str, folder: PictureFolder) -> None:
+    def __init__(self, root: str, listing: Listing) -> None:
         super().__init__(root)
-        self._folder: Any = folder
+        self._listing: Any = listing
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_folder": None}  # workers only load, and the listing is large
+        return {**self.__dict__, "_listing": None}  # workers only load, and the listing is large
 
     def list(self) -> Listing:
-        classes, files = self._folder
-        return Listing([Sample(at, file.path, file.label, file.bytes) for at, file in enumerate(files)], classes)
+        return self._listing  # type: ignore[no-any-return]  # a Listing, unless a worker has this source
 
 
 def hugging_face_state(dataset: Any, source: DatasetSource) -> str:
     """Return a digest of up to 33 samples, and of the sizes and times of all picture files that the data set names."""
-    digest = hashlib.sha256(f"{len(dataset)} {dataset.features}".encode())
+    contents = []
     for number in compared(len(dataset)):
         try:
             item = source.load(Sample(number, str(number)))
         except SampleError as error:
-            digest.update(error.reason.encode())
+            contents.append(error.reason)
             continue
         if [*item.fields] != [IMAGE]:
             raise UsageError(
                 f"the data set's samples have {', '.join(item.fields)}, not only a picture: build a cache by "
                 "build_cache, and read it as a CachedDataset"
             )
-        digest.update(item.sha256(item.label).encode())
-    files = [
-        (path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        for path, status in at_rest(lambda: _files(dataset))
-    ]
-    digest.update(repr(files).encode())
-    return digest.hexdigest()[:32]
+        contents.append(item.sha256(item.label))
+    files = [_facts(*each) for each in at_rest(lambda: _files(dataset))]
+    return state_of(len(dataset), str(dataset.features), contents, files)
 
 
 def _files(dataset: Any) -> Statuses:
@@ -254,7 +235,7 @@ class MapStyleSource:
                 self.check(found)
                 progress.advance(len(found))
         contents = [self._contents[number] for number in numbers]
-        return hashlib.sha256(repr((self._length, self._classes, contents)).encode()).hexdigest()[:32]
+        return state_of(self._length, self._classes, contents)
 
     def check(self, contents: Mapping[int, str]) -> None:
         """Raise UsageError if an item has not the digest with which it was read before."""

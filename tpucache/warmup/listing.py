@@ -1,4 +1,4 @@
-"""Numbers the samples of a source as in a cache, and checks that source and recipe still fit the cache."""
+"""Compares a source and a recipe with those of a cache, and numbers the samples as there: one rule for changed ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +22,21 @@ from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL, MASK
 from tpucache.store.manifest import Manifest, differ_in_values, label_options, mask_name_difference
 from tpucache.store.samples import IMAGE_COLUMNS, SampleTable
+from tpucache.text import named
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.columns import to_number
 from tpucache.warmup.sources.labelled import UnreadLabelError, labels_before
-from tpucache.warmup.sources.source import Column, Item, Listing, LoadAhead, Sample, Source, name_some, taken
+from tpucache.warmup.sources.source import Item, Listing, LoadAhead, Sample, Source, name_some, taken
 
 #: The column of the samples table with each sample's size in its source.
 SIZE_COLUMN: Final = "source_bytes"
 #: The columns of the samples table that every cache may have; all others came from its source.
 OWN_COLUMNS: Final = ("number", "path", LABEL, SIZE_COLUMN, *IMAGE_COLUMNS)
 _ABSENT: Final = "-"
+#: The value of a sample that has no label, or no such column.
+_NOTHING: Final = "(none)"
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -40,10 +44,6 @@ _TRIED: Final = 8
 _MOST_DIGITS: Final = 20
 #: After this many seconds no further sample is compared: a run on a finished cache should end at once.
 _COMPARE_SECONDS: Final = 0.5
-_ADVICE: Final = (
-    "Give the same options and the same source (labels, folds and columns are part of a cache, and `tpucache relabel` "
-    "changes them), or another folder to build anew"
-)
 
 #: `check_masks` reads this many masks, evenly spread.
 _MASKS: Final = 32
@@ -65,18 +65,87 @@ _GREY_PALETTE: Final = (
 )
 
 
+@dataclass(frozen=True)
+class Changes:
+    """How samples differ from those of a cache: texts by path. `what` is that in which the `changed` ones differ."""
+
+    what: str
+    gone: Mapping[str, str]
+    new: Mapping[str, str]
+    changed: Mapping[str, str]
+
+    @property
+    def answer(self) -> Literal["same", "more", "fewer", "changed"]:
+        """Whether this still is the source of the cache; "fewer" may have new samples, too."""
+        if self.changed:
+            return "changed"
+        if self.gone:
+            return "fewer"
+        return "more" if self.new else "same"
+
+    def __str__(self) -> str:
+        kinds = {"gone": self.gone, "new": self.new, f"samples have another {self.what}": self.changed}
+        return "; ".join(f"{len(each):,} {kind}: {named(each.values())}" for kind, each in kinds.items() if each)
+
+    def refuse(self, cache: Path) -> None:
+        """Raise SourceError unless samples are the same, or more."""
+        if self.gone or self.changed:
+            raise SourceError(
+                f"the source is not that of {cache} any more: {self}. Give the same options and the source as it was, "
+                "or another folder to build anew. `tpucache relabel` changes labels, folds and other columns of a "
+                f"cache, and `tpucache delete {cache} --paths FILE` deletes samples"
+            )
+
+
+def compare(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """Compare values of samples by path, those of a cache and those now; None is not known."""
+    return Changes(
+        what,
+        gone={path: repr(path) for path in before if path not in now},
+        new={path: repr(path) for path in now if path not in before},
+        changed={
+            path: f"{path!r}: {old!s:.80} before and {now[path]!s:.80} now"
+            for path, old in before.items()
+            if path in now and not _is_same(old, now[path])
+        },
+    )
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is None or new is None or old == new or str(old) == str(new):
+        return True
+    number, are_texts = to_number(str(old)), isinstance(old, str) and isinstance(new, str)
+    return not are_texts and number is not None and number == to_number(str(new))
+
+
+def _label_text(label: Any, classes: Sequence[str]) -> str:
+    if label is None:
+        return _NOTHING
+    if isinstance(label, int):
+        return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
+    if isinstance(label, str) or any(isinstance(part, str) for part in label):
+        return str(label)
+    values = np.asarray(label, np.float32).tolist()
+    if len(classes) == len(values):
+        return str(sorted(pair for pair in zip(classes, values, strict=True) if pair[1]))
+    return str(values)
+
+
 def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
     """Return the sizes of samples in their source, in bytes: uint64 (n,)."""
     return np.array([sample.bytes for sample in samples], np.uint64)
 
 
-def resized(samples: Sequence[Sample], sizes: Any) -> list[Sample]:
-    """Return the samples whose size differs from the one in `sizes`; 0 means that a size is not known."""
-    return [each for each, size in zip(samples, np.asarray(sizes).tolist(), strict=True) if 0 < size != each.bytes > 0]
+def compare_sizes(table: SampleTable, samples: Sequence[Sample], others: Iterable[str] = ()) -> Changes:
+    """Compare samples and sizes with those in a table, and with `others` of unknown size."""
+    sizes: Any = table.get(SIZE_COLUMN, np.zeros(len(table.paths)))
+    before = dict.fromkeys(others)
+    before |= {path: size or None for path, size in zip(table.paths, np.asarray(sizes).tolist(), strict=True)}
+    return compare("size", before, {sample.path: sample.bytes or None for sample in samples})
 
 
 def check_sizes(changed: Sequence[Sample]) -> None:
-    """Raise SourceError if there is a sample whose size has changed since its records were made."""
+    """Raise SourceError for samples whose size has changed since their records were made."""
     if changed:
         raise SourceError(
             f"{len(changed):,} samples have another size than when their records were made: "
@@ -86,62 +155,54 @@ def check_sizes(changed: Sequence[Sample]) -> None:
 
 
 def number_samples(listing: Listing, cache: Cache, *, retry: bool = False) -> Listing:
-    """Return a listing in which each sample of the cache, kept or skipped, has its old number; new samples follow."""
-    check_boxes(cache.manifest, listing, cache.directory)
-    table = cache.samples
-    numbers = dict(zip(table.paths, table.numbers.tolist(), strict=True))
-    skipped = {skip.path: skip.number for skip in cache.manifest.skipped}
+    """Return a listing in which each sample of the cache, kept or skipped, has its old number; new samples follow.
+
+    Raises SourceError if samples are gone or have another size.
+    """
+    manifest, table = cache.manifest, cache.samples
+    check_boxes(manifest, listing, cache.directory)
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
-    deleted = {each.path: each.number for each in cache.manifest.deleted if each.path}
-    missing = [path for path in (*numbers, *skipped) if path not in places]
-    if missing:
-        raise SourceError(
-            f"the source lacks {len(missing):,} of the samples that {cache.directory} was made of: "
-            f"{name_some(missing)}. Bring them back, or give another folder to build anew"
-        )
-    old = {**numbers, **skipped, **deleted}
-    is_same = old.keys() >= places.keys() and not (retry and skipped)
-    if earlier_tables(cache.manifest) and is_same:
-        listing = _relabelled(listing, cache, places)
-    _check_sizes_and_labels(listing, cache, places)
-    paths = {number: path for path, number in old.items()}
-    order = [paths.get(number, "") for number in range(len(old) + len(cache.manifest.deleted) - len(deleted))]
-    order += [sample.path for sample in listing.samples if sample.path not in old]
+    names = dict(zip(table.numbers.tolist(), table.paths, strict=True))
+    names |= {each.number: each.path for each in manifest.skipped}
+    names |= {each.number: each.path for each in manifest.deleted}
+    others = {each.path for each in manifest.skipped} | ({each.path for each in manifest.deleted} & places.keys())
+    changes = compare_sizes(table, listing.samples, others)
+    changes.refuse(cache.directory)
+    order = [*(names.get(number, "") for number in range(len(names))), *changes.new]
     numbered = taken(listing, [places.get(path, 0) for path in order])
     samples = [  # a deleted sample that the source lacks becomes an empty sample, which is never read
         sample if path in places else Sample(number, path)
         for number, (path, sample) in enumerate(zip(order, numbered.samples, strict=True))
     ]
-    return dataclasses.replace(numbered, samples=samples)
+    numbered = dataclasses.replace(numbered, samples=samples)
+    is_same = changes.answer == "same" and not (retry and manifest.skipped)
+    return _relabelled(numbered, cache) if earlier_tables(manifest) and is_same else numbered
 
 
-def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Listing:
+def _relabelled(numbered: Listing, cache: Cache) -> Listing:
     _log.warning("%s was relabelled: its own labels and columns are used, not those of the source", cache.directory)
-    table = cache.samples
-    samples = [dataclasses.replace(sample, label=None) for sample in listing.samples]
-    rows = np.zeros(len(samples), np.int64)  # row 0 stands for skipped samples, which are not built
-    rows[[places[path] for path in table.paths]] = np.arange(len(table.paths))
-    if table.labels is not None:
-        labels = [tuple(label) if isinstance(label, list) else label for label in table.labels.tolist()]
-        samples = [
-            dataclasses.replace(sample, label=labels[row]) for sample, row in zip(samples, rows.tolist(), strict=True)
-        ]
-    columns: dict[str, Column] = {
-        name: column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows.tolist()]
-        for name, column in table.items()
-        if name not in OWN_COLUMNS
-    }
+    manifest, table = cache.manifest, cache.samples
+    rows = np.zeros(len(numbered.samples), np.int64)  # row 0 stands for samples that are not built
+    rows[table.numbers.astype(np.int64)] = np.arange(len(table.paths))
+    labels = [tuple(label) if isinstance(label, list) else label for label in _labels(table)]
+    samples = [Sample(0, *each) for each in zip(table.paths, labels, strict=True)]
+    columns = {name: column for name, column in table.items() if name not in OWN_COLUMNS}
+    own = taken(Listing(samples, columns=columns), rows.tolist())
+    samples = [
+        dataclasses.replace(sample, label=each.label)
+        for sample, each in zip(numbered.samples, own.samples, strict=True)
+    ]
     return dataclasses.replace(
-        listing,
-        samples=samples,
-        classes=cache.manifest.classes,
-        columns=columns,
-        value_names=cache.manifest.value_names,
+        numbered, samples=samples, columns=own.columns, classes=manifest.classes, value_names=manifest.value_names
     )
 
 
+def _labels(table: SampleTable) -> list[Any]:
+    return [None] * len(table.paths) if table.labels is None else table.labels.tolist()
+
+
 def order_of(numbered: Listing, listing: Listing) -> str:
-    """Return the position in `listing` of each sample of `numbered`, as text: slices such as `5:155 0:5`."""
+    """Return where each sample of `numbered` is in `listing`, as by `to_slices`."""
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
     return to_slices([places.get(sample.path) for sample in numbered.samples])
 
@@ -158,7 +219,7 @@ def to_slices(places: Sequence[int | None]) -> str:
 
 
 def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
-    """Return the position of each sample in the source, by the sample's number, as the manifest states it."""
+    """Return the position of each sample in the source by its number, from the manifest."""
     places, number = dict[int, int](), 0
     for part in str(manifest.source.get("order", "")).split():
         if part == _ABSENT:
@@ -173,56 +234,8 @@ def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
     return places if number == samples else {}
 
 
-def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
-    """Describe how the paths and sizes of samples differ from those in `before`, with which a build began."""
-    sizes: Any = before[SIZE_COLUMN]
-    old = dict(zip(before.paths, np.asarray(sizes).tolist(), strict=True))
-    new = {sample.path: sample.bytes for sample in samples}
-    differences = [
-        f"{len(paths):,} {what}: {name_some(paths)}"
-        for what, paths in (
-            ("gone", [path for path in old if path not in new]),
-            ("new", [path for path in new if path not in old]),
-            ("of another size", [path for path, size in new.items() if old.get(path, size) != size]),
-        )
-        if paths
-    ]
-    return "; ".join(differences) or "the order, labels or columns of samples differ"
-
-
-def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str, int]) -> None:
-    table = cache.samples
-    samples = [listing.samples[places[path]] for path in table.paths]
-    check_sizes(resized(samples, table.get(SIZE_COLUMN, [0] * len(samples))))
-    if table.labels is None or all(sample.label is None for sample in samples):
-        return
-    before = [_comparable(label, cache.manifest.classes) for label in table.labels.tolist()]
-    now = [_comparable(sample.label, listing.classes) for sample in samples]
-    changed = [sample.path for sample, old, new in zip(samples, before, now, strict=True) if old != new]
-    if changed:
-        raise SourceError(
-            f"{len(changed):,} samples have another label than when {cache.directory} was made of them: "
-            f"{name_some(changed)}. Bring the labels back, change those of the cache with `tpucache relabel`, or "
-            "give another folder to build anew"
-        )
-
-
-def _comparable(label: Any, classes: Sequence[str]) -> str:
-    """Return a text that is the same for equal labels, with the names of their classes."""
-    if label is None:
-        return ""
-    if isinstance(label, int):
-        return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
-    values = [float(np.float32(value)) for value in label]
-    if len(classes) == len(values):
-        return str(sorted(pair for pair in zip(classes, values, strict=True) if pair[1]))
-    return str(values)
-
-
 def as_asked(source: Source, manifest: Manifest) -> Source:
-    """Return `source`, read with the options with which a cache was built: limit, patterns, padding, labels,
-    classes.
-    """
+    """Return `source`, read with the options of a cache: limit, patterns, padding, labels, classes."""
     asked, read = _saved(manifest.source.get("asked")), _saved(manifest.source.get("labels"))
     part = select_source(
         source,
@@ -239,7 +252,7 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
 
 
 def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise SourceError if options such as --limit have other values `now` than `before`, when the build began."""
+    """Raise SourceError if options such as --limit differ from those when the build began."""
     changed = [
         f"--{name} {before.get(name, 'not given')}, now {now.get(name, 'not given')}"
         for name in sorted({*before, *now})
@@ -250,7 +263,7 @@ def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def check_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if names differ from those of a finished cache: of given classes, of values or of masks."""
+    """Raise SourceError if names of given classes, values or masks differ from those of a cache."""
     if manifest.classes and "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
         raise SourceError(
             f"{cache} was made with --classes, and the source now has other classes, or the same in another order: "
@@ -266,12 +279,11 @@ def check_names(manifest: Manifest, listing: Listing, cache: Path) -> None:
 
 
 def check_boxes(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if only one of the two, the cache and the listing, was made with --boxes."""
+    """Raise SourceError if only the cache or only the listing has --boxes."""
     before, now = _saved(manifest.source.get("asked")).get("boxes"), listing.asked.get("boxes")
-    if before is not None and now is None:
-        raise SourceError(f"{cache} was made with --boxes {before}: give --boxes again, or another folder")
-    if before is None and now is not None:
-        raise SourceError(f"{cache} was made without --boxes: leave --boxes out, or give another folder")
+    if (before is None) != (now is None):
+        made = "without --boxes: leave --boxes out" if before is None else f"with --boxes {before}: give --boxes again"
+        raise SourceError(f"{cache} was made {made}, or give another folder")
 
 
 def _saved(content: Any) -> Mapping[str, Any]:
@@ -279,26 +291,54 @@ def _saved(content: Any) -> Mapping[str, Any]:
 
 
 def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
-    """Raise SourceError when labels, classes, folds or other columns differ from those of a finished cache."""
+    """Raise SourceError when labels, classes, folds or other columns differ from those of a finished cache.
+
+    Of labels stored in the samples, the first ones are compared.
+    """
     table, folder = cache.samples, cache.directory
-    numbers = table.numbers.tolist()
-    position, item, unread = _first_item(source, listing, numbers)
-    _check_labels(listing, cache, position, item)
-    if unread is not None and table.labels is not None:
-        raise SourceError(f"{folder} was made with labels, and not all of them can be read now: {unread}. {_ADVICE}")
-    for name, column in listing.columns.items():
-        if name not in table:
-            raise SourceError(f"{folder} has no column {name!r}, and the source has it now. {_ADVICE}")
-        old, new = table[name], [column[number] for number in numbers]
-        changed = [at for at, pair in enumerate(zip(old, new, strict=True)) if not _is_equal(*pair)]
-        if changed:
+    samples = [listing.samples[number] for number in table.numbers.tolist()]
+    items = _first_items(source, samples)
+    _check_labels(listing, samples, items, cache)
+    absent = {sample.path: _NOTHING for sample in samples}
+    have_own = any(item.columns for item in items.values())  # columns may be stored in the samples, too
+    for name in sorted({*table, *listing.columns} - {*OWN_COLUMNS}):
+        column = listing.columns.get(name)
+        if column is not None or not have_own:
+            old = dict(zip(absent, table[name], strict=True)) if name in table else absent
+            now = absent if column is None else {sample.path: column[sample.number] for sample in samples}
+            compare(f"value in column {name!r}", old, now).refuse(folder)
+
+
+def _check_labels(listing: Listing, samples: Sequence[Sample], items: Mapping[str, Item], cache: Cache) -> None:
+    folder, classes = cache.directory, cache.manifest.classes
+    before = {
+        sample.path: _label_text(label, classes) for sample, label in zip(samples, _labels(cache.samples), strict=True)
+    }
+    now: dict[str, str | None] = {sample.path: _label_text(sample.label, listing.classes) for sample in samples}
+    if all(sample.label is None for sample in samples):  # labels are stored in the samples
+        known = listing.classes[: len(classes)] or tuple(map(str, range(len(classes))))
+        if known != classes and any(isinstance(item.label, (int, tuple)) for item in items.values()):
             raise SourceError(
-                f"column {name!r} of {folder} has other values in the source now: {len(changed):,} samples differ, "
-                f"such as {table.paths[changed[0]]!r}, {old[changed[0]]} before and {new[changed[0]]} now. {_ADVICE}"
+                f"{folder} has the classes {classes}, and the source now has {known}: the labels in its samples would "
+                "mean other classes. Give the same source, or another folder to build anew"
             )
-    gone = [name for name in table if name not in OWN_COLUMNS and name not in listing.columns]
-    if gone and not (item is not None and item.columns):  # the samples do not have the column either
-        raise SourceError(f"{folder} has a column {gone[0]!r}, and the source does not have it now. {_ADVICE}")
+        now = {**dict.fromkeys(before), **{path: _label_text(item.label, classes) for path, item in items.items()}}
+    compare("label", before, now).refuse(folder)
+
+
+def _first_items(source: Source, samples: Sequence[Sample]) -> dict[str, Item]:
+    """Return the first two readable samples of eight, by path. A text says why a label cannot be read."""
+    items = dict[str, Item]()
+    for sample in samples[:_TRIED]:
+        try:
+            items[sample.path] = source.load(sample)
+        except UnreadLabelError as error:
+            items[sample.path] = Item({}, f"({error.reason})")
+        except SampleError:
+            continue
+        if len(items) == 2:
+            break
+    return items
 
 
 def compared_numbers(listing: Listing) -> frozenset[int]:
@@ -308,7 +348,7 @@ def compared_numbers(listing: Listing) -> frozenset[int]:
 
 
 def content_digests(manifest: Manifest) -> dict[int, str]:
-    """Return the content hashes in a manifest by sample number: those of skipped samples, and of a few kept samples."""
+    """Return the content hashes in a manifest by sample number: of skipped samples, and of a few others."""
     saved = manifest.source.get("digests")
     pairs = saved.items() if isinstance(saved, dict) else ()
     return {
@@ -319,65 +359,18 @@ def content_digests(manifest: Manifest) -> dict[int, str]:
 
 
 def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
-    """Raise SourceError when the content of a few samples has changed since the cache was built."""
+    """Raise SourceError when the content of a few samples has changed."""
     skipped = {skip.number for skip in cache.manifest.skipped}
     began = time.monotonic()
     for number, digest in sorted(content_digests(cache.manifest).items()):
         if number in skipped or number >= len(listing.samples):
             continue
+        sample = listing.samples[number]
         with contextlib.suppress(SampleError):
-            if source.load(listing.samples[number]).sha256() != digest:
-                raise SourceError(
-                    f"{listing.samples[number].path!r} has another content than when {cache.directory} was made of it. "
-                    "Give the source that the cache was made of, or another folder to build anew"
-                )
+            now = {sample.path: source.load(sample).sha256()}
+            compare("content", {sample.path: digest}, now).refuse(cache.directory)
         if time.monotonic() - began > _COMPARE_SECONDS:
             break
-
-
-def _first_item(
-    source: Source, listing: Listing, numbers: Sequence[int]
-) -> tuple[int, Item | None, UnreadLabelError | None]:
-    """Return the first sample that can be read, as its position in `numbers` and its item, and a label's error."""
-    found: tuple[int, Item] | None = None
-    for position, number in enumerate(numbers[:_TRIED]):
-        try:
-            item = source.load(listing.samples[number])
-        except UnreadLabelError as error:
-            return (*(found or (0, None)), error)
-        except SampleError:
-            continue
-        if found is not None:
-            break
-        found = position, item
-    return (*(found or (0, None)), None)
-
-
-def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | None) -> None:
-    table, folder, classes = cache.samples, cache.directory, cache.manifest.classes
-    numbers = table.numbers.tolist()
-    listed = next((label for number in numbers if (label := listing.samples[number].label) is not None), None)
-    now = listed if listed is not None or item is None else item.label
-    if table.labels is None and now is not None:
-        raise SourceError(f"{folder} was made without labels, and the source has labels now. {_ADVICE}")
-    if table.labels is None or listed is not None or item is None:
-        return
-    if now is None:
-        raise SourceError(f"{folder} was made with labels, and the source has no labels now. {_ADVICE}")
-    before = table.labels[position].tolist()
-    if _comparable(now, classes) != _comparable(before, classes):
-        raise SourceError(f"the label of {table.paths[position]!r} is {now} now, and {before} in {folder}. {_ADVICE}")
-    # Labels in the samples are class numbers, so the classes must have the same numbers as before.
-    known = listing.classes[: len(classes)] or tuple(map(str, range(len(classes))))
-    if (isinstance(now, int) and known != classes) or (isinstance(now, tuple) and listing.classes != classes):
-        raise SourceError(f"{folder} has the classes {classes}, and the source now has {known}. {_ADVICE}")
-
-
-def _is_equal(old: Any, new: Any) -> bool:
-    if str(old) == str(new) or (isinstance(old, str) and isinstance(new, str)):
-        return str(old) == str(new)
-    number = to_number(str(old))
-    return number is not None and number == to_number(str(new))
 
 
 def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> None:
@@ -406,12 +399,11 @@ def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
-    """Raise RecipeError if the pixels of masks are probably not class numbers, but black and white or levels of grey.
+    """Raise RecipeError if the pixels of masks are probably black and white or levels of grey, not class numbers.
 
-    The values of up to 32 masks are judged together: a mask with only 0 and 255 is right if other masks have classes
-    such as 1 and 2, because 255 is a pixel without a class.
+    Up to 32 masks are judged together: one with only 0 and 255 is right if others have classes such as 1 and 2.
     """
-    found, most, looked_at = set[int](), 0, 0
+    found: list[list[int]] = []  # the values of each mask
     positions = np.linspace(0, len(listing.samples) - 1, _MASKS).round().astype(int).tolist()
     samples = [listing.samples[position] for position in sorted({*positions})]
     with LoadAhead(source.load, source, samples, Lateness()) as items:
@@ -420,18 +412,17 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
                 mask = items.load(sample).fields.get(MASK)
                 if mask is None:
                     continue
-                if not looked_at and isinstance(mask, bytes) and mask.startswith(_JPEG):
+                if not found and isinstance(mask, bytes) and mask.startswith(_JPEG):
                     _log.warning(_JPEG_ADVICE)
                     return
                 if has_grey_palette(mask, recipe.max_pixels):
                     raise RecipeError(_GREY_PALETTE.format(path=sample.path))
-                values = np.unique(decode_mask(mask, "", recipe)).tolist()
+                found.append(np.unique(decode_mask(mask, "", recipe)).tolist())
             except SampleError:
                 continue
-            found |= {*values}
-            most, looked_at = max(most, len(values)), looked_at + 1
-    if (fault := _fault(sorted(found), most)) is not None:
-        masks = "the mask that was looked at holds" if looked_at == 1 else f"{looked_at} masks that were looked at hold"
+    if (fault := _fault(found)) is not None:
+        count = len(found)
+        masks = "the mask that was looked at holds" if count == 1 else f"{count} masks that were looked at hold"
         raise RecipeError(
             f"{masks} {fault}, not class numbers: give --mask-values scale if masks are black and white (white "
             "becomes class 1), or --mask-values keep if the values are class numbers, and 255 is a pixel without "
@@ -439,7 +430,8 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
         )
 
 
-def _fault(values: list[int], most: int) -> str | None:
+def _fault(masks: Sequence[Sequence[int]]) -> str | None:
+    values, most = sorted(set[int]().union(*masks)), max(map(len, masks), default=0)
     if _WHITE in values and {*values} <= {0, _WHITE}:
         return "0 and 255 alone" if len(values) > 1 else "255 alone"
     gaps = np.diff(values)

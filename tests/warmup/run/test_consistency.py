@@ -18,7 +18,7 @@ from joblib.externals.loky import get_reusable_executor
 from made import build_here, digests, write_photos
 from thorough import thorough
 
-from tpucache.errors import BuildError, RecipeError
+from tpucache.errors import BuildError, RecipeError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import library_versions
@@ -117,18 +117,24 @@ def test_variants_by_libraries_that_make_other_pixels_are_refused(
         build_here(source, cache, Recipe(size=16, codec=codec, variants=1, augment=jitter))
 
 
-def test_an_interrupted_run_is_not_finished_by_libraries_that_make_other_pixels(
+def test_an_interrupted_run_is_not_finished_by_libraries_that_make_other_pixels_or_from_other_samples(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = tmp_path / "cache"
-    _begin(source, cache, Recipe(size=16))
+    cache, recipe = tmp_path / "cache", Recipe(size=16)
+    _begin(source, cache, recipe)
     real = SampleEncoder.to_record
     with monkeypatch.context() as patch:
         patch.setattr(SampleEncoder, "to_record", lambda encoder, arrays: real(encoder, _negative(arrays)))
         patch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
         with pytest.raises(BuildError, match=r"the clean record.*made with other versions.*cykooz_resizer"):
-            build_here(source, cache, Recipe(size=16))
-    assert build_here(source, cache, Recipe(size=16)).samples == 80
+            build_here(source, cache, recipe)
+    photo = min(source.rglob("*.jpg"))
+    data = photo.read_bytes()
+    photo.write_bytes(data + b"x")
+    with pytest.raises(SourceError, match=f"another size than when their records .*{photo.name}"):
+        build_here(source, cache, recipe)
+    photo.write_bytes(data)
+    assert build_here(source, cache, recipe).samples == 80
 
 
 @pytest.mark.parametrize("name", ["strength", *thorough("unused", "__init__")])

@@ -42,7 +42,7 @@ from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.text import parse_json
 from tpucache.warmup.library_versions import version_differences, versions
-from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, resized, sample_difference, sizes_of
+from tpucache.warmup.listing import SIZE_COLUMN, check_asked, compare_sizes, recipe_differences, sizes_of
 from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.sources.source import Sample
 
@@ -287,10 +287,11 @@ def compare_plan(work: Path, plan: BuildPlan) -> Begun:
     _check_recipe(work, saved["recipe"], now["recipe"])
     check_asked(cache, saved["asked"], now["asked"])
     table = SampleTable(work / _LISTING_NAME, saved["source"]["samples"])
+    changes = compare_sizes(table, samples)
     if saved["source"] != now["source"]:
         raise SourceError(
             f"{cache} was started from {saved['source']['samples']} samples, the source now has {len(samples)}; "
-            f"{sample_difference(table, samples)}. "
+            f"{str(changes) or 'the order, labels or columns of samples differ'}. "
             "Bring the source back as it was to continue, or give another folder to build anew."
         )
     labels = saved["labels"]["asked"]
@@ -307,7 +308,8 @@ def compare_plan(work: Path, plan: BuildPlan) -> Begun:
         _log.warning(
             "%s was started with other versions of libraries, so records may differ: %s", cache, "; ".join(other)
         )
-    return Begun(saved["build"], resized(samples, table[SIZE_COLUMN]), tuple(other))
+    resized = [sample for sample in samples if sample.path in changes.changed]
+    return Begun(saved["build"], resized, tuple(other))
 
 
 def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
