@@ -166,10 +166,10 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         (coco(images=[{"id": 7, "file_name": "k" * 100_000}], annotations=[]), "lists none of the samples"),
         (
             coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]),
-            "has two images with the same file name",
+            "two of the images have the file_name 'a.png'",
         ),
-        (coco(images=[{"id": 7, "file_name": f"{n}.png"} for n in "ab"]), "the id 7 is there twice among the images"),
-        (coco(categories=[{"id": 3, "name": n} for n in "ab"]), "the id 3 is there twice among the categories"),
+        (coco(images=[{"id": 0, "file_name": f"{n}.png"} for n in "ab"]), "two of the images have the id 0"),
+        (coco(categories=[{"id": 3, "name": n} for n in "ab"]), "two of the categories have the id 3"),
     ],
 )
 def test_what_is_no_coco_file_of_the_images_is_refused(content: Any, reason: str, tmp_path: Path) -> None:
