@@ -160,7 +160,7 @@ _REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "a mask": (["path,kind", "*,x"], {"mask_col": "kind"}, "masks .* are for a warmup"),
     "no such column": (["path,kind", "*,x"], {"label_cols": ("breed",)}, "has no column 'breed'"),
     "no table": ([], {}, "has no rows"),
-    "run lengths": (["path,kind", "*,x"], {"rle_cols": ("kind",)}, "leave rle_cols out"),
+    "run lengths": (["path,kind", "*,x"], {"rle_cols": ("kind",)}, "leave --mask-col, --root and rle_cols out"),
     "a separator of numbers": (["path,kind", "*,1"], {"label_sep": "|", "labels": "numbers"}, "leave it out"),
 }
 
