@@ -59,9 +59,8 @@ def relabel_cache(
 ) -> Manifest:
     """Give the samples of a finished cache the labels, folds and columns of a CSV table, and return its manifest.
 
-    A row belongs to the sample with the same path. If no row has the path of a sample, the values in the table's column
-    of paths are compared with the cache's column of the same name, then with its column `id`, then with file names
-    without folders. Every sample needs a row; a warning names rows without a sample. Without `label_cols`, labels
+    A row belongs to the sample with the same path. If no row has the path of a sample, the table's column of paths is
+    compared with the cache's column of the same name, then with its column `id`, then with file names without folders. Every sample needs a row; a warning names rows without a sample. Without `label_cols`, labels
     stay as they are; without `fold_col`, folds do. Columns that are not in the table stay, too.
 
     With `corrections`, the table has rows for some samples only, with new labels: names of the same classes, or
@@ -138,7 +137,6 @@ def _relabelled(
     names: tuple[str, ...],
     missing: Sequence[str],
 ) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Return the columns and the entries of the manifest that a table with a row for each sample changes."""
     _tell_of_unused(table, options)
     table, places = _rows_of_samples(cache, table, options)
     listing, order = _listing(table, options, kind, names, missing), np.argsort(places)
@@ -161,7 +159,6 @@ def _relabelled(
 def _listing(
     table: CsvTable, options: TableOptions, kind: LabelKind, classes: tuple[str, ...] = (), missing: Sequence[str] = ()
 ) -> Listing:
-    """Return the rows of a table as samples with labels. Raises SourceError for a row without a label."""
     listing = table_listing(table, [Sample(row, f"line {line}") for row, line in enumerate(table.lines)], options)
     if not options.label_cols:
         return listing
@@ -187,7 +184,6 @@ def _tell_of_unused(table: CsvTable, options: TableOptions) -> None:
 
 
 def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> Array:
-    """Return the labels of all samples, with those of a table of some new labels."""
     labels, manifest, classes = cache.samples.labels, cache.manifest, cache.manifest.classes
     if labels is None:
         raise UsageError(f"{cache.directory} has no labels to correct: give a table with a row for each sample")
@@ -220,7 +216,7 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> Array:
 
 
 def _without_marks(table: CsvTable, *names: str) -> CsvTable:
-    """Return a table whose cells are as they were before a mark was put before text that looks like a formula."""
+    """Remove the marks that keep a spreadsheet from reading the cells of some columns as formulas."""
     if table.is_own:
         return table
     columns = {name: [*map(from_cell, table.column(name))] for name in names}
@@ -262,7 +258,6 @@ def _class_column(table: CsvTable, name: str) -> str:
 
 
 def _numbers(table: CsvTable, column: str, most: float) -> npt.NDArray[np.float64]:
-    """Return the numbers of a column. Raises SourceError unless all are from 0 to `most`."""
     cells = table.column(column)
     numbers = [*map(to_number, cells)]
     for row, number in enumerate(numbers):
@@ -320,7 +315,7 @@ def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _names_in(samples: SampleTable, column: str, keys: Collection[str]) -> tuple[str, list[str]]:
-    """Return a unique name of each sample, and what it is, such that some are `keys`; or two empty values."""
+    """Return what identifies samples in a table's `keys`, and its value for each sample; empty if nothing does."""
     candidates = {
         "path": samples.paths,
         f"column {column!r}": samples.get(column, ()),
@@ -335,9 +330,8 @@ def _names_in(samples: SampleTable, column: str, keys: Collection[str]) -> tuple
 
 
 def _write(cache: Cache, columns: dict[str, Any], command: str, **changes: Any) -> Manifest:
-    """Make a version with these columns, and return its manifest. Soft labels do not stay with new labels."""
     folder, before = cache.directory, cache.manifest
-    gone = (SOFT_LABEL, SOFT_WEIGHT) if LABEL in columns else ()
+    gone = (SOFT_LABEL, SOFT_WEIGHT) if LABEL in columns else ()  # targets made of the old labels
     data = encode_columns({name: column for name, column in cache.samples.items() if name not in gone} | columns)
     classes, source = changes.get("classes", before.classes), {**changes.get("source", before.source)}
     if classes == before.classes and data == (folder / before.table.name).read_bytes():

@@ -55,8 +55,8 @@ def repair_cache(
     """Build the damaged files of a cache again, from its source, and return the damages.
 
     The recipe comes from the manifest. Damaged files are replaced only after all new files have the SHA-256 that the
-    manifest lists. Two kinds of files are removed if they are damaged: the file with the times of versions, and files
-    with perceptual hashes. All other files stay untouched. If a repair is interrupted, the next repair finishes it.
+    manifest lists. Damaged files of the times of versions and of perceptual hashes are removed. All other files stay
+    untouched. If a repair is interrupted, the next repair finishes it.
 
     The manifest may come from somebody else. So the code of a custom augmentation, `module:name`, is imported only if
     `augment` names it, too. `engine` replaces the `jobs` local processes. `on_verified` is called after each verified
@@ -127,7 +127,7 @@ class _Case:
         ]
 
     def numbers_of(self, entry: ShardEntry) -> Array:
-        """Return the numbers of a shard's samples in order, also of those that were deleted."""
+        """Return the sorted numbers of a shard's samples, with deleted ones."""
         kept = self.cache.samples.numbers[entry.first : entry.first + entry.records]
         return np.union1d(kept, np.array(entry.deleted, np.uint64))
 
@@ -226,7 +226,6 @@ def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None
 
 
 def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> Array:
-    """Return the numbers of the samples whose records differ in a shard."""
     numbers = case.numbers_of(entry)
     is_kept = ~np.isin(numbers, entry.deleted)
     found: Array = numbers[is_kept][case.cache.index_of(entry)["crc32"] != shard.rows["crc32"][is_kept]]
