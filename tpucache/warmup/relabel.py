@@ -60,8 +60,9 @@ def relabel_cache(
     """Give the samples of a finished cache the labels, folds and columns of a CSV table, and return its manifest.
 
     A row belongs to the sample with the same path. If no row has the path of a sample, the table's column of paths is
-    compared with the cache's column of the same name, then with its column `id`, then with file names without folders. Every sample needs a row; a warning names rows without a sample. Without `label_cols`, labels
-    stay as they are; without `fold_col`, folds do. Columns that are not in the table stay, too.
+    compared with the cache's column of the same name, then with its column `id`, then with file names without folders.
+    Every sample needs a row; a warning names rows without a sample. Without `label_cols`, labels stay as they are;
+    without `fold_col`, folds do. Columns that are not in the table stay, too.
 
     With `corrections`, the table has rows for some samples only, with new labels: names of the same classes, or
     numbers. All other samples keep their labels, and classes and other columns do not change. If no option is given, a
