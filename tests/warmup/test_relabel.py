@@ -53,7 +53,7 @@ def test_labels_folds_and_columns_change_and_records_do_not(copy: Path, table: P
     assert before.labels.tolist() == labels.tolist()
     assert len(before.paths) == 150  # which are read now
     assert verify_cache(copy) == []
-    assert {name: digest for name, digest in digests(copy).items() if name.endswith(".lmdb")} == shards
+    assert shards.items() <= digests(copy).items()
     assert len(list(copy.iterdir())) == len(shards) + 3 + 4  # two tables and the manifest of before, and times
     assert after.labels.tolist() != labels.tolist()
     assert before.manifest.identity != manifest.identity
@@ -73,7 +73,7 @@ def test_what_the_table_lacks_stays(copy: Path, table: Path) -> None:
     relabel_cache(copy, table, TableOptions(fold_col="fold"))
     dataset = CachedDataset(copy)
     assert (dataset.labels.tolist(), len(dataset.classes)) == (labels, 3)
-    relabel_cache(copy, write_rows(table, "path,new", *(f"{path},1" for path in dataset.paths)), TableOptions())
+    relabel_cache(copy, write_rows(table, "path,new", *(f"{path},1" for path in dataset.paths)))
     assert {"fold", "age", "new"} <= set(CachedDataset(copy).table)
 
 
@@ -160,7 +160,7 @@ _REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "a mask": (["path,kind", "*,x"], {"mask_col": "kind"}, "masks .* are for a warmup"),
     "no such column": (["path,kind", "*,x"], {"label_cols": ("breed",)}, "has no column 'breed'"),
     "no table": ([], {}, "has no rows"),
-    "run lengths": (["path,kind", "*,x"], {"rle_cols": ("kind",)}, "leave rle_cols out"),
+    "run lengths": (["path,kind", "*,x"], {"rle_cols": ("kind",)}, "leave --mask-col, --root and rle_cols out"),
     "a separator of numbers": (["path,kind", "*,1"], {"label_sep": "|", "labels": "numbers"}, "leave it out"),
 }
 
@@ -329,6 +329,8 @@ def test_corrections_of_numbers_may_all_be_whole(copy: Path, table: Path, tmp_pa
     new = write_rows(tmp_path / "new.csv", "path,age,fold", f"{path},3,1", "elsewhere.jpg,0.5,2")
     relabel_cache(copy, new, TableOptions(label_cols=("age",)), corrections=True)
     assert CachedDataset(copy).labels[:2].tolist() == [[3], [1.5]]
+    with pytest.raises(SourceError, match="another form"):
+        relabel_cache(copy, new, TableOptions(label_cols=("age", "fold")), corrections=True)
     relabel_cache(copy, table, TableOptions(label_cols=("age", "fold")))
     new = write_rows(tmp_path / "new.csv", "path,age,fold", f"{path},1,0")
     relabel_cache(copy, new, TableOptions(label_cols=("age", "fold")), corrections=True)

@@ -264,10 +264,7 @@ def test_a_repair_that_was_stopped_continues_where_it_was(source: Path, grown: P
 
 @pytest.mark.slow
 def test_an_addition_that_is_not_finished_continues_after_a_repair(
-    source: Path,
-    modules: Path,
-    cache: Path,
-    tmp_path: Path,
+    source: Path, modules: Path, cache: Path, tmp_path: Path
 ) -> None:
     recipe = Recipe(size=16, variants=3, augment="moved_by_test:shift")
     whole = shutil.copytree(cache, tmp_path / "whole")

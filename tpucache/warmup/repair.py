@@ -18,7 +18,7 @@ from tpucache.recipe import Recipe
 from tpucache.store import pages
 from tpucache.store.cache import Cache
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
-from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, TIMES_NAME, WORK_NAME
+from tpucache.store.format import INDEX_DTYPE, TIMES_NAME, WORK_NAME
 from tpucache.store.hashes import hashes_name
 from tpucache.store.history import refuse_version
 from tpucache.store.index import encode_index
@@ -42,9 +42,6 @@ REPAIR_NAME: Final = "repair"
 _NO_REPAIR: Final = "A manifest cannot be repaired: copy it again, or build the cache anew"
 
 
-_READ_AT_ONCE: Final = 256
-
-
 def repair_cache(
     source: str | Path | Source | Items,
     cache: str | Path,
@@ -58,8 +55,8 @@ def repair_cache(
     """Build the damaged files of a cache again, from its source, and return the damages.
 
     The recipe comes from the manifest. Damaged files are replaced only after all new files have the SHA-256 that the
-    manifest lists. Two kinds of files are removed if they are damaged: the file with the times of versions, and files
-    with perceptual hashes. All other files stay untouched. If a repair is interrupted, the next repair finishes it.
+    manifest lists. Damaged files of the times of versions and of perceptual hashes are removed. All other files stay
+    untouched. If a repair is interrupted, the next repair finishes it.
 
     The manifest may come from somebody else. So the code of a custom augmentation, `module:name`, is imported only if
     `augment` names it, too. `engine` replaces the `jobs` local processes. `on_verified` is called after each verified
@@ -74,49 +71,33 @@ def repair_cache(
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
     opened = Cache(folder, load_manifest(folder))
     source = as_asked(source, opened.manifest)
-    damages, others, lost = _divide(verify_cache(folder, on_verified), opened.manifest)
+    damages, manifest = verify_cache(folder, on_verified), opened.manifest
+    listed = {entry.name for entry in manifest.files}
+    own = [each for each in damages if each.name in listed]
+    others = [each for each in damages if each.name in (TIMES_NAME, hashes_name(manifest))]
+    case = _examine(source, opened, own, augment) if own else None
     outer = folder / WORK_NAME
     work = outer / REPAIR_NAME
-    if others:
-        with cache_folder(folder):
-            for each in others:
-                (folder / each.name).unlink(missing_ok=True)
-    if not damages and not work.exists():
-        _refuse_lost(folder, lost)
-        return others
-    case = _examine(source, opened, damages, augment) if damages else None
     with cache_folder(folder):
-        work.mkdir(parents=True, exist_ok=True)
-        with hold(outer), hold(work) as run:
-            unfinished = work if has_plan(outer) else outer  # keep the files of an unfinished addition
-            try:
-                if case is not None:
-                    _repair(case, source, work, run, executor, on_progress)
-            except DamageError:  # without this, the next repair would use the same wrong shards
-                remove_folder(unfinished)
-                raise
-        remove_folder(unfinished)
-    _refuse_lost(folder, lost)
-    return damages + others
-
-
-def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage], list[Damage]]:
-    own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
-    unlisted = {TIMES_NAME, hashes_name(manifest)}
-    return (
-        [each for each in damages if each.name in own],
-        [each for each in damages if each.name in unlisted],
-        [each for each in damages if each.name not in own | unlisted],
-    )
-
-
-def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:
-    if lost:
+        for each in others:
+            (folder / each.name).unlink(missing_ok=True)
+        if case is not None or work.exists():
+            work.mkdir(parents=True, exist_ok=True)
+            with hold(outer), hold(work) as run:
+                unfinished = work if has_plan(outer) else outer  # keep the files of an unfinished addition
+                try:
+                    if case is not None:
+                        _repair(case, source, work, run, executor, on_progress)
+                except DamageError:  # without this, the next repair would use the same wrong shards
+                    remove_folder(unfinished)
+                    raise
+            remove_folder(unfinished)
+    if lost := [each.name for each in damages if each not in own + others]:
         raise DamageError(
-            f"the newest version of {folder} is sound, but files of earlier versions are damaged: "
-            f"{name_some([each.name for each in lost])}. Copy them from another copy of the cache, or remove the "
-            "earlier versions with `tpucache compact`"
+            f"the newest version of {folder} is sound, but files of earlier versions are damaged: {name_some(lost)}. "
+            "Copy them from another copy of the cache, or remove the earlier versions with `tpucache compact`"
         )
+    return own + others
 
 
 @dataclass(frozen=True)
@@ -133,21 +114,22 @@ class _Case:
     @property
     def blocks(self) -> list[Block]:
         entries: dict[int, list[ShardEntry]] = {}
-        for entry in sorted(self.cache.manifest.shards, key=lambda entry: (entry.block, entry.variant)):
+        for entry in self.cache.manifest.shards:
             if entry.name in self.damaged:
                 entries.setdefault(entry.block, []).append(entry)
         return [
             Block(
                 block,
-                tuple(self.listing.samples[number] for number in self.numbers_of(damaged[0])),
-                tuple(entry.variant for entry in damaged),
+                tuple(self.listing.samples[number] for number in self.numbers_of(entries[block][0]).tolist()),
+                tuple(sorted(entry.variant for entry in entries[block])),
             )
-            for block, damaged in entries.items()
+            for block in sorted(entries)
         ]
 
-    def numbers_of(self, entry: ShardEntry) -> list[int]:
-        kept = self.cache.samples.numbers[entry.first : entry.first + entry.records].tolist()
-        return sorted([*kept, *entry.deleted])
+    def numbers_of(self, entry: ShardEntry) -> Array:
+        """Return the sorted numbers of a shard's samples, with deleted ones."""
+        kept = self.cache.samples.numbers[entry.first : entry.first + entry.records]
+        return np.union1d(kept, np.array(entry.deleted, np.uint64))
 
 
 def load_manifest(cache: Path) -> Manifest:
@@ -160,10 +142,8 @@ def load_manifest(cache: Path) -> Manifest:
 
 def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: str | None) -> _Case:
     manifest = cache.manifest
-    entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
+    entries = {entry.name: entry for entry in manifest.files}
     for damage in damages:
-        if damage.name == MANIFEST_NAME:
-            raise FormatError(f"{cache.directory / damage.name} {damage.reason}. {_NO_REPAIR}")
         if is_whole(cache.directory, entries[damage.name]):
             raise DamageError(
                 f"{damage.name} has the manifest's SHA-256, and yet {damage.reason}: it was written so, and building "
@@ -198,7 +178,7 @@ def _repair(
         reason = f"{error.reason}; the sample is part of {cache}: {advice}"
         raise SampleError(error.path, reason, error.file) from error
     _check_shards(case, shards, work)
-    index = rebuild_index(case, work) if manifest.index.name in case.damaged else None
+    index = _rebuilt_index(case, work) if manifest.index.name in case.damaged else None
     for shard in shards:
         rename_durably(work / shard.entry.name, cache / shard.entry.name)
     if index is not None:
@@ -235,8 +215,8 @@ def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None
     if all(shard.entry.records_sha256 == entries[shard.entry.name].records_sha256 for shard in other):
         reasons.append("the records are the same, so the version of LMDB or the machine's page size differs")
     elif manifest.index.name not in case.damaged:
-        changed = {number for shard in other for number in _changed(case, shard, entries[shard.entry.name])}
-        paths = [case.listing.samples[number].path for number in sorted(changed)]
+        changed = np.concatenate([_changed(case, shard, entries[shard.entry.name]) for shard in other])
+        paths = [case.listing.samples[number].path for number in sorted({*changed.tolist()})]
         reasons.append(f"{len(paths):,} samples differ: {name_some(paths)}")
     raise DamageError(
         f"{other[0].entry.name} comes out differently than before, and nothing is replaced: "
@@ -245,27 +225,21 @@ def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None
     )
 
 
-def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
-    before, numbers = case.cache.index_of(entry), np.array(case.numbers_of(entry), np.int64)
+def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> Array:
+    numbers = case.numbers_of(entry)
     is_kept = ~np.isin(numbers, entry.deleted)
-    differ = before["crc32"] != shard.rows["crc32"][is_kept]
-    return [int(number) for number in numbers[is_kept][differ]]
+    found: Array = numbers[is_kept][case.cache.index_of(entry)["crc32"] != shard.rows["crc32"][is_kept]]
+    return found
 
 
-def rebuild_index(case: _Case, work: Path) -> bytes:
+def _rebuilt_index(case: _Case, work: Path) -> bytes:
     """Return the index, made from the shards: the damaged ones were built again in the folder `work`."""
-    manifest = case.cache.manifest
-    order = {variant: at for at, variant in enumerate(manifest.variants)}
-    numbered = sorted(enumerate(manifest.shards), key=lambda one: (order[one[1].variant], one[1].first))
-    kept = case.cache.samples.numbers
-    runs = []
-    for position, entry in numbered:
+    manifest, runs = case.cache.manifest, []
+    for position, entry in enumerate(manifest.shards):
         folder = work if entry.name in case.damaged else case.cache.directory
-        rows = _rows(folder / entry.name, position)
-        own = kept[entry.first : entry.first + entry.records]
-        every = np.union1d(own, np.array(entry.deleted, np.uint64))
-        if len(every) == len(rows):  # if not, the SHA-256 below will differ
-            rows = rows[np.isin(every, own)]
+        rows, numbers = _rows(folder / entry.name, position), case.numbers_of(entry)
+        if len(numbers) == len(rows):  # if not, the SHA-256 below will differ
+            rows = rows[~np.isin(numbers, entry.deleted)]
         runs.append(rows)
     data = encode_index(np.concatenate(runs))
     if hashlib.sha256(data).hexdigest() != manifest.index.sha256:
