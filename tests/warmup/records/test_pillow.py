@@ -20,8 +20,9 @@ from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.numbers import Decoded
-from tpucache.warmup.records.pillow import decode, decoder_versions, opened
-from tpucache.warmup.records.presize import presize
+from tpucache.warmup.records.pillow import opened
+from tpucache.warmup.records.pillow_modes import decode
+from tpucache.warmup.records.presize import image_versions, presize
 
 _JPEGS: dict[str, dict[str, Any]] = {
     "baseline": {},
@@ -45,8 +46,8 @@ def _jpeg(kind: str, image: Image.Image) -> bytes:
 
 
 def _decoded(data: bytes, least: tuple[int, int] | None = None) -> Decoded:
-    with opened(data, "a.jpg") as image:
-        return decode(image, data, least)
+    with opened(data) as file:
+        return decode(file, Recipe(), least)
 
 
 def _pillow_decodes(data: bytes) -> bool:
@@ -156,12 +157,12 @@ def test_a_broken_mask_is_called_a_mask(data: Any) -> None:
 
 def test_versions_are_of_what_decodes() -> None:
     simplejpeg = pytest.importorskip("simplejpeg")
-    versions = decoder_versions()
-    assert set(versions) == {"pillow", "libjpeg", "simplejpeg"}
+    versions = image_versions()
+    assert set(versions) == {"pillow", "libjpeg", "simplejpeg", "cykooz_resizer"}
     assert versions["simplejpeg"] == simplejpeg.__version__
     assert versions["libjpeg"] in (features.version("libjpeg_turbo"), features.version("jpg"))
 
 
 @pytest.mark.usefixtures("without_simplejpeg")
 def test_the_version_of_what_is_missing_is_empty() -> None:
-    assert decoder_versions()["simplejpeg"] == ""
+    assert image_versions()["simplejpeg"] == ""

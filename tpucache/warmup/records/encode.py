@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ Moments = tuple[list[int], list[int]]
 LabelPlace = Literal["listed", "inside", "none"]
 
 _FRACTION_BITS: Final = 24
-_HALF: Final = 1 << 12
+_HALF: Final = 1 << 24
 #: Rows of bytes whose squares a float32 adds up exactly: whole numbers below 2^24.
 _EXACT_ROWS: Final = 256
 
@@ -51,9 +52,11 @@ def moments(image: Array) -> Moments:
 
 
 def add_moments(first: Moments, second: Moments) -> Moments:
-    if not first[0] or not second[0]:
-        return first if first[0] else second
-    sums, squares = ([a + b for a, b in zip(one, other, strict=True)] for one, other in zip(first, second, strict=True))
+    """Return the moments of all pixels together; no channels are a sum of 0."""
+    sums, squares = (
+        [a + b for a, b in itertools.zip_longest(one, other, fillvalue=0)]
+        for one, other in zip(first, second, strict=True)
+    )
     return sums, squares
 
 
@@ -81,19 +84,16 @@ def _of_bytes(image: npt.NDArray[np.uint8]) -> Moments:
 def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
     """Return the exact sum and sum of squares of finite floats, in units of 2^-149 and 2^-298."""
     fractions, exponents = np.frexp(values.astype(np.float64))
-    whole = np.ldexp(fractions, _FRACTION_BITS)  # for each exponent, integers below 2^53 are added
+    whole = np.ldexp(fractions, _FRACTION_BITS)
     lowest = int(exponents.min())
-    places = exponents - lowest
-    high = np.floor(whole / _HALF)
-    low = whole - high * _HALF
-    # (high * 2^12 + low)^2 is computed in three parts, whose sums are exact.
+    high, low = np.divmod(np.square(whole), _HALF)  # a square is below 2^48; its halves are added up exactly
 
     def total(weights: Array, step: int) -> int:
-        return sum(int(part) << (step * place) for place, part in enumerate(np.bincount(places, weights).tolist()))
+        sums = np.bincount(exponents - lowest, weights)  # for each exponent, whole numbers below 2^53
+        return sum(int(part) << (step * place) for place, part in enumerate(sums.tolist()))
 
-    squares = (total(high * high, 2) << 24) + (total(high * low, 2) << 13) + total(low * low, 2)
     unit = lowest - _FRACTION_BITS + FLOAT_BITS
-    return _shifted(total(whole, 1), unit), _shifted(squares, 2 * unit)
+    return _shifted(total(whole, 1), unit), _shifted(total(high, 2) * _HALF + total(low, 2), 2 * unit)
 
 
 def _shifted(value: int, by: int) -> int:
@@ -168,16 +168,17 @@ class SampleEncoder:
 
     def to_record(self, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
         """Encode a sample's arrays, given by field, as its record."""
-        parts = [encode(field, arrays[field.name], self._qualities[field.name]) for field in self.fields]
-        return RecordLayout(self.fields).join(parts)
+        return self._layout.join([encode(field, arrays[field.name], quality) for field, quality in self._qualities])
 
     @functools.cached_property
-    def _qualities(self) -> dict[str, int | None]:
-        """The quality of each field: the recipe's for the image and for arrays in the recipe's codec, else None."""
+    def _layout(self) -> RecordLayout:
+        return RecordLayout(self.fields)
+
+    @functools.cached_property
+    def _qualities(self) -> list[tuple[Field, int | None]]:
+        """The fields and their quality: the recipe's for the image and for arrays in the recipe's codec, else None."""
         annotations = image_fields([field.name for field in self.fields])[1:]
-        return {
-            field.name: self.recipe.quality
-            if field.codec == self.recipe.codec and field.name not in annotations
-            else None
+        return [
+            (field, None if field.name in annotations or field.codec != self.recipe.codec else self.recipe.quality)
             for field in self.fields
-        }
+        ]

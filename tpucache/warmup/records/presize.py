@@ -20,25 +20,27 @@ Masks, boxes and keypoints use the same `Framing`. It has coordinates of the ima
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+import PIL
+from PIL import Image, features
 
-from tpucache.errors import SampleError
 from tpucache.geometry import Box, Framing, framing_of
 from tpucache.native import Array
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.dicom import DicomImage, is_dicom
-from tpucache.warmup.records.numbers import ArrayImage, Decoded, is_npy, read_npy
-from tpucache.warmup.records.pillow import PillowImage, check_size, decoder_versions, opened
+from tpucache.warmup.records.numbers import NPY, Decoded, read_npy, to_pixels, with_channels_last
+from tpucache.warmup.records.pillow import check_size, opened
+from tpucache.warmup.records.pillow_modes import decode, find_library
+from tpucache.warmup.records.refusal import naming, refusal
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -50,7 +52,8 @@ def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
     """Return an image (height, width, channels) of the recipe's size: uint8 RGB or grey, or its own dtype with
     `keep`.
     """
-    return presize_framed(data, recipe, path).pixels
+    with naming(path):
+        return presize_framed(data, recipe).pixels
 
 
 class Presized(NamedTuple):
@@ -65,60 +68,67 @@ class Presized(NamedTuple):
     kind: str
 
 
-def presize_framed(data: bytes | Array, recipe: Recipe, path: str) -> Presized:
-    """Bring an image to the recipe's size as `presize` does, and return it with its framing and kind (see
-    `Presized`).
-    """
-    with open_image(data, recipe, path) as image:
+def presize_framed(data: bytes | Array, recipe: Recipe) -> Presized:
+    """Bring an image to the recipe's size. Raises SampleError, without a path, for an image that cannot be used."""
+    with open_image(data, recipe) as image:
         framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)
-        pixels, scale = image.decode(recipe, None if recipe.exact else framing.least())
-        left, top, right, bottom = (side * scale for side in framing.box)
-        resized = resize(pixels, (left, top, right, bottom), framing.size)
+        pixels, scale = image.decode(None if recipe.exact else framing.least())
+        left, top, right, bottom = framing.box
+        resized = resize(pixels, (left * scale, top * scale, right * scale, bottom * scale), framing.size)
     if resized.dtype.kind == "f" and not np.isfinite(resized).all():
-        raise SampleError(path, "some of its pixels are not finite numbers")
+        raise refusal("some of its pixels are not finite numbers")
     if resized.ndim == 2:
         resized = np.repeat(resized[..., None], 3 if recipe.mode == "rgb" else 1, axis=2)
     return Presized(framing.place(resized), framing, image.kind)
 
 
-class SourceImage(Protocol):
-    """An image whose pixels may still be undecoded."""
+class SourceImage(NamedTuple):
+    """An image whose pixels may still be undecoded.
 
-    @property
-    def size(self) -> tuple[int, int]: ...
+    `size` is the (width, height) as stored, `kind` the file format and mode, such as `JPEG RGB` or `array uint8`.
+    `decode` returns the pixels in the recipe's mode and in stored orientation, with at least the given (width, height).
+    """
 
-    @property
-    def kind(self) -> str:
-        """The file format and mode, such as `JPEG RGB` or `array uint8`."""
-        ...
-
-    @property
-    def orientation(self) -> int: ...
-
-    def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return pixels in the recipe's mode and in stored orientation."""
-        ...
+    size: tuple[int, int]
+    kind: str
+    decode: Callable[[tuple[int, int] | None], Decoded]
+    orientation: int = 1
 
 
 @contextmanager
-def open_image(data: bytes | Array, recipe: Recipe, path: str) -> Iterator[SourceImage]:
+def open_image(data: bytes | Array, recipe: Recipe) -> Iterator[SourceImage]:
     """Yield the image in an encoded file, an .npy or DICOM file, or an array."""
+    if isinstance(data, bytes) and data.startswith(NPY):
+        data = read_npy(data)
     if isinstance(data, np.ndarray):
-        yield ArrayImage(data, path)
-    elif is_npy(data):
-        yield ArrayImage(read_npy(data, path), path)
+        yield _image_of_array(data, recipe)
     elif is_dicom(data):
-        dicom = DicomImage(data, path)
-        check_size(dicom.size, path, "", recipe.max_pixels or Image.MAX_IMAGE_PIXELS)
-        yield dicom
+        dicom = DicomImage(data)
+        check_size(dicom.size, recipe.max_pixels or Image.MAX_IMAGE_PIXELS)
+        yield SourceImage(dicom.size, dicom.kind, partial(dicom.decode, recipe))
     else:
-        with opened(data, path, max_pixels=recipe.max_pixels) as image:
-            yield PillowImage(image, data)
+        with opened(data, recipe.max_pixels) as file:
+            yield SourceImage(file.size, file.kind, partial(decode, file, recipe), file.orientation)
+
+
+def _image_of_array(array: Array, recipe: Recipe) -> SourceImage:
+    height, width, _ = with_channels_last(array).shape
+    return SourceImage(
+        (width, height),
+        f"array {array.dtype}",
+        lambda _: Decoded(to_pixels(array, recipe.mode, recipe.white_level)),
+    )
 
 
 def image_versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide the pixels; "" for one that is not installed."""
-    return {**decoder_versions(), **resizer_versions()}
+    """Return the versions of the libraries that decide the pixels, by name; "" for one that is not installed."""
+    simplejpeg = find_library("simplejpeg")
+    return {
+        "pillow": PIL.__version__,
+        "libjpeg": features.version("libjpeg_turbo") or features.version("jpg") or "",
+        "simplejpeg": simplejpeg.__version__ if simplejpeg else "",
+        **resizer_versions(),
+    }
 
 
 def slow_parts() -> list[str]:
@@ -137,7 +147,7 @@ def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
         channels = pixels[..., None] if pixels.ndim == 2 else pixels
         resized = np.dstack([_one_channel(channels[..., each], box, size) for each in range(channels.shape[2])])
         return resized[..., 0] if pixels.ndim == 2 else resized
-    library = find_cykooz_resizer()
+    library = find_library("cykooz_resizer")
     if library is not None:
         return _by_cykooz(library, pixels, box, size)
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box))
@@ -145,7 +155,7 @@ def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
 
 def resizer_versions() -> dict[str, str]:
     """Return the version of cykooz_resizer by name; "" if it is not installed."""
-    return {"cykooz_resizer": version("cykooz-resizer") if find_cykooz_resizer() else ""}
+    return {"cykooz_resizer": version("cykooz-resizer") if find_library("cykooz_resizer") else ""}
 
 
 def _one_channel(values: Array, box: Box, size: tuple[int, int]) -> Array:
@@ -181,13 +191,3 @@ def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[s
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
     return slice(first, last), start - first, (stop - first) - (start - first)
-
-
-@functools.cache
-def find_cykooz_resizer() -> Any:
-    """Return the module cykooz_resizer, or None if it is not installed."""
-    try:
-        import cykooz_resizer
-    except ImportError:
-        return None
-    return cykooz_resizer
