@@ -19,6 +19,7 @@ import importlib.metadata
 import json
 import os
 import random
+import re
 import sys
 import threading
 import types
@@ -44,6 +45,8 @@ Augment = Callable[[dict[str, Array], np.random.Generator], Any]
 PRESETS: Final = ("flip", "affine", "standard", "strong")
 _INSTALL: Final = "`pip install albumentations==2.0.8`, or nrtk-albumentations and opencv-python-headless"
 _BICUBIC: Final = 2  # cv2.INTER_CUBIC
+#: Finds the classes and the callable that a definition, as JSON text, names.
+_CODE: Final = re.compile(r'"(?:__class_fullname__|callable)": "([^"]*)"')
 #: The classes of presets. They draw only from the generator that they receive.
 _PRESET_CLASSES: Final = frozenset(
     {"Compose", "HorizontalFlip", "Affine", "RandomResizedCrop", "ColorJitter", "CoarseDropout"}
@@ -56,7 +59,7 @@ _RESIZING: Final = ("crops.transforms", "geometric.resize")
 _MIDDLE: Final = np.float32(0.5)
 
 #: Libraries with global generators. They are not imported here.
-_LIBRARIES: Final = ("cv2", "torch")
+_LIBRARIES: Final = frozenset({"cv2", "torch"})
 _lock: Final = threading.RLock()  # a Dask worker has several threads, and they share these generators
 
 
@@ -75,15 +78,16 @@ def augment_fields(
     names = image_fields(clean)
     if not names:
         return dict(clean)
-    function = build_function(json.dumps(definition, sort_keys=True), names, threading.get_ident())
-    entropy = SeedSequence(seed, spawn_key=(number, variant))
-    loaded = loaded_generators()
+    function, is_preset = _build(json.dumps(definition, sort_keys=True), names, threading.get_ident())
+    key = (number, variant)
     try:
-        given = {name: clean[name].copy() for name in names}
-        result = function(given, entropy)
-        if loaded_generators() != loaded:  # the first call imported a library whose generator was not seeded
-            given = {name: clean[name].copy() for name in names}
-            result = function(given, entropy)
+        for _ in range(2):  # once more if the first call imported a library whose generator was not seeded
+            loaded = _LIBRARIES.intersection(sys.modules)
+            with contextlib.nullcontext() if is_preset else seeded_generators(SeedSequence(seed, spawn_key=(*key, 0))):
+                generator = np.random.Generator(np.random.PCG64(SeedSequence(seed, spawn_key=key)))
+                result = function({name: clean[name].copy() for name in names}, generator)
+            if _LIBRARIES.intersection(sys.modules) == loaded:
+                break
     except Exception as error:
         raise AugmentationError(
             f"the augmentation fails on sample {number}, variant {variant}: {type(error).__name__}: {error}"
@@ -107,54 +111,30 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
 
 
 @functools.lru_cache(maxsize=256)
-def build_function(
-    definition: str, names: tuple[str, ...], thread: int
-) -> Callable[[dict[str, Array], SeedSequence], Any]:
-    """Return the function that applies the augmentation of a `definition`, as JSON text, to the fields `names`.
+def _build(definition: str, names: tuple[str, ...], thread: int) -> tuple[Augment, bool]:
+    """Return the function of a `definition`, as JSON text, for the fields `names`, and whether it is like a preset's.
 
     Each `thread` has a function of its own, because a pipeline stores its generator.
     """
     content = json.loads(definition)
-    function = _of_definition(content, names)
-
-    def draw_from_one(given: dict[str, Array], entropy: SeedSequence) -> Any:
-        return function(given, np.random.Generator(np.random.PCG64(entropy)))
-
-    def draw_from_any(given: dict[str, Array], entropy: SeedSequence) -> Any:
-        shared = SeedSequence(entropy.entropy, spawn_key=(*entropy.spawn_key, 0))
-        with seeded_generators(shared):
-            return draw_from_one(given, entropy)
-
-    return draw_from_one if _classes(content) <= _PRESET_CLASSES else draw_from_any
-
-
-def _classes(definition: Any) -> set[str]:
-    if isinstance(definition, list):
-        return {name for part in definition for name in _classes(part)}
-    if not isinstance(definition, dict):
-        return set()
-    own = {definition[key] for key in ("__class_fullname__", "callable") if isinstance(definition.get(key), str)}
-    return {name for part in definition.values() for name in _classes(part)} | own
-
-
-def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augment:
     if "callable" in content:
         check_imported(content)
         target = load_callable(content["callable"])
-        return _seeded(target, names) if hasattr(target, "set_random_state") else _called(target, names)
-    try:
-        return _seeded(_albumentations().from_dict(content), names)
-    except DependencyError:
-        raise
-    except Exception as error:  # validators of transforms may raise any error
-        raise RecipeError(f"albumentations cannot build this augmentation: {type(error).__name__}: {error}") from error
-
-
-def _called(target: Callable[..., Any], names: tuple[str, ...]) -> Augment:
-    """For records with only an image, `target` receives and returns the image, otherwise the dictionary of arrays."""
-    if names != (IMAGE,):
-        return target
-    return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}
+    else:
+        try:
+            target = _albumentations().from_dict(content)
+        except DependencyError:
+            raise
+        except Exception as error:  # validators of transforms may raise any error
+            raise RecipeError(
+                f"albumentations cannot build this augmentation: {type(error).__name__}: {error}"
+            ) from error
+    is_preset = _PRESET_CLASSES.issuperset(_CODE.findall(definition))
+    if hasattr(target, "set_random_state"):
+        return _seeded(target, names), is_preset
+    if names == (IMAGE,):  # the callable receives and returns the image itself
+        return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}, is_preset
+    return target, is_preset
 
 
 def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
@@ -202,11 +182,7 @@ def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict
 
 @functools.cache
 def _albumentations() -> Any:
-    try:
-        importlib.metadata.distribution("albumentationsx")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    else:
+    if any(importlib.metadata.distributions(name="albumentationsx")):
         raise DependencyError(
             "albumentationsx is installed in place of albumentations: it is another library under the AGPL. "
             f"`pip uninstall albumentationsx` and {_INSTALL}, or use --augment module:name"
@@ -301,11 +277,6 @@ def _at_plain_border(transform: Any, apply: Callable[..., Array], points: Array,
 
 def _area(image: Array) -> tuple[float, float, float, float]:
     return 0.0, 0.0, float(image.shape[1]), float(image.shape[0])
-
-
-def loaded_generators() -> tuple[str, ...]:
-    """Return which of OpenCV and torch are imported, by module name."""
-    return tuple(name for name in _LIBRARIES if name in sys.modules)
 
 
 @contextlib.contextmanager
