@@ -37,7 +37,7 @@ from tpucache.warmup.records.masks import DecodedMask, decode_turned_mask, draw_
 from tpucache.warmup.records.numbers import SEVERAL
 from tpucache.warmup.records.presize import presize, presize_framed
 from tpucache.warmup.records.refusal import naming, refusal
-from tpucache.warmup.sources.source import Item, RunsOrder
+from tpucache.warmup.sources.source import Item
 
 #: An image and its annotations, in the order of the record.
 IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
@@ -138,10 +138,8 @@ def clean_and_count(
                 clean[IMAGE], facts = _image(field, image), _facts(framing, kind)
             elif IMAGE not in clean or name not in IMAGE_FIELDS:
                 clean[name] = _array(field, value)
-            elif name == MASK and item.mask_runs is not None:
-                clean[MASK], counts[MASK] = _mask_of_runs(item.mask_runs, item.runs_order, framing, recipe)
             elif name == MASK:
-                mask = decode_turned_mask(value, recipe)
+                mask = _decoded_mask(item, framing, recipe)
                 clean[MASK], counts[MASK] = _mask(mask, framing, recipe)
                 facts |= {SEVERAL_FRAMES: 1} if mask.has_several_frames else {}
             elif name == BOXES:
@@ -184,6 +182,13 @@ def _array(field: Field, value: bytes | Array) -> Array:
     return np.ascontiguousarray(value, dtype)
 
 
+def _decoded_mask(item: Item, framing: Framing, recipe: Recipe) -> DecodedMask:
+    if item.mask_runs is None:
+        return decode_turned_mask(item.fields[MASK], recipe)
+    size = framing.stored_as(_coordinates(framing, recipe))
+    return DecodedMask(draw_runs(item.mask_runs, size, item.runs_order))
+
+
 def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe) -> tuple[Array, int]:
     """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
 
@@ -205,13 +210,6 @@ def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe) -> tuple[Array, i
             f"{_UNSTATED}"
         )
     return framing.nearest(fitting[0])[..., None], int(stored.any())
-
-
-def _mask_of_runs(runs: Array, order: RunsOrder | None, framing: Framing, recipe: Recipe) -> tuple[Array, int]:
-    coordinates = _coordinates(framing, recipe)
-    drawn = draw_runs(runs, framing.stored_as(coordinates), order)
-    stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)
-    return framing.nearest(stored)[..., None], int(drawn.any())
 
 
 def _numbers(name: str, value: bytes | Array) -> npt.NDArray[np.float64]:
@@ -241,9 +239,9 @@ def _boxes(
     if boxes.ndim != 2 or boxes.shape[1] not in (4, 5):
         raise refusal(f"boxes must have the shape (n, 4) or (n, 5), not {boxes.shape}")
     first, last, classes = boxes[:, :2], boxes[:, 2:4], boxes[:, 4:]
-    for wrong in np.flatnonzero((last < first).any(axis=1))[:1]:
+    for wrong in np.flatnonzero((last < first).any(axis=1)):
         raise refusal(f"box {wrong} has a negative width or height: {boxes[wrong, :4].tolist()}")
-    for wrong in np.flatnonzero((classes < 0) | (classes % 1 != 0))[:1]:
+    for wrong in np.flatnonzero((classes < 0) | (classes % 1 != 0)):
         raise refusal(f"box {wrong} has the class {boxes[wrong, 4]:g}: give whole numbers from 0")
     if last.max() <= 1 and (boxes[:, :4] % 1).any() and max(framing.stored) > 1:
         raise refusal(

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from numpy.random import SeedSequence
 
 from tpucache.errors import DependencyError, RecipeError
-from tpucache.geometry import clip_boxes, fill_boxes, mark_points
+from tpucache.geometry import Box, clip_boxes, fill_boxes, mark_points
 from tpucache.native import Array
 from tpucache.plugins import load_callable
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
@@ -242,14 +242,14 @@ def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
 def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Array]:
     """Return the results of albumentations in the form of a record: the reverse of `to_targets`."""
     result: dict[str, Array] = {IMAGE: targets["image"]}
+    area = _area(given[IMAGE])
     if MASK in given:
         result[MASK] = targets["mask"][..., None]
     if BOXES in given:
-        boxes = clip_boxes(np.asarray(targets["bboxes"]).reshape(-1, 5), _area(given[IMAGE]))
+        boxes = clip_boxes(np.asarray(targets["bboxes"]).reshape(-1, 5), area)
         result[BOXES] = fill_boxes(boxes, len(given[BOXES]))
     if KEYPOINTS in given:
         points = np.asarray(targets["keypoints"], np.float32)[:, :2] + _MIDDLE
-        area = _area(given[IMAGE])
         inside = ((points >= area[:2]) & (points <= area[2:])).all(axis=1)  # both edges count: a flip swaps them
         result[KEYPOINTS] = mark_points(points, inside & (given[KEYPOINTS][:, 2] > 0), area)
     return result
@@ -275,8 +275,9 @@ def _at_plain_border(transform: Any, apply: Callable[..., Array], points: Array,
         transform.border_mode = border
 
 
-def _area(image: Array) -> tuple[float, float, float, float]:
-    return 0.0, 0.0, float(image.shape[1]), float(image.shape[0])
+def _area(image: Array) -> Box:
+    height, width = image.shape[:2]
+    return 0, 0, width, height
 
 
 @contextlib.contextmanager

@@ -41,14 +41,18 @@ def moments(image: Array) -> Moments:
 
     For float32 images, the sums are in units of 2^-149, and the sums of squares in units of 2^-298.
     """
-    if image.dtype == np.uint8:
-        return _of_bytes(image)
-    pixels = image.reshape(-1, image.shape[2])
-    if image.dtype.kind in "iu":
-        whole = pixels.astype(np.int64)
-        return whole.sum(0).tolist(), np.square(whole).sum(0).tolist()
-    totals = [_of_floats(pixels[:, channel]) for channel in range(image.shape[2])]
-    return [total for total, _ in totals], [square for _, square in totals]
+    if image.dtype.kind == "f":
+        totals = [_of_floats(channel) for channel in image.reshape(-1, image.shape[2]).T]
+        return [total for total, _ in totals], [square for _, square in totals]
+    height, width, channels = image.shape
+    exact = np.float32 if image.dtype == np.uint8 else np.float64
+    columns = np.zeros((2, width * channels), np.int64)
+    for start in range(0, height, _EXACT_ROWS):
+        rows: Array = image[start : start + _EXACT_ROWS].reshape(-1, width * channels).astype(exact)
+        # Sums along the first axis use the processor's vector instructions.
+        columns += np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)]).astype(np.int64)
+    sums, squares = columns.reshape(2, width, channels).sum(1).tolist()
+    return sums, squares
 
 
 def add_moments(first: Moments, second: Moments) -> Moments:
@@ -68,17 +72,6 @@ def mean_and_std(channels_moments: Moments, image: Array) -> tuple[float, float]
     variance = pixels * sum(squares) - sum(map(operator.mul, sums, sums))
     mean, spread = sum(sums) / (image.size * scale), variance / (channels * (pixels * scale) ** 2)
     return float(mean), float(spread**0.5)
-
-
-def _of_bytes(image: npt.NDArray[np.uint8]) -> Moments:
-    height, width, channels = image.shape
-    columns = np.zeros((2, width * channels), np.uint64)
-    for start in range(0, height, _EXACT_ROWS):
-        rows = image[start : start + _EXACT_ROWS].reshape(-1, width * channels).astype(np.float32)
-        # Sums along the first axis use the processor's vector instructions.
-        columns += np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)]).astype(np.uint64)
-    sums, squares = columns.reshape(2, width, channels).sum(1).tolist()
-    return sums, squares
 
 
 def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:

@@ -73,19 +73,10 @@ def decode_turned_mask(data: bytes | Array, recipe: Recipe) -> DecodedMask:
         if file.image.mode == "RGB":
             advice += ", or give --mask-colours, the colour of each class"
         raise refusal(f"the mask is an image of mode {file.image.mode}: {advice}")
-    if recipe.mask_colours and read_as == "RGB":
-        return DecodedMask(_by_colours(pixels, recipe), *facts)
-    if read_as == "RGB":
-        if not _is_grey(pixels):
-            raise refusal(
-                "the mask has colours, and --mask-values scale takes only black and white: give --mask-colours"
-            )
-        pixels = pixels[..., 0]
-    elif file.image.mode == "L" and file.bits < 8:
+    if read_as == "L" and file.image.mode == "L" and file.bits < 8:
         pixels = pixels // np.uint8(255 // (2**file.bits - 1))
     white = 65535 if read_as.startswith("I") else 255
-    classes = _to_classes(pixels, white, recipe, is_lossy=file.image.format in JPEGS)
-    return DecodedMask(_by_colours(classes, recipe) if recipe.mask_colours else classes, *facts)
+    return DecodedMask(_to_classes(pixels, white, recipe, is_lossy=file.image.format in JPEGS), *facts)
 
 
 def _mode_to_read(mode: str, recipe: Recipe) -> str:
@@ -156,10 +147,9 @@ def _edges(mask: Mask) -> int:
 
 def _of_array(data: Array, recipe: Recipe) -> Mask:
     plain = data[..., 0] if data.ndim == 3 and data.shape[2] == 1 else data
-    if recipe.mask_colours and plain.dtype == np.uint8 and (plain.ndim == 2 or plain.shape[2:] == (3,)):
-        return _by_colours(plain, recipe)
-    scaled = recipe.mask_values == "scale" and plain.dtype in (np.bool_, np.uint16)
-    if plain.ndim != 2 or not (plain.dtype == np.uint8 or scaled):
+    dtypes = (np.uint8, np.uint16, np.bool_) if recipe.mask_values == "scale" else (np.uint8,)
+    is_colours = recipe.mask_colours and plain.dtype == np.uint8 and plain.shape[2:] == (3,)
+    if not is_colours and (plain.ndim != 2 or plain.dtype not in dtypes):
         raise refusal(f"the mask must be uint8 (height, width), not {data.dtype} {data.shape}")
     if plain.dtype == np.bool_:
         return plain.astype(np.uint8)
@@ -167,6 +157,15 @@ def _of_array(data: Array, recipe: Recipe) -> Mask:
 
 
 def _to_classes(values: Array, white: int, recipe: Recipe, *, is_lossy: bool = False) -> Mask:
+    """Return the class numbers of pixels: RGB (height, width, 3), or numbers (height, width) from 0 to `white`."""
+    if recipe.mask_colours and values.dtype == np.uint8:
+        return _by_colours(values, recipe)
+    if values.ndim == 3:
+        if not _is_grey(values):
+            raise refusal(
+                "the mask has colours, and --mask-values scale takes only black and white: give --mask-colours"
+            )
+        values = values[..., 0]
     low, high = int(values.min()), int(values.max())
     if recipe.mask_values == "scale":
         if low < 0 or high > white:
@@ -177,11 +176,13 @@ def _to_classes(values: Array, white: int, recipe: Recipe, *, is_lossy: bool = F
                 f"the mask holds {between[0]}, and --mask-values scale takes only 0 and {white}: save the mask with "
                 "these two numbers, or leave the option out for class numbers"
             )
-        return np.asarray(values > white // 2, np.uint8)
-    if low < 0 or high > 255:
+        classes = np.asarray(values > white // 2, np.uint8)
+    elif low < 0 or high > 255:
         advice = "; --mask-values scale makes 0 and 65535 into 0 and 1" if high == white else ""
         raise refusal(f"the mask holds {low} to {high}, but a mask can hold only 0 to 255{advice}")
-    return values.astype(np.uint8)
+    else:
+        classes = values.astype(np.uint8)
+    return _by_colours(classes, recipe) if recipe.mask_colours else classes
 
 
 def _by_colours(pixels: Array, recipe: Recipe) -> Mask:

@@ -142,11 +142,10 @@ def slow_parts() -> list[str]:
 
 
 def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
-    """Return the part of `pixels` inside `box`, resized to `size`: (height, width) or (height, width, channels)."""
+    """Return the part of `pixels` inside `box`, resized to `size`; grey of 8 bits stays (height, width)."""
     if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
-        channels = pixels[..., None] if pixels.ndim == 2 else pixels
-        resized = np.dstack([_one_channel(channels[..., each], box, size) for each in range(channels.shape[2])])
-        return resized[..., 0] if pixels.ndim == 2 else resized
+        channels = np.moveaxis(np.atleast_3d(pixels), 2, 0)
+        return np.dstack([_one_channel(channel, box, size) for channel in channels])
     library = find_library("cykooz_resizer")
     if library is not None:
         return _by_cykooz(library, pixels, box, size)
