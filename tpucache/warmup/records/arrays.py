@@ -1,7 +1,6 @@
 """Converts a sample, as its source returns it, to the arrays of its clean record.
 
-The annotations of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays
-with these names are like any other arrays.
+Annotations (mask, boxes, keypoints) follow their image. Without one, arrays with these names are like any others.
 
 Viewers turn an image that has an EXIF orientation. The recipe's `coordinates` states whether annotations refer to the
 image as displayed or as stored. Without `coordinates`, a sample is refused if the two differ.
@@ -58,7 +57,7 @@ Facts = dict[str, int | float | str | None]
 
 
 def image_fields(names: Container[str]) -> tuple[str, ...]:
-    """Return which of `names` are the image and its annotations, in the record's order; () without an image."""
+    """Return the image and its annotations in `names`, in the record's order; () without an image."""
     return tuple([name for name in IMAGE_FIELDS if name in names]) if IMAGE in names else ()
 
 
@@ -190,7 +189,7 @@ def _decoded_mask(item: Item, framing: Framing, recipe: Recipe) -> DecodedMask:
 
 
 def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe) -> tuple[Array, int]:
-    """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
+    """Return a record's mask (height, width, 1), and 1 if the whole mask has any class but 0, else 0.
 
     Without `recipe.coordinates`, the mask may have the orientation of the stored or of the displayed image, and its
     size must show which.
@@ -275,7 +274,7 @@ def _keypoints(
 
 
 def count_annotations(arrays: Mapping[str, Array]) -> Counts:
-    """Return how many annotations the arrays of a record have, by field; empty without an image."""
+    """Return how many annotations a record has, by field; empty without an image."""
     counts: Counts = {}
     for name in image_fields(arrays)[1:]:
         array = arrays[name]

@@ -1,13 +1,11 @@
 """Augments a sample's arrays. The result depends only on the arrays, the seed, and the numbers of sample and variant.
 
 `albumentations.Compose(seed=…)` gives every transform the same random stream, so that two flips at p=0.5 happen
-together or not at all. Here, each (seed, sample, variant) has its own generator. `set_random_state` passes it to the
-whole pipeline, and the transforms draw from it one after the other. A custom augmentation may use global generators,
-such as `random` and `np.random`, so they are seeded with the same (seed, sample, variant) before each call.
+together or not at all. Here, each (seed, sample, variant) has a generator, which the transforms of a pipeline draw from
+one after the other. A custom augmentation may also use global generators, which are seeded before each call.
 
-Masks, boxes and keypoints follow their image. A callable receives the image and a generator, and returns the image. If
-there are annotations, it receives and returns a dictionary of `image`, `mask`, `boxes` and `keypoints`, in the form of
-records.
+A callable receives the image and a generator, and returns the image. If there are annotations, it receives and returns
+a dictionary of `image`, `mask`, `boxes` and `keypoints`, in the form of records.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ _lock: Final = threading.RLock()  # a Dask worker has several threads, and they 
 
 
 class AugmentationError(RecipeError):
-    """The augmentation fails on one sample, or returns something other than arrays of the same shape and dtype."""
+    """The augmentation fails on one sample, or does not keep shapes and dtypes."""
 
 
 def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int, variant: int) -> Image:
@@ -74,7 +72,7 @@ def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int,
 def augment_fields(
     clean: Mapping[str, Array], definition: Mapping[str, Any], seed: int, number: int, variant: int
 ) -> dict[str, Array]:
-    """Return one augmented variant of a record's arrays, with the same names, dtypes and shapes."""
+    """Return an augmented variant of a record's arrays, of the same dtypes and shapes. Raises AugmentationError."""
     names = image_fields(clean)
     if not names:
         return dict(clean)
@@ -112,9 +110,9 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
 
 @functools.lru_cache(maxsize=256)
 def _build(definition: str, names: tuple[str, ...], thread: int) -> tuple[Augment, bool]:
-    """Return the function of a `definition`, as JSON text, for the fields `names`, and whether it is like a preset's.
+    """Return the function of a definition, as JSON text, and whether it has only classes of presets.
 
-    Each `thread` has a function of its own, because a pipeline stores its generator.
+    Each thread has its own, because a pipeline stores its generator.
     """
     content = json.loads(definition)
     if "callable" in content:
@@ -151,9 +149,9 @@ def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
 
 
 def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict[str, Any]:
-    """Return the definition of a preset for images of this height and width, in the form of `albumentations.to_dict`.
+    """Return the definition of a preset, as by `albumentations.to_dict`.
 
-    Without `has_colours`, the preset does not change colours, because albumentations expects colours from 0 to 255.
+    Without `has_colours`, it leaves colours alone: albumentations expects them from 0 to 255.
     """
     A = _albumentations()
     flip = A.HorizontalFlip(p=0.5)
@@ -209,11 +207,10 @@ def _albumentations() -> Any:
 
 
 def with_targets(pipeline: Any, albumentations: Any) -> Any:
-    """Return an albumentations pipeline that also accepts a record's boxes and keypoints.
+    """Return a Compose around a copy of a pipeline, which draws the same numbers, for boxes and keypoints too.
 
-    The result is a Compose around a copy of the pipeline, so that the pipeline's settings and random draws stay the
-    same. For keypoints, the middle of pixel i is i; but albumentations scales them as if i were the edge, so that after
-    an enlargement by 2 they are half a pixel off.
+    For keypoints, the middle of pixel i is i; but albumentations scales them as if i were its edge, so that after an
+    enlargement by 2 they are half a pixel off.
     """
     own = getattr(pipeline, "processors", {}).get("bboxes")
     limits = own.params.to_dict_private() if own else {}
@@ -225,10 +222,7 @@ def with_targets(pipeline: Any, albumentations: Any) -> Any:
 
 
 def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return a record's arrays as albumentations expects them, by the names of its targets.
-
-    Keypoints become x, y (n, 2), minus 0.5, because albumentations counts from the middle of the first pixel.
-    """
+    """Return a record's arrays by the names of albumentations, which counts from the middle of the first pixel."""
     targets = {"image": given[IMAGE]}
     if MASK in given:
         targets["mask"] = given[MASK][..., 0]
@@ -240,7 +234,7 @@ def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the results of albumentations in the form of a record: the reverse of `to_targets`."""
+    """Return the results of albumentations as a record's arrays."""
     result: dict[str, Array] = {IMAGE: targets["image"]}
     area = _area(given[IMAGE])
     if MASK in given:
@@ -256,7 +250,7 @@ def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict
 
 
 def _fix_targets(pipeline: Any) -> None:
-    """Change a pipeline: align masks with their image, and add no mirror images of boxes and keypoints at borders."""
+    """Align masks with their image, and add no mirror images of boxes and keypoints at borders."""
     for transform in getattr(pipeline, "transforms", ()):
         _fix_targets(transform)
     if type(pipeline).__module__.endswith(_RESIZING) and getattr(pipeline, "mask_interpolation", None) == _NEAREST:
@@ -282,7 +276,7 @@ def _area(image: Array) -> Box:
 
 @contextlib.contextmanager
 def seeded_generators(entropy: np.random.SeedSequence) -> Iterator[None]:
-    """Seed the generators of `random` and NumPy, and of OpenCV and torch if they are imported, for the `with` block."""
+    """Seed the generators of `random`, NumPy, and of OpenCV and torch if imported, in the `with` block."""
     words = entropy.generate_state(8)
     seed = int.from_bytes(words.tobytes(), "little")
     with _lock, contextlib.ExitStack() as stack:

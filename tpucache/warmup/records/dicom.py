@@ -35,11 +35,10 @@ class DicomImage:
     """A DICOM file. `decode` decodes its pixels; if it has several frames, those of the first frame.
 
     In the mode keep, pixels are the stored numbers, or float32 if the file rescales them (slope and intercept). In the
-    modes rgb and grey, grey pixels are shown as a viewer does: the stored numbers are rescaled and then mapped to black
-    and white by the first of these that exists: the recipe's white level, the file's VOI LUT, the file's first window
-    (DICOM PS3.3, C.11.2), or, if the file does not rescale, the range of its bits. In all modes, a MONOCHROME1 file,
-    whose low numbers are bright, is inverted, a modality LUT replaces the stored numbers, and a palette becomes RGB.
-    Slope, intercept and window may also be those of the first frame (functional groups of enhanced files).
+    modes rgb and grey, the rescaled numbers become black to white by the first of these that exists: the recipe's white
+    level, the file's VOI LUT, its first window (DICOM PS3.3, C.11.2), or, if it does not rescale, the range of its
+    bits. In all modes, MONOCHROME1, whose low numbers are bright, is inverted, a modality LUT replaces the stored
+    numbers, and a palette becomes RGB. Slope, intercept and window may be those of the first frame of an enhanced file.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -102,7 +101,7 @@ class DicomImage:
 
     @property
     def _range(self) -> tuple[int, int]:
-        """The least and the largest number that the bits of the stored numbers, or of the modality LUT, can have."""
+        """The least and the largest number that the bits can hold, after a modality LUT."""
         if _MODALITY_LUT in self._file:
             return 0, (1 << int(self._file.ModalityLUTSequence[0].LUTDescriptor[2])) - 1
         bits = int(self._file.BitsStored)
@@ -117,9 +116,7 @@ class DicomImage:
         return self._interpretation == "MONOCHROME1"
 
     def _kept(self, numbers: Array) -> Array:
-        """If the file says that low numbers are bright, the numbers are inverted, so that low numbers are always
-        dark.
-        """
+        """Return numbers of which low ones are dark."""
         if self._is_inverted:
             numbers = (sum(self._range) - numbers.astype(np.int64)).astype(numbers.dtype)
         slope, intercept = self._rescaling

@@ -56,7 +56,7 @@ def moments(image: Array) -> Moments:
 
 
 def add_moments(first: Moments, second: Moments) -> Moments:
-    """Return the moments of all pixels together; no channels are a sum of 0."""
+    """Return the moments of all pixels together; without channels, sums are 0."""
     sums, squares = (
         [a + b for a, b in itertools.zip_longest(one, other, fillvalue=0)]
         for one, other in zip(first, second, strict=True)
@@ -97,10 +97,9 @@ def _shifted(value: int, by: int) -> int:
 class EncodedSample(NamedTuple):
     """An encoded sample.
 
-    `item` is what the source returned, `clean` has the clean arrays by field, and `records` has a record for each
-    requested variant. `counts` says how many annotations each field has: in the source, then in each of
-    the variants of `records`. `facts` has values of the source's image, such as its width, by column of the samples
-    table.
+    `item` is what the source returned, `clean` has the clean arrays by field, and `records` a record for each requested
+    variant. `counts` are the annotations by field, in the source and in each record. `facts` are values of the source's
+    image by column of the samples table.
     """
 
     item: Item
@@ -169,7 +168,7 @@ class SampleEncoder:
 
     @functools.cached_property
     def _qualities(self) -> list[tuple[Field, int | None]]:
-        """The fields and their quality: the recipe's for the image and for arrays in the recipe's codec, else None."""
+        """The fields with the recipe's quality if they are in its codec; annotations have None."""
         annotations = image_fields([field.name for field in self.fields])[1:]
         return [
             (field, None if field.name in annotations or field.codec != self.recipe.codec else self.recipe.quality)

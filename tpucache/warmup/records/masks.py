@@ -6,9 +6,8 @@ The recipe decides how to read the pixels of a mask's file:
   images.
 - with `mask_values` "scale", black is class 0 and white (255, or 65535 in 16 bits) is class 1. Pixels of a palette
   image are its colours.
-- otherwise, the class is the stored number. 8-bit grey is used unchanged. In a palette image the class is the index,
-  not the colour, as in VOC, mmsegmentation and torchvision. Grey of 2 or 4 bits is used unchanged, too; 1 bit is 0
-  and 255. 16-bit grey is used if no number is above 255. RGB, and grey with alpha, are refused.
+- otherwise, the class is the stored number, up to 255; in a palette image it is the index, not the colour, as in VOC,
+  mmsegmentation and torchvision. 1 bit is 0 and 255. RGB, and grey with alpha, are refused.
 
 Transparency is ignored.
 """
@@ -40,10 +39,7 @@ _LEAST_RUNS: Final = 16
 
 
 class DecodedMask(NamedTuple):
-    """A mask's class numbers in its stored orientation, its EXIF orientation, and whether the file has several frames.
-
-    `classes` are uint8 (height, width), those of the first frame. `orientation` is 1 to 8.
-    """
+    """The class numbers of a mask's first frame as stored, uint8 (height, width), and its EXIF orientation, 1 to 8."""
 
     classes: Mask
     orientation: int = 1
@@ -80,7 +76,7 @@ def decode_turned_mask(data: bytes | Array, recipe: Recipe) -> DecodedMask:
 
 
 def _mode_to_read(mode: str, recipe: Recipe) -> str:
-    """Return Pillow's mode in which a mask is read whose file has this `mode`; "" if it cannot be a mask."""
+    """Return Pillow's mode in which a mask with the mode `mode` is read, or ""."""
     if mode.startswith("I"):
         return mode
     if recipe.mask_colours and mode != "F":
@@ -186,7 +182,7 @@ def _to_classes(values: Array, white: int, recipe: Recipe, *, is_lossy: bool = F
 
 
 def _by_colours(pixels: Array, recipe: Recipe) -> Mask:
-    """Return the position of each pixel's colour in the recipe's table; `pixels` are RGB or grey, of 8 bits."""
+    """Return the position of each pixel's colour in the recipe's table; grey is a colour."""
     rgb = np.broadcast_to(np.atleast_3d(pixels), (*pixels.shape[:2], 3)).astype(np.int32)
     codes = rgb[..., 0] << 16 | rgb[..., 1] << 8 | rgb[..., 2]
     known = np.array([int(colour, 16) for colour in recipe.mask_colours or ()], np.int32)

@@ -1,13 +1,12 @@
 """Converts arrays of numbers to the pixels of an image in the recipe's mode, and reads .npy files.
 
-- depth: whole numbers of 16 and 32 bits are scaled from 0..65535 to 0..255, and floats from 0..1. With a stated white
-  level, both are scaled from 0 to this level. An image is refused if its numbers do not show which range they use: a
-  file states the number of bits, but cameras and scanners often use only 12 or 14 of 16 bits, and an image scaled by a
-  wrong range turns black or white.
+- depth: whole numbers of 16 and 32 bits are scaled from 0..65535 to 0..255, and floats from 0..1; with a stated white
+  level, both from 0 to this level. An image is refused if its numbers do not show which range they use: cameras and
+  scanners often use only 12 or 14 of 16 bits, and an image scaled by a wrong range turns black or white.
 - mode: `grey` is the luma of the colours (ITU-R BT.601). `keep` leaves channels and numbers unchanged: alpha is a
   channel, numbers are uint8, uint16, int16 or float32.
-- alpha: transparent pixels of a file are blended with white. In an array, the second of 2 channels and the fourth of 4
-  are alpha only if they are opaque; otherwise the image is refused, because they may be anything, such as infrared.
+- alpha: the second of 2 channels and the fourth of 4 are alpha only if they are opaque; otherwise the image is refused,
+  because they may be anything, such as infrared.
 """
 
 from __future__ import annotations
@@ -41,17 +40,14 @@ _ADVICE: Final = "state which number is white, such as --white-level 4095 for 12
 
 
 class Decoded(NamedTuple):
-    """Pixels in stored orientation, (height, width) or (height, width, channels).
-
-    `scale` is the scale at which they were decoded: 1.0 for the full size, less for a smaller one.
-    """
+    """Pixels in stored orientation, (height, width) or (height, width, channels), and their scale, up to 1.0."""
 
     pixels: Array
     scale: float = 1.0
 
 
 def with_channels_last(array: Array) -> Array:
-    """Return pixels (height, width, channels) of an array in this order, without channels, or with channels first."""
+    """Return an image as (height, width, channels)."""
     if array.ndim == 2 and array.size:
         return array[..., None]
     if array.ndim == 3 and array.size:
@@ -109,7 +105,7 @@ def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
 
 
 def check_opaque(last: Array, count: int) -> None:
-    """Raise SampleError if the last of `count` channels, of 8 bits, is not opaque everywhere, as alpha would be."""
+    """Raise SampleError if the last of `count` channels, of 8 bits, is not opaque everywhere."""
     if (last != 255).any():
         raise refusal(
             f"has {count} channels, and nothing says whether the last is transparency or other numbers, such as "

@@ -1,10 +1,9 @@
 """Opens image files by Pillow.
 
 - frames: an animation, or a file with several pictures, is read as its first frame.
-- size: an image with more pixels than the recipe's `max_pixels`, or else Pillow's limit (about 89 million), is refused.
-  An image that Pillow cannot decode completely is refused, too, such as a file that was cut short.
-- orientation: the EXIF tag has the orientation; without a readable tag, it is 1. Pixels are always returned in their
-  stored orientation.
+- size: an image with more pixels than the recipe's `max_pixels`, or else Pillow's limit (about 89 million), is refused,
+  and so is one that cannot be decoded completely.
+- orientation: that of the EXIF tag, or 1 without a readable tag. Pixels always have their stored orientation.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _SIGNED: Final = 2
 
 
 class PillowImage:
-    """An image file that Pillow has opened: the `image`, the file's content `data`, and a TIFF's `tags` by number."""
+    """A file that Pillow has opened: `image`, its content `data`, and a TIFF's `tags` by number."""
 
     def __init__(self, image: ImageFile.ImageFile, data: bytes) -> None:
         self.image, self.data = image, data
@@ -58,7 +57,7 @@ class PillowImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The (width, height) in stored orientation; Pillow states that of the turned image for a TIFF."""
+        """The (width, height) as stored; Pillow states that of a turned TIFF."""
         width, height = self.image.size
         return int(self.tags.get(_TIFF_WIDTH, width)), int(self.tags.get(_TIFF_HEIGHT, height))
 
@@ -79,7 +78,7 @@ class PillowImage:
 
     @property
     def has_several_frames(self) -> bool:
-        """Whether the file is an animation or has several pages, which is known without decoding them."""
+        """Whether the file is an animation or has several pages."""
         if self.image.format not in _OF_FRAMES:
             return False
         try:
@@ -111,7 +110,7 @@ class PillowImage:
         return self.as_stored(np.asarray(self.image.convert(mode)))
 
     def as_stored(self, pixels: Array) -> Array:
-        """Return pixels that Pillow has decoded in stored orientation: it turns those of a TIFF."""
+        """Return decoded pixels in stored orientation: Pillow turns a TIFF."""
         if self.image.format != "TIFF":
             return pixels
         return np.ascontiguousarray(turn_back(pixels, TURNS[self.orientation]))
@@ -119,8 +118,8 @@ class PillowImage:
     def _copy_of(self, file_format: str) -> AbstractContextManager[ImageFile.ImageFile]:
         """Return the image, opened anew if it has this format.
 
-        To look for a GIF's second frame, Pillow leaves the first one. After metadata of a TIFF that cannot be read, it
-        would decode the pixels as if it had read them.
+        To look for a GIF's second frame, Pillow leaves the first one. Once a TIFF's metadata could not be read, it
+        would no longer refuse the file.
         """
         return Image.open(io.BytesIO(self.data)) if self.image.format == file_format else nullcontext(self.image)
 
@@ -154,7 +153,7 @@ def opened(data: bytes, max_pixels: int | None = None) -> Iterator[PillowImage]:
 
 
 def check_size(size: tuple[int, int], max_pixels: int | None) -> None:
-    """Raise SampleError when an image of this (width, height) has more pixels than `max_pixels`; None: no limit."""
+    """Raise SampleError if an image has more pixels than `max_pixels`; None: no limit."""
     if max_pixels is not None and size[0] * size[1] > max_pixels:
         raise refusal(f"too many pixels: {size[0]} x {size[1]} are more than --max-pixels {max_pixels}")
 
@@ -192,7 +191,7 @@ def _bits_of_bmp(data: bytes, file_format: str) -> int:
 
 
 def is_heif(data: bytes) -> bool:
-    """Return whether `data` begins as a HEIF file with HEVC images; False for AVIF, which Pillow reads itself."""
+    """Return whether a file is a HEIF with HEVC images; Pillow reads AVIF itself."""
     return data[4:8] == b"ftyp" and data[8:12] in _BRANDS and b"avif" not in data[8:48]
 
 

@@ -5,7 +5,7 @@
   not applied.
 - depth: 16-bit colours must use their whole range; `numbers.py` describes grey.
 - mode: `keep` leaves channels and numbers as in the file: alpha is a channel, and a palette becomes RGB. Grey of 1, 2
-  or 4 bits is scaled to 0..255, as the PNG standard says: programs that shrink PNG files store grey in fewer bits.
+  or 4 bits is scaled to 0..255, as the PNG standard says.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _shown(file: PillowImage, recipe: Recipe) -> Array:
 
 
 def _colours(file: PillowImage, white: int | None) -> Image.Image:
-    """Return an image of any Pillow mode as RGB; as L for the modes I and F, and for L without transparency."""
+    """Return an image as L if it is grey without transparency, else as RGB."""
     image, info = file.image, file.image.info
     if image.mode.startswith(("I", "F")):
         return Image.fromarray(_deep_grey(file, white))
@@ -165,7 +165,7 @@ def _check_range(file: PillowImage, white: int | None) -> None:
 
 
 def _is_black(file: PillowImage) -> bool:
-    """Return whether the low bytes of a PNG's 16-bit colours are all 0, too; False if they cannot be read."""
+    """Return whether the low bytes of a PNG's 16-bit colours are 0, too."""
     with Image.open(io.BytesIO(file.data)) as image:
         tiles: Any = image.tile  # tuples of four, whose class differs between releases of Pillow
         if image.format != "PNG" or any(rawmode not in _LOW_BYTE_MODES for *_, rawmode in tiles):
@@ -205,7 +205,7 @@ def _whole_numbers(file: PillowImage) -> Array:
 
 
 def white_of_ppm(file: PillowImage) -> int:
-    """Return the number for white that a PGM or PPM file states; 255 if it states none."""
+    """Return the number for white that a PGM or PPM states, or 255."""
     head = _PPM_HEAD.match(file.data)
     return int(head[1]) if head else 255
 

@@ -1,21 +1,17 @@
 """Brings images of any size to the recipe's size and mode.
 
-An image goes through these steps:
-
-- decode: `pillow.py`, `pillow_modes.py`, `dicom.py` and `numbers.py` describe it for each kind of file. A JPEG is
-  decoded at the smallest of libjpeg's scales (1/8 to 8/8) that is at least twice the wanted size; with `exact`, at full
-  scale.
+- decode: `pillow_modes.py`, `dicom.py` and `numbers.py` describe it. A JPEG is decoded at the smallest of libjpeg's
+  scales (1/8 to 8/8) that is at least twice the wanted size; with `exact`, at full scale.
 - fit: the part that the recipe's `fit` keeps is resized once, by Lanczos. With `pad`, black borders are added.
 - orient: the image is turned by its EXIF tag.
 
 cykooz_resizer resizes if it is installed, with the same result on all processors; else Pillow does, which takes several
-times as long. Both resize one axis after the other, and round to 0..255 in between, but may begin with different axes.
-So their results differ by at most 2 levels where an image is smooth. Near edges between black and white, as in line
-drawings, they differ by up to 61 levels (measured; more are possible). Images that are not uint8 with one or three
-channels are resized by Pillow as float32, channel by channel, which is exact for 16 bits. Integers are then rounded and
-clipped to their dtype.
+times as long. Both resize one axis after the other, and round to 0..255 in between, but may begin with different axes:
+results differ by at most 2 levels where an image is smooth, and by up to 61 near edges of line drawings (measured).
+Images that are not uint8 with one or three channels are resized by Pillow as float32, channel by channel, which is
+exact for 16 bits. Integers are then rounded and clipped to their dtype.
 
-Masks, boxes and keypoints use the same `Framing`. It has coordinates of the image as stored, at full scale.
+Masks, boxes and keypoints use the same `Framing`, in coordinates of the stored image at full scale.
 """
 
 from __future__ import annotations
@@ -49,18 +45,15 @@ _threads: Final = threading.local()
 
 
 def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
-    """Return an image (height, width, channels) of the recipe's size: uint8 RGB or grey, or its own dtype with
-    `keep`.
-    """
+    """Return an image (height, width, channels) of the recipe's size and mode. Raises SampleError."""
     with naming(path):
         return presize_framed(data, recipe).pixels
 
 
 class Presized(NamedTuple):
-    """An image with the size of the recipe: `pixels` are (height, width, channels).
+    """An image of the recipe's size, (height, width, channels), and how it was cropped, resized and turned.
 
-    `framing` describes how the image was cropped and resized: masks, boxes and keypoints must be moved in the same way.
-    `kind` is the file format and the mode, such as `JPEG RGB`.
+    `kind` is as in SourceImage.
     """
 
     pixels: Array
@@ -69,7 +62,7 @@ class Presized(NamedTuple):
 
 
 def presize_framed(data: bytes | Array, recipe: Recipe) -> Presized:
-    """Bring an image to the recipe's size. Raises SampleError, without a path, for an image that cannot be used."""
+    """Bring an image to the recipe's size. Raises SampleError without a path."""
     with open_image(data, recipe) as image:
         framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)
         pixels, scale = image.decode(None if recipe.exact else framing.least())
@@ -86,7 +79,7 @@ class SourceImage(NamedTuple):
     """An image whose pixels may still be undecoded.
 
     `size` is the (width, height) as stored, `kind` the file format and mode, such as `JPEG RGB` or `array uint8`.
-    `decode` returns the pixels in the recipe's mode and in stored orientation, with at least the given (width, height).
+    `decode` returns the stored pixels in the recipe's mode, of at least a given (width, height).
     """
 
     size: tuple[int, int]
@@ -121,7 +114,7 @@ def _image_of_array(array: Array, recipe: Recipe) -> SourceImage:
 
 
 def image_versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide the pixels, by name; "" for one that is not installed."""
+    """Return the versions of the libraries that decide the pixels, or "", by name."""
     simplejpeg = find_library("simplejpeg")
     return {
         "pillow": PIL.__version__,
@@ -186,7 +179,7 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 
 
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
-    """Return the slice of an axis that Lanczos reads to resize the part from `start` to `stop` to `count` pixels."""
+    """Return the slice of an axis that Lanczos reads, and the start and length of the resized part in it."""
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
     return slice(first, last), start - first, (stop - first) - (start - first)
