@@ -21,7 +21,8 @@ from PIL import Image
 
 from tpucache import Manifest, Recipe, build_cache
 from tpucache.errors import SampleError
-from tpucache.warmup.records.pillow_modes import find_library
+from tpucache.warmup.records.pillow_modes import find_simplejpeg
+from tpucache.warmup.records.presize import find_cykooz_resizer
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
@@ -194,9 +195,12 @@ def failing_rename(pattern: str, error: BaseException, after: int = 0) -> Iterat
 
 @contextlib.contextmanager
 def without(*libraries: str) -> Iterator[None]:
+    finders = (find_simplejpeg, find_cykooz_resizer)
     with pytest.MonkeyPatch.context() as patch:
         for name in libraries:
             patch.setitem(sys.modules, name, None)
-        find_library.cache_clear()
+        for find in finders:
+            find.cache_clear()
         yield
-    find_library.cache_clear()
+    for find in finders:
+        find.cache_clear()

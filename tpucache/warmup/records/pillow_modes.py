@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 import math
 import re
@@ -64,7 +63,7 @@ def decode(file: PillowImage, recipe: Recipe, least: tuple[int, int] | None = No
 
 
 def _decode_jpeg(file: PillowImage, least: tuple[int, int] | None, is_grey: bool) -> Decoded | None:
-    library = find_library("simplejpeg")
+    library = find_simplejpeg()
     if library is None:
         return None
     width, height = file.image.size
@@ -83,12 +82,13 @@ def _decode_jpeg(file: PillowImage, least: tuple[int, int] | None, is_grey: bool
 
 
 @functools.cache
-def find_library(name: str) -> Any:
-    """Return a module, or None if it is not installed."""
+def find_simplejpeg() -> Any:
+    """Return the module simplejpeg, or None if it is not installed."""
     try:
-        return importlib.import_module(name)
+        import simplejpeg
     except ImportError:
         return None
+    return simplejpeg
 
 
 def _check_channels(file: PillowImage) -> None:

@@ -16,11 +16,11 @@ Masks, boxes and keypoints use the same `Framing`, in coordinates of the stored 
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +35,7 @@ from tpucache.recipe import Recipe
 from tpucache.warmup.records.dicom import DicomImage, is_dicom
 from tpucache.warmup.records.numbers import NPY, Decoded, read_npy, to_pixels, with_channels_last
 from tpucache.warmup.records.pillow import check_size, opened
-from tpucache.warmup.records.pillow_modes import decode, find_library
+from tpucache.warmup.records.pillow_modes import decode, find_simplejpeg
 from tpucache.warmup.records.refusal import naming, refusal
 
 Pixels = npt.NDArray[np.uint8]
@@ -98,10 +98,10 @@ def open_image(data: bytes | Array, recipe: Recipe) -> Iterator[SourceImage]:
     elif is_dicom(data):
         dicom = DicomImage(data)
         check_size(dicom.size, recipe.max_pixels or Image.MAX_IMAGE_PIXELS)
-        yield SourceImage(dicom.size, dicom.kind, partial(dicom.decode, recipe))
+        yield SourceImage(dicom.size, dicom.kind, functools.partial(dicom.decode, recipe))
     else:
         with opened(data, recipe.max_pixels) as file:
-            yield SourceImage(file.size, file.kind, partial(decode, file, recipe), file.orientation)
+            yield SourceImage(file.size, file.kind, functools.partial(decode, file, recipe), file.orientation)
 
 
 def _image_of_array(array: Array, recipe: Recipe) -> SourceImage:
@@ -115,13 +115,23 @@ def _image_of_array(array: Array, recipe: Recipe) -> SourceImage:
 
 def image_versions() -> dict[str, str]:
     """Return the versions of the libraries that decide the pixels, or "", by name."""
-    simplejpeg = find_library("simplejpeg")
+    simplejpeg = find_simplejpeg()
     return {
         "pillow": PIL.__version__,
         "libjpeg": features.version("libjpeg_turbo") or features.version("jpg") or "",
         "simplejpeg": simplejpeg.__version__ if simplejpeg else "",
         **resizer_versions(),
     }
+
+
+@functools.cache
+def find_cykooz_resizer() -> Any:
+    """Return the module cykooz_resizer, or None if it is not installed."""
+    try:
+        import cykooz_resizer
+    except ImportError:
+        return None
+    return cykooz_resizer
 
 
 def slow_parts() -> list[str]:
@@ -139,7 +149,7 @@ def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
     if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
         channels = np.moveaxis(np.atleast_3d(pixels), 2, 0)
         return np.dstack([_one_channel(channel, box, size) for channel in channels])
-    library = find_library("cykooz_resizer")
+    library = find_cykooz_resizer()
     if library is not None:
         return _by_cykooz(library, pixels, box, size)
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box))
@@ -147,7 +157,7 @@ def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
 
 def resizer_versions() -> dict[str, str]:
     """Return the version of cykooz_resizer by name; "" if it is not installed."""
-    return {"cykooz_resizer": version("cykooz-resizer") if find_library("cykooz_resizer") else ""}
+    return {"cykooz_resizer": version("cykooz-resizer") if find_cykooz_resizer() else ""}
 
 
 def _one_channel(values: Array, box: Box, size: tuple[int, int]) -> Array:
