@@ -75,8 +75,8 @@ def test_a_heif_is_decoded_itself_and_not_its_thumbnail() -> None:
     target = io.BytesIO()
     Image.fromarray(np.full((128, 128, 3), 90, np.uint8)).save(target, "HEIF", thumbnails=[64])
     with opened(target.getvalue()) as file:
-        decoded = decode(file, Recipe(), (32, 32))
-    assert (decoded.pixels.shape[:2], decoded.scale) == ((128, 128), 1.0)
+        pixels, scale = decode(file, Recipe(), (32, 32))
+    assert (pixels.shape[:2], scale) == ((128, 128), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,7 @@ def _pillow_decodes(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("kind", _JPEGS)
-def test_a_full_decode_is_what_pillow_makes_of_it(
-    kind: str,
-) -> None:
+def test_a_full_decode_is_what_pillow_makes_of_it(kind: str) -> None:
     data = _jpeg(kind, smooth_image(99, 71))
     pixels, scale = _decoded(data)
     with Image.open(io.BytesIO(data)) as expected:
@@ -71,9 +69,7 @@ def test_a_full_decode_is_what_pillow_makes_of_it(
 
 
 @pytest.mark.parametrize("kind", _JPEGS)
-def test_a_jpeg_cut_anywhere_is_refused_where_pillow_refuses_it_in_full(
-    kind: str,
-) -> None:
+def test_a_jpeg_cut_anywhere_is_refused_where_pillow_refuses_it_in_full(kind: str) -> None:
     data = _jpeg(kind, smooth_image(72, 56))
     for cut in (*range(0, len(data) - 12, 37), *range(len(data) - 12, len(data) + 1)):
         accepted = _pillow_decodes(data[:cut])
@@ -117,9 +113,7 @@ def test_a_jpeg_is_decoded_at_the_smallest_scale_of_at_least_what_is_wanted(
 
 @pytest.mark.usefixtures("without_simplejpeg")
 @pytest.mark.parametrize("kind", _JPEGS)
-def test_pillow_alone_scales_too(
-    kind: str,
-) -> None:
+def test_pillow_alone_scales_too(kind: str) -> None:
     data = _jpeg(kind, smooth_image(400, 300))
     pixels, scale = _decoded(data, (90, 60))
     assert (pixels.shape[:2], scale) == ((75, 100), 0.25)

@@ -2,8 +2,8 @@
 
 Annotations (mask, boxes, keypoints) follow their image. Without one, arrays with these names are like any others.
 
-Viewers turn an image that has an EXIF orientation. The recipe's `coordinates` states whether annotations refer to the
-image as displayed or as stored. Without `coordinates`, a sample is refused if the two differ.
+The recipe's `coordinates` states whether annotations refer to the image as viewers display it, turned by its EXIF
+orientation, or as stored. Without `coordinates`, a sample is refused if the two differ.
 """
 
 from __future__ import annotations
@@ -62,15 +62,13 @@ def image_fields(names: Container[str]) -> tuple[str, ...]:
 
 
 def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") -> tuple[Field, ...]:
-    """Return the fields that all records of a source have, derived from its sample `item`, whose path is `path`.
+    """Return the fields of all records of a source, derived from its sample `item` with the path `path`.
 
-    - `image`: in the recipe's codec, uint8 (height, width, 3), or one channel in the mode grey. In the mode keep, it
-      has the sample's channels and dtype.
+    - `image`: uint8 (height, width, 3), or one channel in the mode grey; in the mode keep, as in the sample.
     - `mask`: lossless, uint8 (height, width, 1).
     - `boxes`: float32 (max_boxes, 5).
     - `keypoints`: float32 (n, 3), for the n keypoints of the sample.
-    - other arrays: unchanged, in the sample's order. They are stored in the recipe's codec if it can store any array,
-      else raw.
+    - other arrays: unchanged, in the sample's order, and in the recipe's codec if it can store any array, else raw.
 
     Raises SourceError if a record cannot hold an array, SampleError for an image that must be decoded and cannot be.
     """
@@ -123,7 +121,7 @@ def _kind(value: bytes | Array) -> str:
 def clean_and_count(
     item: Item, fields: Sequence[Field], recipe: Recipe, path: str
 ) -> tuple[dict[str, Array], Counts, Facts]:
-    """Return a sample's clean arrays by field, its counts of annotations by field, and values such as its width."""
+    """Return a sample's clean arrays and counts of annotations by field, and values such as its width."""
     clean: dict[str, Array] = {}
     counts: Counts = {}
     facts: Facts = {}

@@ -65,7 +65,7 @@ def add_moments(first: Moments, second: Moments) -> Moments:
 
 
 def mean_and_std(channels_moments: Moments, image: Array) -> tuple[float, float]:
-    """Return the mean of all numbers of an image, and their standard deviation around the mean of their channel."""
+    """Return the mean of an image, and the standard deviation around the means of its channels."""
     scale = 1 << (FLOAT_BITS if image.dtype.kind == "f" else 0)
     channels, pixels = image.shape[2], image.size // image.shape[2]
     sums, squares = channels_moments
@@ -111,7 +111,7 @@ class EncodedSample(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleEncoder:
-    """Makes the records of samples. It has everything that decides their bytes, and is pickled to every worker.
+    """Makes the records of samples. It has all that decides their bytes, and is pickled to every worker.
 
     `augmentation` is a definition that `resolve` returned. `labels` says where the labels are: if they are "listed", a
     sample without one cannot be used, and if there are none, a sample with one.
@@ -144,7 +144,7 @@ class SampleEncoder:
         return item
 
     def listed_fault(self, sample: Sample) -> str:
-        """Return the reason why a sample cannot be used, as far as the listing shows it, or ""."""
+        """Return why a sample cannot be used, as far as the listing shows it, or ""."""
         if sample.fault:
             return sample.fault
         return NO_LABEL_REASON if self.labels == "listed" and sample.label is None else ""

@@ -2,10 +2,8 @@
 
 The recipe decides how to read the pixels of a mask's file:
 
-- with `mask_colours`, the class is the position of the pixel's colour in the table, also in grey, palette and 1-bit
-  images.
-- with `mask_values` "scale", black is class 0 and white (255, or 65535 in 16 bits) is class 1. Pixels of a palette
-  image are its colours.
+- with `mask_colours`, the class is the position of the pixel's colour in the table, also in grey and palette images.
+- with `mask_values` "scale", black is class 0 and white (255, or 65535 in 16 bits) is class 1, also in a palette.
 - otherwise, the class is the stored number, up to 255; in a palette image it is the index, not the colour, as in VOC,
   mmsegmentation and torchvision. 1 bit is 0 and 255. RGB, and grey with alpha, are refused.
 

@@ -1,8 +1,8 @@
 """Converts arrays of numbers to the pixels of an image in the recipe's mode, and reads .npy files.
 
 - depth: whole numbers of 16 and 32 bits are scaled from 0..65535 to 0..255, and floats from 0..1; with a stated white
-  level, both from 0 to this level. An image is refused if its numbers do not show which range they use: cameras and
-  scanners often use only 12 or 14 of 16 bits, and an image scaled by a wrong range turns black or white.
+  level, both from 0 to this level. An image is refused if its numbers do not show which range they use: cameras often
+  use only 12 or 14 of 16 bits, and an image scaled by a wrong range turns black or white.
 - mode: `grey` is the luma of the colours (ITU-R BT.601). `keep` leaves channels and numbers unchanged: alpha is a
   channel, numbers are uint8, uint16, int16 or float32.
 - alpha: the second of 2 channels and the fourth of 4 are alpha only if they are opaque; otherwise the image is refused,

@@ -5,11 +5,11 @@
 - fit: the part that the recipe's `fit` keeps is resized once, by Lanczos. With `pad`, black borders are added.
 - orient: the image is turned by its EXIF tag.
 
-cykooz_resizer resizes if it is installed, with the same result on all processors; else Pillow does, which takes several
-times as long. Both resize one axis after the other, and round to 0..255 in between, but may begin with different axes:
-results differ by at most 2 levels where an image is smooth, and by up to 61 near edges of line drawings (measured).
-Images that are not uint8 with one or three channels are resized by Pillow as float32, channel by channel, which is
-exact for 16 bits. Integers are then rounded and clipped to their dtype.
+cykooz_resizer resizes if it is installed, with the same result on all processors; else Pillow does, several times
+slower. Both resize one axis after the other, and round in between, but may begin with different axes: results differ by
+at most 2 levels where an image is smooth, and by up to 61 near edges of line drawings (measured). Images that are not
+uint8 with one or three channels are resized by Pillow as float32, channel by channel. Integers are then rounded and
+clipped to their dtype.
 
 Masks, boxes and keypoints use the same `Framing`, in coordinates of the stored image at full scale.
 """
@@ -189,7 +189,7 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 
 
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
-    """Return the slice of an axis that Lanczos reads, and the start and length of the resized part in it."""
+    """Return the slice of an axis that Lanczos reads, and the part's start and length in it."""
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
     return slice(first, last), start - first, (stop - first) - (start - first)
