@@ -76,7 +76,7 @@ def augment_fields(
     names = image_fields(clean)
     if not names:
         return dict(clean)
-    function, is_preset = _build(json.dumps(definition, sort_keys=True), names, threading.get_ident())
+    function, is_preset = build_function(json.dumps(definition, sort_keys=True), names, threading.get_ident())
     key = (number, variant)
     try:
         for _ in range(2):  # once more if the first call imported a library whose generator was not seeded
@@ -109,7 +109,7 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
 
 
 @functools.lru_cache(maxsize=256)
-def _build(definition: str, names: tuple[str, ...], thread: int) -> tuple[Augment, bool]:
+def build_function(definition: str, names: tuple[str, ...], thread: int) -> tuple[Augment, bool]:
     """Return the function of a definition, as JSON text, and whether it has only classes of presets.
 
     Each thread has its own, because a pipeline stores its generator.
